@@ -1,8 +1,9 @@
-//! The rules of this repository: what review would otherwise have to see each time.
+//! The rules of this repository, checked on its own files.
 
 mod docs;
 mod files;
 mod imports;
+mod names;
 mod tokens;
 
 use std::{
@@ -12,21 +13,20 @@ use std::{
 
 use self::{
     files::{committed_files, package_files, read, rust_files},
-    imports::{Arrow, Modules, Sources, circles},
+    imports::{ModuleUse, Modules, Sources, cycles},
     tokens::{Token, tokens_of, without_tests},
 };
 
-/// Lines that a source file may have, whatever is in it: long tests go to a file of their own.
-const MOST_LINES: usize = 500;
+/// Maximum lines of a source file. Long tests get a file of their own.
+const MAX_FILE_LINES: usize = 500;
 
 /// The roots of the package's crates, the library first.
 const CRATES: [&str; 3] = ["lib.rs", "daemon/main.rs", "client/main.rs"];
 /// Name under which the other crates know the library.
 const LIBRARY: &str = "jig";
 
-/// The parts of the package from top to bottom. Each may use those in the lines below its own, and
-/// nothing else but itself.
-const ORDER: &[&[&str]] = &[
+/// The layers of the package, from top to bottom. A layer may use itself and the layers below it.
+const LAYERS: &[&[&str]] = &[
     &["client/main"],
     &["client", "daemon/main"],
     &["daemon"],
@@ -49,7 +49,7 @@ const ORDER: &[&[&str]] = &[
     &["daemon/error"],
 ];
 
-/// Arrows up that are allowed: from, to (each with everything below), and why.
+/// Allowed upward uses: from, to (each with everything below it), and the reason.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     (
         "daemon/config",
@@ -73,7 +73,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Where what is generated from the contract may be used, and why.
+/// Modules that may use the types generated from the contract, and the reason.
 const WIRE_TYPES: &[(&str, &str)] = &[
     ("client/", "the other side of the contract"),
     ("daemon/pipeline/", "generic over requests and responses"),
@@ -86,14 +86,14 @@ const WIRE_TYPES: &[(&str, &str)] = &[
     ("daemon/tool/", "takes typed requests, gives typed responses"),
 ];
 
-/// Names that say nothing about what is in a file.
-const EMPTY_NAMES: &[&str] =
+/// File names that do not tell the content.
+const VAGUE_NAMES: &[&str] =
     &["common", "helper", "helpers", "misc", "shared", "stuff", "types", "util", "utils"];
 
-// Written so that this file does not break its own rules.
+// In parts, so that this file does not break its own rules.
 const MACHINE_PATHS: &[&str] =
     &[concat!("/wo", "rk/main"), concat!("/wo", "rk/shared"), concat!("/tmp/", "wt/")];
-/// The home of whoever wrote it. Tests try to reach it from within a sandbox.
+/// The author's home directory. Only tests name it: they try to reach it from a sandbox.
 const HOME_PATH: &str = concat!("/ro", "ot/");
 const REGISTRIES: &[&str] = &[
     concat!("crates", ".io"),
@@ -102,40 +102,41 @@ const REGISTRIES: &[&str] = &[
     concat!("pythonhosted", ".org"),
     concat!("proxy.golang", ".org"),
 ];
-const LEFT_OPEN: &[&str] = &[concat!("FIX", "ME"), concat!("XX", "X")];
+const OPEN_MARKS: &[&str] =
+    &[concat!("FIX", "ME"), concat!("HA", "CK"), concat!("TO", "DO"), concat!("XX", "X")];
 
 #[test]
-fn every_rust_file_opens_by_saying_what_it_is() {
-    let silent = rust_files()
+fn rust_files_start_with_a_module_comment() {
+    let missing = rust_files()
         .into_iter()
         .filter(|(_, text)| !text.starts_with("//! "))
         .map(|(file, _)| file);
-    none("Rust files that do not open with `//! `", silent);
+    assert_none("Rust files that do not start with `//! `", missing);
 }
 
 #[test]
-fn no_source_file_is_too_long() {
-    none("source files with more than 500 lines", too_long(&rust_files()));
+fn source_files_are_short() {
+    assert_none("source files with more than 500 lines", too_long(&rust_files()));
     let lines = |count| ("tests/x.rs".to_owned(), "//! x\n".repeat(count));
     assert_eq!(too_long(&Sources::from([lines(500)])), [""; 0]);
     assert_eq!(too_long(&Sources::from([lines(501)])), ["tests/x.rs: 501 lines"]);
 }
 
 #[test]
-fn tests_beside_the_code_stand_last() {
+fn unit_tests_are_at_the_end_of_the_file() {
     let sources = rust_files();
     let found = sources.iter().filter_map(|(file, text)| {
         let line = line_after_tests(text)?;
         Some(format!("{file}:{line}"))
     });
-    none("code after its tests", found);
+    assert_none("code after its tests", found);
     let tests = "//! x\n#[cfg(test)]\nmod tests {\n}\n";
     assert_eq!(line_after_tests(tests), None);
     assert_eq!(line_after_tests(&format!("{tests}fn f() {{}}\n")), Some(5));
 }
 
 #[test]
-fn unsafe_code_stands_in_sys_alone() {
+fn unsafe_code_is_in_sys_only() {
     let found = rust_files()
         .into_iter()
         .filter(|(file, _)| !file.starts_with("daemon/sys/"))
@@ -145,50 +146,50 @@ fn unsafe_code_stands_in_sys_alone() {
                 .filter(|(_, token)| *token == Token::Word("unsafe".into()))
                 .map(move |(line, _)| format!("{file}:{line}"))
         });
-    none("`unsafe` outside daemon/sys", found);
+    assert_none("`unsafe` outside daemon/sys", found);
 }
 
 #[test]
-fn no_file_has_a_name_that_says_nothing() {
+fn file_names_tell_the_content() {
     let found = committed_files().into_keys().filter(|file| {
         Path::new(file).components().any(|part| {
             let part = part.as_os_str().to_string_lossy();
-            EMPTY_NAMES.contains(&part.split('.').next().unwrap_or_default())
+            VAGUE_NAMES.contains(&part.split('.').next().unwrap_or_default())
         })
     });
-    none("files or folders with a name that says nothing", found);
+    assert_none("files or folders with a vague name", found);
 }
 
 #[test]
-fn every_source_file_is_part_of_a_crate() {
+fn source_files_belong_to_a_crate() {
     let sources = package_files();
     let modules = Modules::find(&sources, &CRATES, tokens_of);
     let known = modules.files();
-    let forgotten =
+    let orphans =
         sources.keys().filter(|file| *file != "build.rs" && !known.contains(file.as_str()));
-    none("source files that no crate has as a module", forgotten);
+    assert_none("source files that are a module of no crate", orphans);
 }
 
 #[test]
-fn imports_run_one_way() {
-    let arrows = arrows();
-    none(
-        "uses of a part that stands above or beside (see ORDER in tests/tidy.rs)",
-        arrows.iter().filter(|arrow| is_upward(arrow)).map(describe),
+fn imports_run_downwards() {
+    let module_uses = module_uses();
+    assert_none(
+        "uses of a layer above or beside (see LAYERS in tests/tidy.rs)",
+        module_uses.iter().filter(|use_| is_upward(use_)).map(describe),
     );
-    let unused = EXCEPTIONS
-        .iter()
-        .filter(|exception| !arrows.iter().any(|arrow| excuse(arrow) == Some(*exception)));
-    none(
-        "exceptions that nothing needs any more",
+    let unused = EXCEPTIONS.iter().filter(|exception| {
+        !module_uses.iter().any(|use_| exception_for(use_) == Some(*exception))
+    });
+    assert_none(
+        "exceptions that are no longer needed",
         unused.map(|(from, to, _)| format!("{from} → {to}")),
     );
 }
 
 #[test]
-fn arrows_up_and_to_the_side_are_told_from_those_down() {
+fn upward_and_sideways_uses_are_detected() {
     let goes_up = |from: &str, to: &str, module: &str| {
-        is_upward(&Arrow {
+        is_upward(&ModuleUse {
             from: from.to_owned(),
             line: 1,
             to: to.to_owned(),
@@ -218,41 +219,40 @@ fn arrows_up_and_to_the_side_are_told_from_those_down() {
 }
 
 #[test]
-fn no_two_files_use_each_other() {
-    let uses = arrows().into_iter().map(|arrow| (arrow.from, arrow.to)).collect();
-    let told = circles(&uses).into_iter().map(|circle| circle.join(" → "));
-    none("circles between files", told);
+fn files_have_no_import_cycles() {
+    let uses = module_uses().into_iter().map(|use_| (use_.from, use_.to)).collect();
+    let cycles = cycles(&uses).into_iter().map(|cycle| cycle.join(" → "));
+    assert_none("cycles between files", cycles);
 }
 
 #[test]
-fn no_two_parts_of_a_folder_use_each_other() {
+fn folders_have_no_import_cycles() {
     let mut uses: BTreeMap<String, BTreeSet<(String, String)>> = BTreeMap::new();
-    for arrow in arrows().iter().filter(|arrow| excuse(arrow).is_none()) {
-        let from: Vec<&str> = arrow.from.split('/').collect();
-        let to: Vec<&str> = arrow.to.split('/').collect();
+    for use_ in module_uses().iter().filter(|use_| exception_for(use_).is_none()) {
+        let from: Vec<&str> = use_.from.split('/').collect();
+        let to: Vec<&str> = use_.to.split('/').collect();
         let shared = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
         uses.entry(from[..shared].join("/"))
             .or_default()
             .insert((from[shared].to_owned(), to[shared].to_owned()));
     }
-    let told = uses.iter().flat_map(|(folder, uses)| {
-        circles(uses).into_iter().map(move |circle| format!("{folder}: {}", circle.join(" → ")))
+    let cycles = uses.iter().flat_map(|(folder, uses)| {
+        cycles(uses).into_iter().map(move |cycle| format!("{folder}: {}", cycle.join(" → ")))
     });
-    none("circles within a folder", told);
+    assert_none("cycles within a folder", cycles);
 }
 
 #[test]
-fn wire_types_stop_at_the_doors() {
-    let arrows = arrows();
-    let found = arrows.iter().filter(|arrow| {
-        is_generated(arrow)
-            && !WIRE_TYPES.iter().any(|(allowed, _)| arrow.from.starts_with(allowed))
+fn wire_types_are_used_in_few_modules() {
+    let module_uses = module_uses();
+    let found = module_uses.iter().filter(|use_| {
+        is_generated(use_) && !WIRE_TYPES.iter().any(|(allowed, _)| use_.from.starts_with(allowed))
     });
-    none("uses of generated types below the doors", found.map(describe));
+    assert_none("uses of generated types outside WIRE_TYPES", found.map(describe));
 }
 
 #[test]
-fn every_reason_of_an_error_is_in_the_contract_and_the_other_way_round() {
+fn error_reasons_match_the_contract() {
     let source = read("daemon/error.rs");
     let names: BTreeSet<&str> = source
         .lines()
@@ -278,9 +278,9 @@ fn every_reason_of_an_error_is_in_the_contract_and_the_other_way_round() {
         .map(|(reason, _)| reason)
         .collect();
     let unlisted = names.iter().filter(|name| !listed.contains(*name));
-    none("reasons that no list of errors in the protos names", unlisted);
+    assert_none("reasons that no list of errors in the protos contains", unlisted);
     let unknown = listed.iter().filter(|name| !names.contains(*name));
-    none("reasons in the protos that the daemon does not have", unknown);
+    assert_none("reasons in the protos that the daemon does not have", unknown);
 }
 
 #[test]
@@ -293,15 +293,17 @@ fn paths_in_messages_are_escaped() {
             .map(|(number, _)| format!("{file}:{}", number + 1))
             .collect::<Vec<_>>()
     });
-    none("paths between quotation marks without `{:?}`", found);
+    assert_none("paths between quotation marks without `{:?}`", found);
 }
 
 #[test]
-fn nothing_is_left_open() {
-    let words = committed_files().into_iter().flat_map(|(file, text)| {
+fn no_work_is_left_open() {
+    let is_data = |file: &str| file.starts_with("tests/seeds/");
+    let files = committed_files().into_iter().filter(|(file, _)| !is_data(file));
+    let words = files.flat_map(|(file, text)| {
         text.lines()
             .enumerate()
-            .filter(|(_, line)| LEFT_OPEN.iter().any(|word| line.contains(word)))
+            .filter(|(_, line)| OPEN_MARKS.iter().any(|word| line.contains(word)))
             .map(|(number, _)| format!("{file}:{}", number + 1))
             .collect::<Vec<_>>()
     });
@@ -321,11 +323,11 @@ fn nothing_is_left_open() {
             .map(|window| format!("{file}:{}", window[0].0))
             .collect::<Vec<_>>()
     });
-    none("places that are left open", words.chain(code));
+    assert_none("work that is left open", words.chain(code));
 }
 
 #[test]
-fn nothing_depends_on_the_machine_it_was_written_on() {
+fn no_file_names_a_machine_or_a_registry() {
     let found = committed_files()
         .into_iter()
         .filter(|(file, _)| !file.ends_with("Cargo.lock"))
@@ -340,7 +342,7 @@ fn nothing_depends_on_the_machine_it_was_written_on() {
                 .map(|(number, line)| format!("{file}:{}: {}", number + 1, line.trim()))
                 .collect::<Vec<_>>()
         });
-    none("paths of one machine, or names of registries", found);
+    assert_none("paths of one machine, or names of registries", found);
 }
 
 #[test]
@@ -359,7 +361,7 @@ fn shell_scripts_stop_at_the_first_failure() {
             !shebang || first != Some("set -euo pipefail")
         })
         .map(|(file, _)| file);
-    none(
+    assert_none(
         "shell scripts that do not begin with `#!/usr/bin/env bash` and `set -euo pipefail`",
         found,
     );
@@ -374,12 +376,12 @@ fn is_shebang_of_a_shell(line: &str) -> bool {
 fn too_long(sources: &Sources) -> Vec<String> {
     let lines = sources.iter().map(|(file, text)| (file, text.lines().count()));
     lines
-        .filter(|(_, lines)| *lines > MOST_LINES)
+        .filter(|(_, lines)| *lines > MAX_FILE_LINES)
         .map(|(file, lines)| format!("{file}: {lines} lines"))
         .collect()
 }
 
-/// The first line of code behind the tests beside it.
+/// The number of the first line of code after the unit tests.
 fn line_after_tests(text: &str) -> Option<usize> {
     let lines: Vec<&str> = text.lines().collect();
     let tests = lines.windows(2).position(|pair| {
@@ -392,9 +394,8 @@ fn line_after_tests(text: &str) -> Option<usize> {
     after.first().map(|(line, _)| tests + line)
 }
 
-/// The part of ORDER that a file belongs to. The library's root belongs to none: what is in it is
-/// generated.
-fn part(file: &str) -> &str {
+/// The module whose layer a file has. The library's root has none.
+fn layer_name(file: &str) -> &str {
     let name = file.trim_end_matches(".rs").trim_end_matches("/mod");
     let mut slashes = name.match_indices('/').map(|(position, _)| position);
     let first_two = slashes.nth(1).map_or(name, |second| &name[..second]);
@@ -404,44 +405,44 @@ fn part(file: &str) -> &str {
     }
 }
 
-/// The line of ORDER that a part stands in.
-fn line_of(part: &str) -> usize {
-    ORDER
+/// The index of a module's layer.
+fn layer_of(part: &str) -> usize {
+    LAYERS
         .iter()
         .position(|line| line.contains(&part))
-        .unwrap_or_else(|| panic!("{part} has no place in ORDER in tests/tidy.rs: give it one"))
+        .unwrap_or_else(|| panic!("{part} is in no layer: add it to LAYERS in tests/tidy.rs"))
 }
 
-fn excuse(arrow: &Arrow) -> Option<&'static (&'static str, &'static str, &'static str)> {
-    EXCEPTIONS.iter().find(|(from, to, _)| arrow.from.starts_with(from) && arrow.to.starts_with(to))
+fn exception_for(use_: &ModuleUse) -> Option<&'static (&'static str, &'static str, &'static str)> {
+    EXCEPTIONS.iter().find(|(from, to, _)| use_.from.starts_with(from) && use_.to.starts_with(to))
 }
 
-/// Whether what is used is generated from the contract.
-fn is_generated(arrow: &Arrow) -> bool {
-    arrow.module.split("::").next() == Some("api")
+/// Whether the used module is generated from the contract.
+fn is_generated(use_: &ModuleUse) -> bool {
+    use_.module.split("::").next() == Some("api")
 }
 
-/// All uses between files of the package.
-fn arrows() -> BTreeSet<Arrow> {
-    Modules::find(&package_files(), &CRATES, without_tests).arrows(CRATES[0], LIBRARY)
+/// All uses of one file of the package by another.
+fn module_uses() -> BTreeSet<ModuleUse> {
+    Modules::find(&package_files(), &CRATES, without_tests).module_uses(CRATES[0], LIBRARY)
 }
 
-fn describe(arrow: &Arrow) -> String {
-    format!("{}:{} uses {}", arrow.from, arrow.line, arrow.module)
+fn describe(use_: &ModuleUse) -> String {
+    format!("{}:{} uses {}", use_.from, use_.line, use_.module)
 }
 
-/// Whether the user stands below or beside what it uses. Generated types have a rule of their own.
-fn is_upward(arrow: &Arrow) -> bool {
-    if is_generated(arrow) || excuse(arrow).is_some() {
+/// Whether a use is neither downwards nor within a layer. Generated types have a rule of their own.
+fn is_upward(use_: &ModuleUse) -> bool {
+    if is_generated(use_) || exception_for(use_).is_some() {
         return false;
     }
-    let (from, to) = (part(&arrow.from), part(&arrow.to));
-    from != to && line_of(from) >= line_of(to)
+    let (from, to) = (layer_name(&use_.from), layer_name(&use_.to));
+    from != to && layer_of(from) >= layer_of(to)
 }
 
-/// Fails with all that was found, not with the first of it.
+/// Fails with a list of everything that was found.
 #[track_caller]
-pub(crate) fn none(what: &str, found: impl IntoIterator<Item = impl std::fmt::Display>) {
+pub(crate) fn assert_none(what: &str, found: impl IntoIterator<Item = impl std::fmt::Display>) {
     let found: Vec<String> = found.into_iter().map(|one| format!("  {one}\n")).collect();
     assert!(found.is_empty(), "{what}:\n{}", found.concat());
 }

@@ -9,7 +9,7 @@ use super::descriptors::errors_of;
 use crate::{
     files::tools::Tool,
     support::{Daemon, Refusal, Setup},
-    tidy::none,
+    tidy::assert_none,
 };
 
 /// The tools, and their RPCs.
@@ -48,7 +48,7 @@ fn what_comes_about_seldom_is_named_too() {
         let missing = reasons.iter().filter(move |reason| !named.contains(**reason));
         missing.map(move |reason| format!("{rpc}: {reason}"))
     });
-    none("errors that no comment names", found);
+    assert_none("errors that no comment names", found);
 }
 
 #[tokio::test]
@@ -78,7 +78,7 @@ async fn each_error_is_named_by_the_comment_of_its_rpc() {
     assert!(found.len() > 60, "only {} errors were seen", found.len());
     let unnamed = found.iter().filter(|(rpc, reason)| !errors_of(rpc).contains(reason));
     let unnamed = unnamed.map(|(rpc, reason)| format!("{rpc}: {reason}"));
-    none("errors that no comment names", unnamed);
+    assert_none("errors that no comment names", unnamed);
 }
 
 /// Makes the directory `w`, whatever was done to it, and what is moved to elsewhere.

@@ -9,7 +9,7 @@ use std::{
 use prost_reflect::Kind;
 
 use super::descriptors::{elements, enums, files, messages, methods, services, upper_snake};
-use crate::tidy::none;
+use crate::tidy::assert_none;
 
 #[test]
 fn every_proto_of_ours_is_in_the_descriptors() {
@@ -19,7 +19,7 @@ fn every_proto_of_ours_is_in_the_descriptors() {
         .into_iter()
         .map(|path| path.strip_prefix(&root).unwrap().display().to_string())
         .filter(|file| file.ends_with(".proto") && !known.contains(file));
-    none("protos that build.rs does not compile", forgotten);
+    assert_none("protos that build.rs does not compile", forgotten);
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn packages_are_versioned_and_lie_in_the_folder_of_their_name() {
             found.push(format!("{}: not lower_snake_case", file.name()));
         }
     }
-    none("files", found);
+    assert_none("files", found);
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn names_have_the_usual_shape() {
             found.push(format!("service {} does not end in Service", service.name()));
         }
     }
-    none("names", found);
+    assert_none("names", found);
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn enums_begin_with_a_value_for_not_given_and_their_values_have_a_prefix() {
             found.push(format!("{} has two names for one number", kind.name()));
         }
     }
-    none("enums", found);
+    assert_none("enums", found);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn every_rpc_has_a_request_and_a_response_of_its_own() {
     }
     let shared = users.iter().filter(|(_, users)| users.len() > 1);
     found.extend(shared.map(|(message, users)| format!("{message}: {}", users.join(", "))));
-    none("requests and responses", found);
+    assert_none("requests and responses", found);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn no_message_is_empty_or_of_any_type() {
             || REFUSED.contains(&method.output().full_name())
     });
     let rpcs = rpcs.map(|method| method.full_name().to_owned());
-    none("uses of Any or Empty", fields.chain(rpcs));
+    assert_none("uses of Any or Empty", fields.chain(rpcs));
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn every_element_has_a_comment_above_it() {
         .into_iter()
         .filter(|element| element.comment.trim().is_empty())
         .map(|element| format!("{} {}", element.kind, element.name));
-    none("elements without a comment", found);
+    assert_none("elements without a comment", found);
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn every_rpc_lists_its_errors() {
         .into_iter()
         .filter(|element| element.kind == "rpc" && !lists_errors(&element.comment))
         .map(|element| element.name);
-    none("RPCs without a list `Errors:`", found);
+    assert_none("RPCs without a list `Errors:`", found);
 }
 
 #[test]

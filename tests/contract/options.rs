@@ -6,7 +6,7 @@ use jig::api::v1::{FieldRules, Risk, field_rules::DefaultValue};
 use prost_reflect::{Cardinality, FieldDescriptor, Kind};
 
 use super::descriptors::{messages, methods, rules, tool};
-use crate::tidy::none;
+use crate::tidy::assert_none;
 
 #[test]
 fn every_rpc_of_the_tool_service_is_a_tool() {
@@ -45,7 +45,7 @@ fn every_rpc_of_the_tool_service_is_a_tool() {
             found.push(format!("{name} is not unary"));
         }
     }
-    none("tools", found);
+    assert_none("tools", found);
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn defaults_lie_within_the_limits_of_their_field() {
             }
         }
     }
-    none("rules of fields", found);
+    assert_none("rules of fields", found);
 }
 
 /// What is wrong with the rules of a field.

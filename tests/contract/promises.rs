@@ -4,7 +4,7 @@ use jig::api::v1::{Risk, field_rules::DefaultValue};
 use prost_reflect::{EnumDescriptor, Kind, MethodDescriptor};
 
 use super::descriptors::{fields_of, methods, pool, rules, tool, upper_snake};
-use crate::tidy::none;
+use crate::tidy::assert_none;
 
 /// Default and range of a number.
 const fn number(default: i64, minimum: i64, maximum: i64) -> Promise {
@@ -191,7 +191,7 @@ fn the_promised_tools_are_as_promised() {
             found.push(format!("{is:?}"));
         }
     }
-    none("tools that differ from what was promised", found);
+    assert_none("tools that differ from what was promised", found);
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn the_promised_names_are_there() {
         let lost = values.iter().filter(|value| !has.iter().any(|name| name == *value));
         missing.extend(lost.map(|value| format!("value {prefix}{value}")));
     }
-    none("names that were promised and are missing", missing);
+    assert_none("names that were promised and are missing", missing);
 }
 
 #[test]
@@ -248,5 +248,5 @@ fn the_promised_defaults_and_limits_hold() {
     if !exit_code.is_some_and(|field| field.supports_presence() && field.kind() == Kind::Int32) {
         found.push("RunResponse.exit_code is not an `optional int32`".to_owned());
     }
-    none("defaults and limits", found);
+    assert_none("defaults and limits", found);
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use super::{files::committed_files, none};
+use super::{assert_none, files::committed_files};
 
 const MAX_README_LINES: usize = 250;
 const MAX_COLUMNS: usize = 100;
@@ -20,7 +20,7 @@ fn pages_are_short_and_wrapped() {
     });
     let lines = super::read("README.md").lines().count();
     let long = (lines > MAX_README_LINES).then(|| format!("README.md: {lines} lines"));
-    none("long lines and pages", wide.chain(long));
+    assert_none("long lines and pages", wide.chain(long));
     let line = "x".repeat(MAX_COLUMNS);
     let text = format!("{line}\n{line}x\n| {line} |\n```\n{line}x\n```\n");
     assert_eq!(wide_lines(&text), [2]);
@@ -34,7 +34,7 @@ fn sentences_of_pages_are_short() {
             .filter(|sentence| sentence.split(' ').count() > MAX_SENTENCE_WORDS);
         long.map(|sentence| format!("{page}: {sentence}")).collect::<Vec<_>>()
     });
-    none("sentences of more than 30 words", found);
+    assert_none("sentences of more than 30 words", found);
     let text = "# A b\nOne [two\nthree](x.md). Four (`f.g`\nh.)\n\n- Five\n- six: seven\n| a | b. c |\n```\nx\n```\n";
     assert_eq!(
         sentences(text),
@@ -49,7 +49,7 @@ fn code_blocks_say_what_they_are() {
         let unknown = fences.step_by(2).filter(|info| !BLOCKS.contains(info));
         unknown.map(|info| format!("{page}: {info:?}")).collect::<Vec<_>>()
     });
-    none("code blocks of an unknown kind", found);
+    assert_none("code blocks of an unknown kind", found);
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn links_of_pages_lead_somewhere() {
         let broken = links(text).into_iter().filter(|link| !exists(page, link));
         broken.map(move |link| format!("{page}: {link}"))
     });
-    none("broken links", found);
+    assert_none("broken links", found);
     assert_eq!(links("a [b](c.md#d), [`e`](#f)\n[g](http://h)"), ["c.md#d", "#f"]);
     assert_eq!(slug("A key's `none`, *x_y*-z"), "a-keys-none-x_y-z");
     assert!(exists("docs/tools.md", "../README.md#install"));

@@ -1,6 +1,5 @@
-//! Which file uses which: finds the modules from the crate roots on, as the compiler does, and
-//! reads every path in their code, in `use` items and out of them. The `mod` items that make the
-//! tree are no use of one file by another.
+//! The uses of one file by another. It finds the modules from the crate roots on, as the compiler
+//! does, and reads every path in `use` items and in code. `mod` items are not uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,16 +8,16 @@ use super::tokens::Token;
 /// Sources by their path in the repository.
 pub(super) type Sources = BTreeMap<String, String>;
 
-/// One file's use of a module.
+/// A file's use of a module.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Arrow {
-    /// The file that uses it.
+pub(super) struct ModuleUse {
+    /// The using file.
     pub(super) from: String,
-    /// Line of the path that does.
+    /// The line of the path.
     pub(super) line: usize,
-    /// The file that the module is in.
+    /// The file of the module.
     pub(super) to: String,
-    /// The module, from its crate on: `daemon::sandbox::plan`.
+    /// The module's path within its crate: `daemon::sandbox::plan`.
     pub(super) module: String,
 }
 
@@ -27,22 +26,22 @@ pub(super) struct Arrow {
 pub(super) struct Modules {
     /// Crate root and path → file.
     files: BTreeMap<ModuleName, String>,
-    /// What the files hold.
+    /// Crate root and path → content.
     contents: BTreeMap<ModuleName, Contents>,
 }
 
-/// Gives the tokens of a source, with their lines.
+/// Returns the tokens of a source with their lines.
 type Reader = fn(&str) -> Vec<(usize, Token)>;
 
 /// Crate root, and the path from it.
 type ModuleName = (String, Vec<String>);
 
-/// What one file holds, apart from its tests.
+/// The content of a file without its tests.
 #[derive(Debug, Default)]
 struct Contents {
-    /// Names of the modules that it declares and that are in files of their own.
+    /// Declared modules that are files of their own.
     declared: Vec<String>,
-    /// Names of the modules within it, from the file's own module on.
+    /// Inline modules, by their paths within the file.
     inline: BTreeSet<Vec<String>>,
     /// Paths in its code.
     paths: Vec<Path>,
@@ -52,7 +51,7 @@ struct Contents {
 #[derive(Debug, PartialEq, Eq)]
 struct Path {
     line: usize,
-    /// The module within the file where it stands.
+    /// The inline module that contains it.
     within: Vec<String>,
     segments: Vec<String>,
 }
@@ -75,8 +74,8 @@ impl Modules {
 
     /// All uses of a module of `library`, which other crates know as `library_name`, or of the same
     /// crate, in another file.
-    pub(super) fn arrows(&self, library: &str, library_name: &str) -> BTreeSet<Arrow> {
-        let mut arrows = BTreeSet::new();
+    pub(super) fn module_uses(&self, library: &str, library_name: &str) -> BTreeSet<ModuleUse> {
+        let mut module_uses = BTreeSet::new();
         for (name, contents) in &self.contents {
             for path in &contents.paths {
                 let Some((crate_root, module)) = self.resolve(name, path, library, library_name)
@@ -85,7 +84,7 @@ impl Modules {
                 };
                 let to = &self.files[&(crate_root, module.clone())];
                 if *to != self.files[name] {
-                    arrows.insert(Arrow {
+                    module_uses.insert(ModuleUse {
                         from: self.files[name].clone(),
                         line: path.line,
                         to: to.clone(),
@@ -94,7 +93,7 @@ impl Modules {
                 }
             }
         }
-        arrows
+        module_uses
     }
 
     fn add(&mut self, sources: &Sources, read: Reader, file: String, name: ModuleName) {
@@ -298,9 +297,9 @@ fn starts_a_path(tokens: &[(usize, Token)], position: usize) -> bool {
     !continues && matches!(tokens.get(position + 1), Some((_, Token::Colons)))
 }
 
-/// Finds circles among names that use one another. Each circle is told once, by a shortest way
+/// Finds cycles among names that use one another. Each cycle is told once, by a shortest way
 /// around it.
-pub(super) fn circles(uses: &BTreeSet<(String, String)>) -> Vec<Vec<String>> {
+pub(super) fn cycles(uses: &BTreeSet<(String, String)>) -> Vec<Vec<String>> {
     let mut next: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (from, to) in uses.iter().filter(|(from, to)| from != to) {
         next.entry(from).or_default().push(to);
@@ -311,9 +310,9 @@ pub(super) fn circles(uses: &BTreeSet<(String, String)>) -> Vec<Vec<String>> {
         if seen.contains(start) {
             continue;
         }
-        if let Some(circle) = way_back(start, &next) {
-            seen.extend(circle.iter().copied());
-            found.push(circle.into_iter().map(str::to_owned).collect());
+        if let Some(cycle) = way_back(start, &next) {
+            seen.extend(cycle.iter().copied());
+            found.push(cycle.into_iter().map(str::to_owned).collect());
         }
     }
     found
@@ -386,9 +385,9 @@ mod tests {
 
     fn found() -> Vec<(String, usize, String)> {
         Modules::find(&tree(), &["lib.rs", "main.rs"], without_tests)
-            .arrows("lib.rs", "jig")
+            .module_uses("lib.rs", "jig")
             .into_iter()
-            .map(|arrow| (arrow.from, arrow.line, arrow.module))
+            .map(|use_| (use_.from, use_.line, use_.module))
             .collect()
     }
 
@@ -415,17 +414,17 @@ mod tests {
     #[test]
     fn a_circle_between_two_files_is_found() {
         let uses = Modules::find(&tree(), &["lib.rs", "main.rs"], without_tests)
-            .arrows("lib.rs", "jig")
+            .module_uses("lib.rs", "jig")
             .into_iter()
-            .map(|arrow| (arrow.from, arrow.to))
+            .map(|use_| (use_.from, use_.to))
             .collect();
-        assert_eq!(circles(&uses), [["daemon/process/start.rs", "daemon/process/stop.rs"]]);
+        assert_eq!(cycles(&uses), [["daemon/process/start.rs", "daemon/process/stop.rs"]]);
     }
 
     #[test]
     fn a_circle_over_three_is_told_once() {
         let uses = [("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("d", "e")]
             .map(|(from, to)| (from.to_owned(), to.to_owned()));
-        assert_eq!(circles(&uses.into()), [["a", "b", "c"]]);
+        assert_eq!(cycles(&uses.into()), [["a", "b", "c"]]);
     }
 }
