@@ -33,6 +33,8 @@ mod bad_input;
 mod by_name;
 /// Who may call, and what.
 mod callers;
+/// The reference of the command line.
+mod cli_page;
 /// The command `jig`.
 mod client;
 /// The documentation of the configuration.
