@@ -310,8 +310,8 @@ async fn several_calls_are_made_at_once() {
 async fn a_batch_that_cannot_be_read_is_not_sent() {
     let daemon = Daemon::start().await;
     for (text, told) in [
-        ("", "no JSON"),
-        (r#"{"calls": 1, "mod": "sync"}"#, "calls must be an array; mod is not known"),
+        ("", "not JSON"),
+        (r#"{"calls": 1, "mod": "sync"}"#, "calls must be an array; unknown field mod"),
         // And what only the daemon knows.
         (r#"{"calls": []}"#, "INVALID_PARAMS"),
     ] {

@@ -137,7 +137,7 @@ async fn the_deadline_of_a_stream_does_not_end_a_process_that_is_kept() {
     let status = promptly("the stream ends", stream.message()).await.unwrap_err();
     let refusal = Refusal::of(&status);
     assert_eq!(refusal.reason, "TIMEOUT");
-    assert!(refusal.message.contains("goes on"), "{}", refusal.message);
+    assert!(refusal.message.contains("the process continues"), "{}", refusal.message);
     let mut watch: Watch = daemon.attach(&begun.process_id).await;
     daemon.write(&begun.process_id, b"\n").await.unwrap();
     assert_eq!(watch.finish().await.exit_code, Some(0));
