@@ -11,9 +11,9 @@ try_grpcurl() {
     'grpc\.health\.v1\.Health.*grpc\.reflection\.v1\.S.*grpc\.reflection\.v1alpha\.S.*jig\.v1\.ArtifactService.*jig\.v1\.DaemonService.*jig\.v1\.ToolService' \
     "${call[@]}" "$address" list
   check "list names the tools" 0 "ToolService\.ListFiles.*ToolService\.ReadFile.*ToolService\.Run" "${call[@]}" "$address" list "$services"
-  check "describe shows comments and the options of tools" 0 '// Runs one command in a sandbox.*name: "run"' \
+  check "describe shows comments and the options of tools" 0 '// Runs one command in its own sandbox.*name: "run"' \
     "${call[@]}" "$address" describe "$methods"
-  check "describe shows the comments of fields" 0 '// Text given to `/bin/sh -c`\.' "${call[@]}" "$address" describe jig.v1.RunRequest
+  check "describe shows the comments of fields" 0 '// Shell command, executed by `/bin/sh -c`\.' "${call[@]}" "$address" describe jig.v1.RunRequest
   local version
   for version in v1 v1alpha; do
     check "reflection $version answers" 0 '"name": "jig\.v1\.ToolService"' \
