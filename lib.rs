@@ -64,21 +64,23 @@
 //! 2. **Context.** `grpc` reads the metadata into the call's context and passes the typed request
 //!    on.
 //! 3. **Validation.** `pipeline` checks each field against the rules in the descriptors; then the
-//!    tool checks what takes several fields. The error lists all violations.
+//!    tool checks what takes several fields. The error lists up to 20 violations.
 //! 4. **Idempotency.** If the call changes something and has a request id, the id is claimed in the
 //!    database. A repeat waits for the first call's response and returns it.
 //! 5. **Policy.** The operator's rules allow the call, deny it, or require approval. A call that
 //!    waits for approval holds no permit.
-//! 6. **Admission.** The call waits for a permit, fairly among callers. From here on, its work is a
-//!    task that runs to its end; a caller that disconnects cancels it.
+//! 6. **Admission.** The call waits for a permit, fairly among callers. If it has waited here or for
+//!    approval, it is authorized again: keys and rules may have changed.
 //! 7. **Record.** The session's event log gets the start of the call. The tool's span begins.
-//! 8. **Execution.** The tool runs. `run` takes an idle sandbox from the workspace's pool, sends it
-//!    the command, reads its output, and waits until every process of the sandbox is gone.
+//! 8. **Execution.** The tool runs in a task of its own. A caller that disconnects cancels it; with a
+//!    request id the call continues for `requests.detached_timeout`. `run` takes an idle sandbox
+//!    from the workspace's pool, sends it the command, reads its output, and waits until every
+//!    process of the sandbox is gone.
 //! 9. **Response.** The event log gets the end. The permit is released, the response is stored for
 //!    repeats, and the caller gets it.
 //!
 //! `ProcessService.Start` passes the same steps as the tool `run`, and returns a stream instead of
-//! waiting in step 8. A job passes steps 3 to 9 when its turn in the queue comes, as the caller
+//! waiting in step 8. It is rejected at once if too many processes run. A job passes steps 3 to 9 when its turn in the queue comes, as the caller
 //! that submitted it.
 //!
 //! # Dependencies
@@ -109,10 +111,10 @@
 //! * **The daemon does not fork.** Processes that started before it had threads build the
 //!   sandboxes. The daemon talks to each sandbox over a socket and a pidfd.
 //! * **Caller paths are not opened by name.** The kernel resolves them beneath the workspace's
-//!   descriptor (`openat2`, RESOLVE_BENEATH). Where the kernel has Landlock, the daemon itself can
-//!   write only to its workspaces, its state directory and its socket directories. It can read
-//!   these, system directories (`/etc`, `/lib`, `/proc`, `/run`, `/usr`, devices) and the
-//!   directories of its configuration and key files.
+//!   descriptor (`openat2`, RESOLVE_BENEATH). With Landlock of Linux 5.19 or newer, `jigd`
+//!   itself can write only to its workspaces, its state directory, its socket directories and the
+//!   cgroups of its runs. It can read these, system directories (`/etc`, `/lib`, `/proc`, `/run`,
+//!   `/usr`, devices) and the directories of its configuration and key files.
 //! * **File changes are atomic**, also when the daemon dies in the middle: a journal lists the
 //!   steps before the first, and the next start undoes what is incomplete.
 //! * **A request id is executed once.** It is claimed on disk before execution. If the daemon dies
@@ -128,7 +130,8 @@
 //! * **The end of a run does not depend on its pipes.** A run is over when its sandbox reports so
 //!   or its init's pidfd becomes readable, even if another process still holds a pipe.
 //! * **Nothing polls on a call's path.** Timers are for limits, for the memory watchdog without
-//!   cgroups, and for the CPU weight of long runs.
+//!   cgroups, for the CPU weight of long runs, and for retries when descriptors run out. A network
+//!   namespace is checked up to 20 times, 1 ms apart, before it is reused.
 //! * **Everything is bounded** by a named constant or a setting. Dropped data is counted.
 //! * **A tool is described once**, in its proto file: names, limits and defaults are read from
 //!   there.

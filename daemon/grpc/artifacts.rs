@@ -50,7 +50,7 @@ const CHUNK_BYTES: u64 = 64 * 1024;
 /// Messages buffered for a slow client.
 const STREAM_BUFFER_CHUNKS: usize = 4;
 
-/// Concurrent reads, at most 255 of one caller. Each costs a descriptor and the buffered messages.
+/// Concurrent reads, at most 204 of one caller. Each costs a descriptor and the buffered messages.
 const MAX_CONCURRENT_READS: usize = 272;
 
 #[derive(Debug)]

@@ -52,7 +52,8 @@ impl Pipeline {
         Ok(AdmittedCall { admission, task_token })
     }
 
-    /// From now on, every limiter keeps headroom for other callers, if several callers have keys.
+    /// From now on, the limiters of calls, processes, files, sandboxes and jobs keep headroom for
+    /// other callers, if several callers have keys.
     pub(crate) fn keep_headroom(&self) {
         if !self.access.has_several_key_holders() {
             return;

@@ -152,7 +152,7 @@ struct AuthorizedCall<T: Tool> {
 /// The permits of a call.
 struct AdmittedCall {
     admission: Admission,
-    /// Delays the end of the daemon until the call has ended.
+    /// Delays the end of the daemon until the call runs in a task, which delays it further.
     task_token: TaskTrackerToken,
 }
 

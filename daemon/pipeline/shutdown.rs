@@ -1,4 +1,4 @@
-//! Shutdown phases. Each is entered once, in this order:
+//! Shutdown phases, in this order. A second signal kills at once, also while the daemon drains.
 //!
 //! ```text
 //! serving ─▶ draining ────▶ terminating ──▶ killing

@@ -12,6 +12,8 @@
 //! Killing: SIGKILL to the sandbox's init ─┘ its pidfd reports the exit
 //! ```
 //!
+//! A command that exceeds a limit, or whose callers have all gone, is killed without SIGTERM.
+//!
 //! | modules | contents |
 //! |---|---|
 //! | [`spec`], [`environment`] | the command to run |

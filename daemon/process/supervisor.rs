@@ -44,9 +44,10 @@ type PendingControl = (ProcessControl, oneshot::Sender<()>);
 /// Ways to stop a command early.
 #[derive(Debug, Clone)]
 pub(crate) struct CancelSignals {
-    /// Kill it at once: all callers have gone.
+    /// Kill it at once: all callers have gone, the call timed out, or the shutdown is forced.
     pub(crate) abandoned: CancellationToken,
-    /// Do not start it: the daemon begins to shut down.
+    /// Stop waiting for a sandbox permit: the daemon begins to shut down. A command that has its
+    /// permit starts.
     pub(crate) draining: CancellationToken,
     /// Terminate it by the [`StopSequence`]: the daemon is shutting down.
     pub(crate) terminate: CancellationToken,

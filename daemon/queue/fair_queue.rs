@@ -34,7 +34,7 @@ pub(super) struct FairQueue<W> {
 /// How many permits one principal may hold, with regard to others.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Sharing {
-    /// All of them: there is no other principal.
+    /// All of them, even if other principals wait.
     Unlimited,
     /// All except a quarter, which is headroom for principals with few. Of 2048 permits, the first
     /// principal gets 1536, and each of 16 others gets 32, however long the first keeps its

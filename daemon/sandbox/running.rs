@@ -91,7 +91,7 @@ pub(crate) struct Measurer {
     slot_requests: mpsc::Sender<SlotRequest>,
     /// CPU time of the run, if the kernel enforces its memory limit in a cgroup.
     cpu_clock: Option<CpuClock>,
-    /// CPU time at the last request to the keeper, if there is a clock.
+    /// CPU time at the last request to the slot, if there is a clock.
     last_measured_cpu_us: u64,
 }
 
@@ -137,7 +137,7 @@ pub(crate) enum CommandEnd {
         stage: Stage,
         errno: Errno,
     },
-    /// The sandbox died without a report: it was killed, by the daemon or from elsewhere.
+    /// The control socket closed without a report. Processes of the run may still live.
     SandboxDied,
 }
 
@@ -300,8 +300,8 @@ impl RunningSandbox {
         self.proxy_lease.clone()
     }
 
-    /// Waits for the next event. The last event is [`SandboxEvent::CommandEnded`]: no process of
-    /// the run is left, or the sandbox has died.
+    /// Waits for the next event. After [`SandboxEvent::CommandEnded`] no process of the run is
+    /// left, unless the control socket closed without a report.
     ///
     /// Cancel safe.
     pub(crate) async fn next_event(&mut self) -> SandboxEvent {

@@ -170,7 +170,8 @@ pub(crate) async fn serve(
     shutdown.drain();
     drain_calls(&shutdown, second_signal, drain_timeout).await;
 
-    // All calls have ended, so event streams have delivered their ends. End the streams too.
+    // Unless the shutdown was forced, all calls have ended, and event streams have delivered their
+    // ends. End the streams too.
     shutdown.terminate();
     close.cancel();
     // The remaining connections deliver their last responses, or their clients keep them open.

@@ -97,7 +97,7 @@ pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()>
     if !restrict_with_landlock(&own)? {
         tracing::warn!(
             remedy = "use Linux 5.19 or newer with landlock in the boot parameter lsm=",
-            "this kernel has no Landlock: the daemon itself is not confined to its own files"
+            "this kernel lacks Landlock ABI 2: the daemon itself is not confined to its own files"
         );
     }
     Ok(())

@@ -17,7 +17,7 @@ use crate::daemon::{
 };
 
 /// Time that blocking work has to notice its cancellation. A search with a complex pattern notices
-/// it only at the end of a long line. The response does not wait that long.
+/// it only at the end of a long line. After this time the response is sent without its result.
 const CANCEL_NOTICE_GRACE: Duration = Duration::from_millis(20);
 
 /// Runs `function` on a blocking thread, and cancels it when the call is abandoned. Retries it if

@@ -44,10 +44,10 @@ use crate::daemon::{
 const MAX_OPEN_DIRECTORIES: usize = 64;
 /// Directories that are reopened at once.
 const REOPEN_BATCH_DIRECTORIES: usize = MAX_OPEN_DIRECTORIES / 2;
-/// Entries on the stack and bytes of their names: 90 MiB.
+/// Entries on the stack and bytes of their names: 80 MiB.
 const PENDING_ENTRIES_BUDGET: ListingBudget = ListingBudget { entries: 2 << 20, bytes: 64 << 20 };
 /// Length of the path of a directory that the walk enters. A page token must hold the path of a
-/// file in it. The limit for paths in requests is less than a third.
+/// file in it. The limit for paths in requests is about a third.
 const MAX_DIRECTORY_PATH_BYTES: usize = 12_000;
 
 /// Which files a walk returns.

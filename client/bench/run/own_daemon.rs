@@ -15,7 +15,7 @@ use super::{
 };
 
 const MIB: f64 = 1024.0 * 1024.0;
-/// Number of idle slots of a daemon. In each, the init process of the last run may remain a zombie
+/// Maximum of idle slots of a workspace. The benchmark's daemon has one workspace. In each, the init process of the last run may remain a zombie
 /// until the next sandbox is built.
 const MAX_IDLE_SLOTS: f64 = 8.0;
 

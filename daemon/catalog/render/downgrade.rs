@@ -3,7 +3,8 @@
 
 use serde_json::{Map, Value};
 
-/// Unsupported keywords to drop: they describe the schema, not its values.
+/// Unsupported keywords to drop. The daemon checks `additionalProperties` itself; the others say
+/// nothing about values.
 const DROPPED_KEYWORDS: [&str; 4] = ["additionalProperties", "title", "$schema", "$comment"];
 
 /// Formats of strings that strict schemas of several vendors support.

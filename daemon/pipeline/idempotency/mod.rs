@@ -14,7 +14,7 @@
 //!
 //! Work with a request id outlives its callers by `detached_timeout`, because a caller may
 //! reconnect. A call that is still queued for permits at the deadline of its last waiter is not
-//! started: that waiter gets the error, and will not reconnect.
+//! started: that waiter has received the error.
 
 mod checkpoint;
 mod claim_state;

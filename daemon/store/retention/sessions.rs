@@ -179,8 +179,8 @@ impl RetentionPass {
         self.sessions.remove(location, is_unused, &self.shutdown)
     }
 
-    /// Removes the least recently used sessions of each workspace that has too many. Removes 1/16
-    /// more than necessary, so that the next pass is not due at once. Returns those that remain.
+    /// Removes the least recently used sessions of each workspace that has too many. Removes
+    /// down to 15/16 of the limit, so that the next pass is not due at once. Returns those that remain.
     fn evict_excess_sessions(&self, sessions: Vec<RemainingSession>) -> Vec<RemainingSession> {
         let mut by_workspace: BTreeMap<String, Vec<RemainingSession>> = BTreeMap::new();
         for session in sessions {
