@@ -35,13 +35,8 @@ pub(super) fn duration_or_default(
     key: &str,
     problems: &mut Vec<String>,
 ) -> Duration {
-    let Some(text) = text else {
-        return default;
-    };
-    parse_duration(text).unwrap_or_else(|| {
-        problems.push(format!("{key} {text:?}: give a time of at most a day, such as 30s or 12h"));
-        default
-    })
+    let parsed = text.map(|text| (text, parse_duration(text)));
+    value_or_default(default, parsed, key, "a day, such as 30s or 12h", problems)
 }
 
 /// Reads the age `text` of `key`, which must be above zero.
@@ -53,12 +48,23 @@ pub(super) fn age_or_default(
     key: &str,
     problems: &mut Vec<String>,
 ) -> Duration {
-    let Some(text) = text else {
+    let parsed = text.map(|text| (text, parse_age(text).filter(|age| !age.is_zero())));
+    value_or_default(default, parsed, key, "3650d, such as 5m, 12h or 7d", problems)
+}
+
+/// The value of a text that was parsed. Reports a text without a value, with the largest one.
+fn value_or_default(
+    default: Duration,
+    parsed: Option<(&str, Option<Duration>)>,
+    key: &str,
+    maximum: &str,
+    problems: &mut Vec<String>,
+) -> Duration {
+    let Some((text, value)) = parsed else {
         return default;
     };
-    parse_age(text).filter(|age| !age.is_zero()).unwrap_or_else(|| {
-        problems
-            .push(format!("{key} {text:?}: give a time of at most 3650d, such as 5m, 12h or 7d"));
+    value.unwrap_or_else(|| {
+        problems.push(format!("{key} {text:?}: give a time of at most {maximum}"));
         default
     })
 }

@@ -8,7 +8,7 @@ const DEFAULT_SESSIONS: SessionsConfig = SessionsConfig {
     retention: Duration::from_secs(7 * 24 * 3600),
     max_entries: 10_000,
     max_bytes: 8 << 30,
-    record_bytes: 256 << 20,
+    max_record_bytes: 256 << 20,
 };
 /// Least size of the records of a session: room for some calls with large parameters, so that
 /// running calls can be watched.
@@ -24,7 +24,7 @@ pub(crate) struct SessionsConfig {
     /// Disk usage of all sessions together.
     pub(crate) max_bytes: u64,
     /// Size of the records of one session.
-    pub(crate) record_bytes: u64,
+    pub(crate) max_record_bytes: u64,
 }
 
 /// Checks the table.
@@ -41,13 +41,13 @@ pub(super) fn parse_sessions(
         ),
         max_entries: file.max_entries.unwrap_or(DEFAULT_SESSIONS.max_entries),
         max_bytes: file.max_bytes.unwrap_or(DEFAULT_SESSIONS.max_bytes),
-        record_bytes: file.max_record_bytes.unwrap_or(DEFAULT_SESSIONS.record_bytes),
+        max_record_bytes: file.max_record_bytes.unwrap_or(DEFAULT_SESSIONS.max_record_bytes),
     };
 
     if sessions.max_entries == 0 || sessions.max_bytes == 0 {
         problems.push("sessions.max_entries and sessions.max_bytes must be at least 1".to_owned());
     }
-    if sessions.record_bytes < MIN_RECORD_BYTES {
+    if sessions.max_record_bytes < MIN_RECORD_BYTES {
         problems.push(format!("sessions.max_record_bytes must be at least {MIN_RECORD_BYTES}"));
     }
     sessions

@@ -110,7 +110,7 @@ pub(crate) struct CanonicalCall {
     /// Bytes of each stream that artifacts store, up to the operator's limit. With a value,
     /// artifacts exist even if empty.
     pub(crate) artifact_bytes: Option<u64>,
-    /// Whether the command runs in the user's login shell.
+    /// Whether the command runs in the default shell: bash, or `/bin/sh` if there is none.
     pub(crate) in_default_shell: bool,
     /// The dialect's names of fields, where they differ.
     aliases: FieldAliases,
@@ -332,7 +332,7 @@ impl CanonicalCall {
         Self { artifact_bytes: Some(artifact_bytes), ..self }
     }
 
-    /// Runs the command in the user's login shell.
+    /// Runs the command in the default shell: bash, or `/bin/sh` if there is none.
     pub(super) fn in_default_shell(self) -> Self {
         Self { in_default_shell: true, ..self }
     }

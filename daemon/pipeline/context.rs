@@ -44,7 +44,7 @@ pub(crate) struct CallContext {
     pub(crate) timeout: Option<Duration>,
     /// Replaces the operator's limit on each output artifact. Also creates empty artifacts.
     pub(crate) max_artifact_bytes: Option<u64>,
-    /// Whether a command runs in the login shell of users.
+    /// Whether a command runs in the default shell: bash, or `/bin/sh` if there is none.
     pub(crate) in_default_shell: bool,
     pub(crate) parent_span: Context,
     /// Facts for the access log.

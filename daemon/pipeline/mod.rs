@@ -408,7 +408,7 @@ impl Pipeline {
             default_timeout: authorized.default_timeout,
             call_timeout: context.timeout,
             max_artifact_bytes: context.max_artifact_bytes,
-            uses_default_shell: context.in_default_shell,
+            in_default_shell: context.in_default_shell,
             approved_cwd: authorized.authorization.approved_cwd,
             job: context.job.clone(),
             job_waiter: T::WAITS_FOR_JOBS.then(|| self.caller_jobs(context)),

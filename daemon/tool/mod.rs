@@ -288,8 +288,8 @@ pub(crate) struct ToolContext {
     /// Bytes of each stream that artifacts store, up to the operator's limit. With a value,
     /// artifacts exist even if empty.
     pub(crate) max_artifact_bytes: Option<u64>,
-    /// Whether the command runs in the user's login shell.
-    pub(crate) uses_default_shell: bool,
+    /// Whether the command runs in the default shell: bash, or `/bin/sh` if there is none.
+    pub(crate) in_default_shell: bool,
     /// Device and inode of the directory that the command was approved to start in.
     pub(crate) approved_cwd: Option<(u64, u64)>,
     /// The job that makes the call, if any.

@@ -232,7 +232,7 @@ pub(super) async fn run_command(
 
     let CommandIo { stdin, terminal, supervised } = io;
     let cwd = params.cwd.absolute(workspace_context.workspace.mount_path());
-    let mut spec = command_spec(params, &cwd, timeout, stdin, context.uses_default_shell)?;
+    let mut spec = command_spec(params, &cwd, timeout, stdin, context.in_default_shell)?;
     spec.cwd_identity = context.approved_cwd;
     spec.terminal = terminal;
     let process = start_process_span(&context, &cwd, &mut spec);
@@ -279,11 +279,11 @@ fn command_spec(
     cwd: &Path,
     timeout: Option<Duration>,
     stdin: StdinSource,
-    uses_default_shell: bool,
+    in_default_shell: bool,
 ) -> Result<CommandSpec, Error> {
     let Params { program, environment, limits, max_inline_bytes, .. } = params;
     let program = match program {
-        Program::Shell(text) if uses_default_shell => Program::DefaultShell(text),
+        Program::Shell(text) if in_default_shell => Program::DefaultShell(text),
         Program::Shell(_) | Program::DefaultShell(_) | Program::Argv(_) => program,
     };
 

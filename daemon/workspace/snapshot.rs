@@ -78,6 +78,9 @@ impl<'a> NewContent<'a> {
     }
 }
 
+/// Mode of a new file, unless the request sets one.
+pub(super) const NEW_FILE_MODE: u32 = 0o644;
+
 /// Metadata of a new file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NewFileMetadata {

@@ -19,6 +19,7 @@ use rustix::{
 
 use super::{
     cancel::CancelToken,
+    directory::DIRENT_BUFFER_BYTES,
     os_error::{ExpectedKind, os_error},
     path::RelativePath,
     resolve::{open_child_directory, open_entry},
@@ -29,8 +30,6 @@ use crate::daemon::{
     sys::Errno,
 };
 
-/// Buffer for entries from the kernel.
-const DIRENT_BUFFER_BYTES: usize = 32 * 1024;
 /// Retries because of concurrent changes.
 const MAX_CONFLICTS: usize = 1000;
 

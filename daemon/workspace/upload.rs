@@ -23,16 +23,15 @@ use super::{
         Previous, StagedAction, StagedChange, apply, exchange, fallback_link_name, remove_leftover,
     },
     resolve::open_entry,
-    snapshot::{ApplyMetadataError, FileSnapshot, FileVersion, NewFileMetadata, stale_error},
+    snapshot::{
+        ApplyMetadataError, FileSnapshot, FileVersion, NEW_FILE_MODE, NewFileMetadata, stale_error,
+    },
     temporary::is_temporary,
 };
 use crate::daemon::{
     error::{Error, Reason},
     sys::Errno,
 };
-
-/// Mode of a new file.
-const NEW_FILE_MODE: u32 = 0o644;
 
 impl Workspace {
     /// Checks that an upload to the target could be committed now, before it starts.

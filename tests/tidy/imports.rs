@@ -297,7 +297,7 @@ fn starts_a_path(tokens: &[(usize, Token)], position: usize) -> bool {
     !continues && matches!(tokens.get(position + 1), Some((_, Token::Colons)))
 }
 
-/// Finds cycles among names that use one another. Each cycle is told once, by a shortest way
+/// Finds cycles among names that use one another. Each cycle is reported once, by a shortest way
 /// around it.
 pub(super) fn cycles(uses: &BTreeSet<(String, String)>) -> Vec<Vec<String>> {
     let mut next: BTreeMap<&str, Vec<&str>> = BTreeMap::new();

@@ -74,7 +74,7 @@ pub(super) enum LeaseOutcome {
     OnDisk(UploadLease, PartialFileLocation),
     /// Committed. The value says whether the file is new.
     Complete(bool),
-    /// Active in another call, which was told to stop. Retry when the token is cancelled.
+    /// Active in another call, which is being cancelled. Retry when the token is cancelled.
     Busy(CancellationToken),
 }
 

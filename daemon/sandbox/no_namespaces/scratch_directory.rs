@@ -82,7 +82,7 @@ pub(super) fn remove_leftovers(directory: &Path) -> io::Result<()> {
 /// Makes a command use the directory at `path`: sets `HOME` and `TMPDIR`, unless the request
 /// changed them from the defaults of every command.
 ///
-/// Git fails if it is denied its settings in `/etc`, so it is told to ignore them.
+/// Git fails if it cannot read its settings in `/etc`, so a variable makes it ignore them.
 pub(in super::super) fn redirect_to_scratch(command: &ExecRequest, path: &OsStr) -> ExecRequest {
     let mut redirected = command.clone();
     for variable in &mut redirected.envp {

@@ -43,7 +43,7 @@ pub(crate) async fn run_retention(
     shutdown: CancellationToken,
 ) {
     let usage = Arc::clone(sessions.usage());
-    usage.set_limits(limits.record_bytes, limits.max_entries.into());
+    usage.set_limits(limits.max_record_bytes, limits.max_entries.into());
 
     let passes = async {
         sleep(INITIAL_DELAY).await;
@@ -159,7 +159,7 @@ impl RetentionPass {
         }
 
         let has_expired = summary.oldest_record.is_some_and(|time| self.is_expired(time));
-        let exceeds_limit = summary.record_bytes > self.limits.record_bytes;
+        let exceeds_limit = summary.record_bytes > self.limits.max_record_bytes;
         if !has_expired && !exceeds_limit {
             return Ok(Some(summary));
         }
@@ -218,7 +218,7 @@ impl RetentionPass {
     /// Removes the oldest steps of open sessions with more than `record_bytes` of records.
     fn trim_open_sessions(&self) {
         for session in self.sessions.open_sessions() {
-            if session.records().length() > self.limits.record_bytes
+            if session.records().length() > self.limits.max_record_bytes
                 && let Err(error) = self.trim_session(&session)
                 && !self.shutdown.is_cancelled()
             {
@@ -343,9 +343,9 @@ fn excess_steps(
     let mut removed: BTreeSet<_> = expired.map(|step| step.unit).collect();
 
     let mut remaining = bytes;
-    if remaining > limits.record_bytes {
+    if remaining > limits.max_record_bytes {
         for step in steps {
-            if remaining <= limits.record_bytes / 4 * 3 && !removed.contains(&step.unit) {
+            if remaining <= limits.max_record_bytes / 4 * 3 && !removed.contains(&step.unit) {
                 break;
             }
             remaining = remaining.saturating_sub(step.record_bytes);
@@ -402,7 +402,7 @@ mod tests {
             retention: Duration::from_secs(100),
             max_entries: 10,
             max_bytes: 1000,
-            record_bytes: 100,
+            max_record_bytes: 100,
         }
     }
 

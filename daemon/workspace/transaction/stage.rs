@@ -18,13 +18,14 @@ use super::{
         parallel::parallel_map,
         path::RelativePath,
         rename_step::{Previous, StagedAction, StagedChange, temporary_name},
-        snapshot::{ApplyMetadataError, FileSnapshot, FileVersion, NewContent, NewFileMetadata},
+        snapshot::{
+            ApplyMetadataError, FileSnapshot, FileVersion, NEW_FILE_MODE, NewContent,
+            NewFileMetadata,
+        },
     },
     FileTransaction,
 };
 use crate::daemon::{error::Error, sys::Errno};
-
-const NEW_FILE_MODE: u32 = 0o644;
 
 /// A new file for a path.
 #[derive(Debug)]
