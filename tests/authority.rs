@@ -6,7 +6,7 @@ use std::{
     os::unix::net::UnixStream,
 };
 
-use crate::support::{Daemon, patience};
+use crate::support::{Daemon, wait_timeout};
 
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
@@ -16,13 +16,13 @@ const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-fn frame(kind: u8, flags: u8, stream: u8, content: &[u8]) -> Vec<u8> {
+fn http2_frame(kind: u8, flags: u8, stream: u8, content: &[u8]) -> Vec<u8> {
     let length = u16::try_from(content.len()).unwrap().to_be_bytes();
     [&[0], &length[..], &[kind, flags, 0, 0, 0, stream], content].concat()
 }
 
 /// A string of HPACK, without Huffman code.
-fn string(text: &str) -> Vec<u8> {
+fn hpack_string(text: &str) -> Vec<u8> {
     let length = u8::try_from(text.len()).unwrap();
     assert!(length < 127);
     [&[length], text.as_bytes()].concat()
@@ -30,25 +30,30 @@ fn string(text: &str) -> Vec<u8> {
 
 /// The fields of a health check with an authority. It and the path are put into the dynamic table.
 fn first_call(authority: &[u8]) -> Vec<u8> {
-    let path = [&[0x44][..], &string("/grpc.health.v1.Health/Check")].concat();
-    let kind = [&[0x0f, 16][..], &string("application/grpc")].concat();
-    let te = [&[0x00][..], &string("te"), &string("trailers")].concat();
+    let path = [&[0x44][..], &hpack_string("/grpc.health.v1.Health/Check")].concat();
+    let kind = [&[0x0f, 16][..], &hpack_string("application/grpc")].concat();
+    let te = [&[0x00][..], &hpack_string("te"), &hpack_string("trailers")].concat();
     [&[0x83, 0x86][..], &path, authority, &kind, &te].concat()
 }
 
 /// The same by the dynamic table: the authority came last, the path before it.
 fn second_call() -> Vec<u8> {
-    let kind = [&[0x0f, 16][..], &string("application/grpc")].concat();
-    let te = [&[0x00][..], &string("te"), &string("trailers")].concat();
+    let kind = [&[0x0f, 16][..], &hpack_string("application/grpc")].concat();
+    let te = [&[0x00][..], &hpack_string("te"), &hpack_string("trailers")].concat();
     [&[0x83, 0x86, 0xbf, 0xbe][..], &kind, &te].concat()
 }
 
 /// Sends calls in parts of some bytes, and reads until each stream has an answer or was reset, with the
 /// type of the frame that says so.
-fn answers(daemon: &Daemon, calls: &[u8], streams: usize, part: usize) -> BTreeMap<u8, u8> {
+fn response_frame_types(
+    daemon: &Daemon,
+    calls: &[u8],
+    streams: usize,
+    part: usize,
+) -> BTreeMap<u8, u8> {
     let mut connection = UnixStream::connect(daemon.socket()).unwrap();
-    connection.set_read_timeout(Some(patience())).unwrap();
-    let settings = frame(SETTINGS, 0, 0, &[]);
+    connection.set_read_timeout(Some(wait_timeout())).unwrap();
+    let settings = http2_frame(SETTINGS, 0, 0, &[]);
     let sent = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, calls].concat();
     for part in sent.chunks(part) {
         connection.write_all(part).unwrap();
@@ -70,29 +75,30 @@ fn answers(daemon: &Daemon, calls: &[u8], streams: usize, part: usize) -> BTreeM
 }
 
 #[tokio::test]
-async fn a_sockets_path_as_authority_is_taken() {
+async fn socket_path_is_accepted_as_authority() {
     let daemon = Daemon::start().await;
-    let message = |stream| frame(0, END_STREAM, stream, &[0; 5]);
+    let message = |stream| http2_frame(0, END_STREAM, stream, &[0; 5]);
     let answered = BTreeMap::from([(1, HEADERS), (3, HEADERS)]);
     for authority in [
         // As gRPC's C core writes it.
-        [&[0x40][..], &string(":authority"), &string("tmp%2Fa%2Fjig.sock")].concat(),
+        [&[0x40][..], &hpack_string(":authority"), &hpack_string("tmp%2Fa%2Fjig.sock")].concat(),
         // As grpc-java does.
-        [&[0x41][..], &string("/tmp/a b/jig.sock")].concat(),
+        [&[0x41][..], &hpack_string("/tmp/a b/jig.sock")].concat(),
         // `%2Ftmp%2Fa b.sock` in Huffman code.
         b"\x41\x8d\x54\x58\x53\x4d\x6a\x8b\x08\xd4\x8d\x74\x1c\x9d\x7f".to_vec(),
-        [&[0x41][..], &string("localhost:50051")].concat(),
+        [&[0x41][..], &hpack_string("localhost:50051")].concat(),
     ] {
         let (first, second) = (first_call(&authority), second_call());
         let (begin, end) = first.split_at(first.len() / 2);
         for whole in [
-            [frame(HEADERS, END_HEADERS, 1, &first)].concat(),
-            [frame(HEADERS, 0, 1, begin), frame(CONTINUATION, END_HEADERS, 1, end)].concat(),
+            [http2_frame(HEADERS, END_HEADERS, 1, &first)].concat(),
+            [http2_frame(HEADERS, 0, 1, begin), http2_frame(CONTINUATION, END_HEADERS, 1, end)]
+                .concat(),
         ] {
-            let second = frame(HEADERS, END_HEADERS, 3, &second);
+            let second = http2_frame(HEADERS, END_HEADERS, 3, &second);
             let calls = [whole, message(1), second, message(3)].concat();
             for part in [1, 1 << 20] {
-                let answers = answers(&daemon, &calls, 2, part);
+                let answers = response_frame_types(&daemon, &calls, 2, part);
                 assert_eq!(answers, answered, "{}", authority.escape_ascii());
             }
         }

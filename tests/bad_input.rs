@@ -10,26 +10,26 @@ use tonic::{Request, Status};
 use crate::support::{Daemon, Refusal, argv, shell};
 
 /// A command that shows that it was run.
-const TRACE: &str = "touch /workspace/ran";
+const MARKER_COMMAND: &str = "touch /workspace/ran";
 
-fn line() -> RunRequest {
-    shell(TRACE)
+fn marker_shell() -> RunRequest {
+    shell(MARKER_COMMAND)
 }
 
-fn words() -> RunRequest {
+fn marker_argv() -> RunRequest {
     argv(&["touch", "/workspace/ran"])
 }
 
 fn with_env(name: &str, value: &str) -> RunRequest {
-    RunRequest { env: [(name.to_owned(), value.to_owned())].into(), ..line() }
+    RunRequest { env: [(name.to_owned(), value.to_owned())].into(), ..marker_shell() }
 }
 
 /// Each of these requests must be refused as breaking rules, naming one field that contains the
 /// text.
-async fn refused_for(daemon: &Daemon, requests: Vec<(RunRequest, &str)>) {
+async fn check_invalid_fields(daemon: &Daemon, requests: Vec<(RunRequest, &str)>) {
     for (request, field) in requests {
-        let refusal = daemon.refuses(request, "INVALID_PARAMS").await;
-        let fields = refusal.fields();
+        let refusal = daemon.run_failing(request, "INVALID_PARAMS").await;
+        let fields = refusal.invalid_fields();
         assert!(fields.iter().any(|found| found.contains(field)), "{field}: {refusal:?}");
         assert!(
             refusal.violations.iter().all(|violation| !violation.description.is_empty()),
@@ -42,10 +42,10 @@ async fn refused_for(daemon: &Daemon, requests: Vec<(RunRequest, &str)>) {
 #[tokio::test]
 async fn exactly_one_of_command_and_argv_must_be_given() {
     let daemon = Daemon::start().await;
-    let both = RunRequest { argv: words().argv, ..line() };
+    let both = RunRequest { argv: marker_argv().argv, ..marker_shell() };
     let neither = RunRequest::default();
     for request in [both, neither] {
-        let refusal = daemon.refuses(request, "INVALID_PARAMS").await;
+        let refusal = daemon.run_failing(request, "INVALID_PARAMS").await;
         assert!(!refusal.violations.is_empty(), "{refusal:?}");
         assert!(
             refusal.message.contains("command") && refusal.message.contains("argv"),
@@ -56,34 +56,34 @@ async fn exactly_one_of_command_and_argv_must_be_given() {
 }
 
 #[tokio::test]
-async fn nul_characters_are_refused_wherever_they_are() {
+async fn nul_characters_are_rejected_in_every_field() {
     let daemon = Daemon::start().await;
     let requests = vec![
-        (shell(&format!("{TRACE}; : \0")), "command"),
-        (argv(&["sh", "-c", TRACE, "\0"]), "argv[3]"),
-        (RunRequest { cwd: Some("\0".to_owned()), ..line() }, "cwd"),
+        (shell(&format!("{MARKER_COMMAND}; : \0")), "command"),
+        (argv(&["sh", "-c", MARKER_COMMAND, "\0"]), "argv[3]"),
+        (RunRequest { cwd: Some("\0".to_owned()), ..marker_shell() }, "cwd"),
         (with_env("A\0B", "value"), "env"),
         (with_env("A", "val\0ue"), "env"),
     ];
-    refused_for(&daemon, requests).await;
+    check_invalid_fields(&daemon, requests).await;
 }
 
 #[tokio::test]
-async fn names_of_variables_must_be_ones() {
+async fn invalid_variable_names_are_rejected() {
     let daemon = Daemon::start().await;
     let requests = vec![
         (with_env("", "value"), "env"),
         (with_env("A=B", "value"), "env"),
         (with_env("=", ""), "env"),
     ];
-    refused_for(&daemon, requests).await;
+    check_invalid_fields(&daemon, requests).await;
 }
 
 #[tokio::test]
-async fn numbers_out_of_range_are_refused() {
+async fn numbers_out_of_range_are_rejected() {
     let daemon = Daemon::start().await;
-    let timeout = |seconds| RunRequest { timeout_sec: Some(seconds), ..line() };
-    let output = |bytes| RunRequest { max_output_bytes: Some(bytes), ..line() };
+    let timeout = |seconds| RunRequest { timeout_sec: Some(seconds), ..marker_shell() };
+    let output = |bytes| RunRequest { max_output_bytes: Some(bytes), ..marker_shell() };
     let requests = vec![
         (timeout(0), "timeout_sec"),
         (timeout(86_401), "timeout_sec"),
@@ -91,38 +91,38 @@ async fn numbers_out_of_range_are_refused() {
         (output((10 << 20) + 1), "max_output_bytes"),
         (output(u32::MAX), "max_output_bytes"),
     ];
-    refused_for(&daemon, requests).await;
+    check_invalid_fields(&daemon, requests).await;
     daemon.output(timeout(86_400)).await;
     daemon.output(output(10 << 20)).await;
 }
 
 #[tokio::test]
-async fn what_is_too_long_is_refused_and_never_cut() {
+async fn oversized_fields_are_rejected_and_never_truncated() {
     let daemon = Daemon::start().await;
     let long = "x".repeat(131_072);
     let huge = "x".repeat(2 << 20);
     let requests = vec![
-        (shell(&format!("{TRACE}; : {long}")), "command"),
+        (shell(&format!("{MARKER_COMMAND}; : {long}")), "command"),
         (argv(&["touch", "/workspace/ran", &long]), "argv[2]"),
         (argv(&["touch", "/workspace/ran", &huge]), "argv[2]"),
         (with_env("LONG", &long), "env"),
-        (RunRequest { cwd: Some("x".repeat(4097)), ..line() }, "cwd"),
-        (RunRequest { stdin: vec![b'x'; (8 << 20) + 1].into(), ..line() }, "stdin"),
+        (RunRequest { cwd: Some("x".repeat(4097)), ..marker_shell() }, "cwd"),
+        (RunRequest { stdin: vec![b'x'; (8 << 20) + 1].into(), ..marker_shell() }, "stdin"),
     ];
-    refused_for(&daemon, requests).await;
+    check_invalid_fields(&daemon, requests).await;
     // Each word is short enough, and all of them are more than the kernel takes (2 MiB).
     let mut many = vec!["touch", "/workspace/ran"];
     let word = "x".repeat(100_000);
     many.extend(std::iter::repeat_n(word.as_str(), 22));
-    daemon.refuses(argv(&many), "INVALID_PARAMS").await;
+    daemon.run_failing(argv(&many), "INVALID_PARAMS").await;
     let too_many: Vec<&str> =
         ["touch", "/workspace/ran"].into_iter().chain(std::iter::repeat_n("x", 65_535)).collect();
-    daemon.refuses(argv(&too_many), "INVALID_PARAMS").await;
+    daemon.run_failing(argv(&too_many), "INVALID_PARAMS").await;
     assert!(!daemon.file("ran").exists());
 }
 
 #[tokio::test]
-async fn all_fields_that_break_rules_are_told_at_once() {
+async fn all_invalid_fields_are_reported_at_once() {
     let daemon = Daemon::start().await;
     let request = RunRequest {
         command: Some("touch /workspace/ran \0".to_owned()),
@@ -134,8 +134,8 @@ async fn all_fields_that_break_rules_are_told_at_once() {
         max_output_bytes: Some(u32::MAX),
         ..RunRequest::default()
     };
-    let refusal = daemon.refuses(request, "INVALID_PARAMS").await;
-    let fields = refusal.fields();
+    let refusal = daemon.run_failing(request, "INVALID_PARAMS").await;
+    let fields = refusal.invalid_fields();
     for field in ["command", "cwd", "timeout_sec", "max_output_bytes"] {
         let count = fields.iter().filter(|found| **found == field).count();
         assert_eq!(count, 1, "{field}: {refusal:?}");
@@ -149,7 +149,7 @@ async fn all_fields_that_break_rules_are_told_at_once() {
 }
 
 #[tokio::test]
-async fn a_directory_outside_the_workspace_is_an_escape() {
+async fn cwd_outside_workspace_is_a_path_escape() {
     let daemon = Daemon::start().await;
     fs::create_dir(daemon.file("folder")).unwrap();
     for cwd in [
@@ -166,14 +166,14 @@ async fn a_directory_outside_the_workspace_is_an_escape() {
         "/proc/self/cwd",
         daemon.workspace().to_str().unwrap(),
     ] {
-        let request = RunRequest { cwd: Some(cwd.to_owned()), ..words() };
-        daemon.refuses(request, "PATH_ESCAPE").await;
+        let request = RunRequest { cwd: Some(cwd.to_owned()), ..marker_argv() };
+        daemon.run_failing(request, "PATH_ESCAPE").await;
     }
     assert!(!daemon.file("ran").exists());
 }
 
 #[tokio::test]
-async fn what_is_too_long_for_the_kernel_is_told_by_its_field() {
+async fn kernel_limits_are_reported_by_field() {
     let daemon = Daemon::start().await;
     // By execve(2): of all arguments together a quarter of the stack, 2 MiB; of a name 255 bytes, of a path 4,096.
     let much = "x".repeat((128 << 10) - 1);
@@ -181,19 +181,19 @@ async fn what_is_too_long_for_the_kernel_is_told_by_its_field() {
         (argv(&[&["printf"] as &[&str], &[&*much; 20]].concat()), "argv"),
         (argv(&[&"x".repeat(300)]), "argv[0]"),
         (argv(&[&"./x".repeat(2000)]), "argv[0]"),
-        (RunRequest { cwd: Some("x".repeat(300)), ..words() }, "cwd"),
+        (RunRequest { cwd: Some("x".repeat(300)), ..marker_argv() }, "cwd"),
     ] {
-        let refusal = daemon.refuses(request, "INVALID_PARAMS").await;
-        assert_eq!(refusal.fields(), [field], "{refusal:?}");
+        let refusal = daemon.run_failing(request, "INVALID_PARAMS").await;
+        assert_eq!(refusal.invalid_fields(), [field], "{refusal:?}");
     }
     std::os::unix::fs::symlink("loop", daemon.file("loop")).unwrap();
-    let request = RunRequest { cwd: Some("loop".to_owned()), ..words() };
-    daemon.refuses(request, "SYMLINK_BLOCKED").await;
+    let request = RunRequest { cwd: Some("loop".to_owned()), ..marker_argv() };
+    daemon.run_failing(request, "SYMLINK_BLOCKED").await;
     assert!(!daemon.file("ran").exists());
 }
 
 #[tokio::test]
-async fn a_directory_that_is_not_one_says_so() {
+async fn missing_or_invalid_cwd_is_reported() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("file"), "").unwrap();
     for (cwd, reason) in [
@@ -201,9 +201,9 @@ async fn a_directory_that_is_not_one_says_so() {
         ("missing/below", "DIRECTORY_NOT_FOUND"),
         ("file", "NOT_A_DIRECTORY"),
     ] {
-        for request in [line(), words()] {
+        for request in [marker_shell(), marker_argv()] {
             let request = RunRequest { cwd: Some(cwd.to_owned()), ..request };
-            let refusal = daemon.refuses(request, reason).await;
+            let refusal = daemon.run_failing(request, reason).await;
             assert!(refusal.message.contains(cwd), "{refusal:?}");
         }
     }
@@ -211,32 +211,33 @@ async fn a_directory_that_is_not_one_says_so() {
 }
 
 #[tokio::test]
-async fn an_unknown_program_is_named() {
+async fn unknown_program_is_named_in_the_error() {
     let daemon = Daemon::start().await;
-    let refusal = daemon.refuses(argv(&["no-such-program", "argument"]), "COMMAND_NOT_FOUND").await;
+    let refusal =
+        daemon.run_failing(argv(&["no-such-program", "argument"]), "COMMAND_NOT_FOUND").await;
     assert!(refusal.message.contains("no-such-program"), "{refusal:?}");
     let response = daemon.run(shell("no-such-program argument")).await;
     assert_eq!(response.exit_code, Some(127), "{response:?}");
 }
 
 #[tokio::test]
-async fn an_unknown_workspace_is_refused() {
+async fn unknown_workspace_is_rejected() {
     let daemon = Daemon::start().await;
-    let mut request = Request::new(line());
+    let mut request = Request::new(marker_shell());
     request.metadata_mut().insert("jig-workspace", "nowhere".parse().unwrap());
     let status = daemon.tools().run(request).await.unwrap_err();
-    assert_eq!(Refusal::of(&status).reason, "UNKNOWN_WORKSPACE");
+    assert_eq!(Refusal::from_status(&status).reason, "UNKNOWN_WORKSPACE");
     assert!(!daemon.file("ran").exists());
 }
 
 #[tokio::test]
-async fn a_refused_request_costs_no_sandbox() {
+async fn rejected_requests_use_no_sandbox() {
     let daemon = Daemon::start().await;
     for _ in 0..20 {
-        daemon.refuses(RunRequest::default(), "INVALID_PARAMS").await;
-        daemon.refuses(argv(&["no-such-program"]), "COMMAND_NOT_FOUND").await;
-        let outside = RunRequest { cwd: Some("..".to_owned()), ..line() };
-        daemon.refuses(outside, "PATH_ESCAPE").await;
+        daemon.run_failing(RunRequest::default(), "INVALID_PARAMS").await;
+        daemon.run_failing(argv(&["no-such-program"]), "COMMAND_NOT_FOUND").await;
+        let outside = RunRequest { cwd: Some("..".to_owned()), ..marker_shell() };
+        daemon.run_failing(outside, "PATH_ESCAPE").await;
     }
     let counts = daemon.info().await.counts.unwrap();
     assert_eq!((counts.runs_active, counts.sandboxes_quarantined), (0, 0));
@@ -245,21 +246,21 @@ async fn a_refused_request_costs_no_sandbox() {
 }
 
 #[tokio::test]
-async fn values_that_an_enum_does_not_have_are_refused_and_the_others_named() {
+async fn unknown_enum_values_are_rejected_with_the_valid_ones() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("f"), "old").unwrap();
     let path = || "f".to_owned();
-    let refused = |answer: Result<(), Status>, field: &str, value: &str| {
-        let refusal = Refusal::of(&answer.unwrap_err());
+    let expect_invalid_params = |answer: Result<(), Status>, field: &str, value: &str| {
+        let refusal = Refusal::from_status(&answer.unwrap_err());
         assert_eq!(refusal.reason, "INVALID_PARAMS");
-        assert_eq!(refusal.fields(), [field]);
+        assert_eq!(refusal.invalid_fields(), [field]);
         assert!(refusal.message.contains(value), "{refusal:?}");
     };
     let mut tools = daemon.tools();
     let request = ReadFileRequest { path: path(), encoding: Some(9), ..Default::default() };
-    refused(tools.read_file(request).await.map(drop), "encoding", "ENCODING_BASE64");
+    expect_invalid_params(tools.read_file(request).await.map(drop), "encoding", "ENCODING_BASE64");
     let request = WriteFileRequest { path: path(), mode: Some(-1), ..Default::default() };
-    refused(tools.write_file(request).await.map(drop), "mode", "WRITE_MODE_APPEND");
+    expect_invalid_params(tools.write_file(request).await.map(drop), "mode", "WRITE_MODE_APPEND");
     let edit = |occurrence| Edit {
         old_string: "old".to_owned(),
         new_string: "new".to_owned(),
@@ -271,7 +272,7 @@ async fn values_that_an_enum_does_not_have_are_refused_and_the_others_named() {
         ..Default::default()
     };
     let answer = tools.edit_file(request).await.map(drop);
-    refused(answer, "edits[1].occurrence", "OCCURRENCE_FIRST");
+    expect_invalid_params(answer, "edits[1].occurrence", "OCCURRENCE_FIRST");
     let notebook = || EditNotebookRequest {
         path: path(),
         cell_index: Some(0),
@@ -279,8 +280,12 @@ async fn values_that_an_enum_does_not_have_are_refused_and_the_others_named() {
         ..Default::default()
     };
     let request = EditNotebookRequest { mode: Some(77), ..notebook() };
-    refused(tools.edit_notebook(request).await.map(drop), "mode", "CELL_EDIT_INSERT");
+    expect_invalid_params(tools.edit_notebook(request).await.map(drop), "mode", "CELL_EDIT_INSERT");
     let request = EditNotebookRequest { cell_type: Some(77), ..notebook() };
-    refused(tools.edit_notebook(request).await.map(drop), "cell_type", "CELL_TYPE_RAW");
+    expect_invalid_params(
+        tools.edit_notebook(request).await.map(drop),
+        "cell_type",
+        "CELL_TYPE_RAW",
+    );
     assert_eq!(fs::read_to_string(daemon.file("f")).unwrap(), "old");
 }

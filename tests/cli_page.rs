@@ -3,7 +3,7 @@
 
 use std::{fmt::Write as _, fs, path::Path, process::Command};
 
-use crate::support::jigd;
+use crate::support::run_jigd;
 
 const MAX_COLUMNS: usize = 96;
 /// Header of the options that every command of `jig` has. The page shows them once.
@@ -28,7 +28,7 @@ fn cli_page_shows_what_help_prints() {
 fn reference() -> String {
     let mut page = String::new();
     append(&mut page, &["jig"]);
-    let daemon = String::from_utf8(jigd(&["--help"]).stdout).unwrap();
+    let daemon = String::from_utf8(run_jigd(&["--help"]).stdout).unwrap();
     append_section(&mut page, "## jigd", &daemon);
     page.truncate(page.trim_end().len());
     page.push('\n');

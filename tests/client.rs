@@ -13,10 +13,10 @@ use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
 };
 
-use crate::support::{Daemon, Setup, eventually, minds_signals};
+use crate::support::{Daemon, Setup, command_with_default_signals, eventually};
 
 /// Runs `jig` in `directory`.
-fn jig(directory: &Path, arguments: &[&str]) -> Output {
+fn run_jig(directory: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_jig"))
         .args(arguments)
         .current_dir(directory)
@@ -28,7 +28,7 @@ fn jig(directory: &Path, arguments: &[&str]) -> Output {
 }
 
 /// What a terminal gets when `jig` runs on it, without its own colours and progress.
-fn jig_on_a_terminal(directory: &Path, arguments: &[&str]) -> String {
+fn run_jig_on_terminal(directory: &Path, arguments: &[&str]) -> String {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let terminal = openpt(flags).unwrap();
     grantpt(&terminal).unwrap();
@@ -56,45 +56,45 @@ fn jig_on_a_terminal(directory: &Path, arguments: &[&str]) -> String {
     shown
 }
 
-fn text(bytes: &[u8]) -> &str {
+fn utf8(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
 /// Runs `jig`, which must exit with `code`; answers what it wrote to standard output.
-fn jig_exits(directory: &Path, arguments: &[&str], code: i32) -> String {
-    let output = jig(directory, arguments);
+fn run_expecting_exit(directory: &Path, arguments: &[&str], code: i32) -> String {
+    let output = run_jig(directory, arguments);
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
-    text(&output.stdout).to_owned()
+    utf8(&output.stdout).to_owned()
 }
 
 #[test]
-fn without_an_address_the_daemon_lives_as_long_as_the_call() {
+fn embedded_daemon_lives_as_long_as_the_call() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();
-    let uname = jig_exits(here, &["run", "uname -a; echo made > file"], 0);
+    let uname = run_expecting_exit(here, &["run", "uname -a; echo made > file"], 0);
     assert!(uname.starts_with("Linux jig "), "{uname}");
     assert_eq!(std::fs::read_to_string(here.join("file")).unwrap(), "made\n");
-    assert_eq!(jig_exits(here, &["read", "file"], 0), "made\n");
-    assert_eq!(jig_exits(here, &["ls"], 0), "file\n");
-    assert!(jig_exits(here, &["info"], 0).contains("L3"));
+    assert_eq!(run_expecting_exit(here, &["read", "file"], 0), "made\n");
+    assert_eq!(run_expecting_exit(here, &["ls"], 0), "file\n");
+    assert!(run_expecting_exit(here, &["info"], 0).contains("L3"));
 }
 
 #[test]
-fn the_exit_code_is_the_commands() {
+fn jig_run_exits_like_its_command() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();
     // One argument is a command line, what follows `--` is a program and its arguments.
-    assert_eq!(jig_exits(here, &["run", "echo $((1 + 1))"], 0), "2\n");
-    assert_eq!(jig_exits(here, &["run", "--", "echo", "$((1 + 1))"], 0), "$((1 + 1))\n");
-    jig_exits(here, &["run", "exit 7"], 7);
-    jig_exits(here, &["run", "kill -SEGV $$"], 128 + 11);
-    jig_exits(here, &["run", "--timeout", "1", "sleep 100"], 124);
-    let output = jig(here, &["run", "--", "no-such-program"]);
+    assert_eq!(run_expecting_exit(here, &["run", "echo $((1 + 1))"], 0), "2\n");
+    assert_eq!(run_expecting_exit(here, &["run", "--", "echo", "$((1 + 1))"], 0), "$((1 + 1))\n");
+    run_expecting_exit(here, &["run", "exit 7"], 7);
+    run_expecting_exit(here, &["run", "kill -SEGV $$"], 128 + 11);
+    run_expecting_exit(here, &["run", "--timeout", "1", "sleep 100"], 124);
+    let output = run_jig(here, &["run", "--", "no-such-program"]);
     assert_eq!(output.status.code(), Some(125));
-    assert!(text(&output.stderr).contains("COMMAND_NOT_FOUND"), "{output:?}");
-    let output = jig(here, &["run", "echo out; echo err >&2"]);
+    assert!(utf8(&output.stderr).contains("COMMAND_NOT_FOUND"), "{output:?}");
+    let output = run_jig(here, &["run", "echo out; echo err >&2"]);
     assert_eq!(
-        (text(&output.stdout), text(&output.stderr)),
+        (utf8(&output.stdout), utf8(&output.stderr)),
         (
             "out\n",
             "jig: no running daemon serves this directory: starting one for this call\nerr\n"
@@ -103,30 +103,30 @@ fn the_exit_code_is_the_commands() {
 }
 
 #[tokio::test]
-async fn with_an_address_the_daemon_there_is_asked() {
-    let daemon = Setup::new().tcp().start().await;
+async fn address_option_selects_the_daemon() {
+    let daemon = Setup::new().listen_tcp().start().await;
     let unix = format!("unix:{}", daemon.socket().display());
     let tcp = format!("127.0.0.1:{}", daemon.port());
     let nowhere = tempfile::tempdir().unwrap();
     for address in [&unix, &tcp] {
         let here = nowhere.path();
         let on = |arguments: &[&'static str]| [&["--address", address], arguments].concat();
-        assert_eq!(jig_exits(here, &on(&["run", "pwd"]), 0), "/workspace\n");
-        jig_exits(here, &on(&["health"]), 0);
-        jig_exits(here, &on(&["health", "jig.v1.ToolService"]), 0);
-        let json = jig_exits(here, &on(&["--json", "run", "echo hi; exit 3"]), 3);
+        assert_eq!(run_expecting_exit(here, &on(&["run", "pwd"]), 0), "/workspace\n");
+        run_expecting_exit(here, &on(&["health"]), 0);
+        run_expecting_exit(here, &on(&["health", "jig.v1.ToolService"]), 0);
+        let json = run_expecting_exit(here, &on(&["--json", "run", "echo hi; exit 3"]), 3);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["outcome"], "OUTCOME_EXITED", "{json}");
         assert_eq!(json["exit_code"], 3, "{json}");
         assert_eq!(json["stdout"], "hi\n", "{json}");
         let path = json["stdout_path"].as_str().unwrap();
         let read = ["--address", address, "artifact", path];
-        assert_eq!(jig_exits(here, &read, 0), "hi\n");
+        assert_eq!(run_expecting_exit(here, &read, 0), "hi\n");
     }
 }
 
 #[tokio::test]
-async fn a_signal_ends_it_while_nobody_reads_the_answer() {
+async fn signal_ends_jig_while_its_output_is_unread() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("big"), ("x".repeat(999) + "\n").repeat(1000)).unwrap();
     let address = format!("unix:{}", daemon.socket().display());
@@ -136,7 +136,7 @@ async fn a_signal_ends_it_while_nobody_reads_the_answer() {
             for arguments in
                 [&["--json", "read", "big"][..], &["run", "--max-output", "2000000", "cat big >&2"]]
             {
-                let mut child = minds_signals(env!("CARGO_BIN_EXE_jig"))
+                let mut child = command_with_default_signals(env!("CARGO_BIN_EXE_jig"))
                     .args([connection, arguments].concat())
                     .current_dir(workspace)
                     .env_clear()
@@ -172,7 +172,7 @@ async fn a_signal_ends_it_while_nobody_reads_the_answer() {
 }
 
 #[test]
-fn what_cannot_be_done_says_what_to_do() {
+fn cli_errors_name_the_remedy() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, code, says) in [
         (&["--address", "unix:/nowhere/jig.sock", "run", "true"][..], 125, "jig serve"),
@@ -186,20 +186,20 @@ fn what_cannot_be_done_says_what_to_do() {
         (&["serve", "--listen", "0.0.0.0:1"], 78, "loopback"),
         (&["serve", "--no-such-flag"], 64, "--no-such-flag"),
     ] {
-        let output = jig(folder.path(), arguments);
+        let output = run_jig(folder.path(), arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
-        assert!(text(&output.stderr).contains(says), "{arguments:?}: {output:?}");
+        assert!(utf8(&output.stderr).contains(says), "{arguments:?}: {output:?}");
     }
 }
 
 #[tokio::test]
-async fn the_bench_prints_its_ratios_beside_a_bare_process() {
+async fn bench_prints_its_ratios_beside_a_bare_process() {
     let _turn = Daemon::start().await;
     let folder = tempfile::tempdir().unwrap();
     let arguments =
         "bench run --count 40 --clients 2 --stream 8 --starts 2 --sleeping 20 --sequence 40";
     let arguments: Vec<&str> = arguments.split(' ').collect();
-    let report = jig_exits(folder.path(), &arguments, 0);
+    let report = run_expecting_exit(folder.path(), &arguments, 0);
     for part in [
         "bare posix_spawn",
         "jig run, sandboxed",
@@ -218,7 +218,7 @@ async fn the_bench_prints_its_ratios_beside_a_bare_process() {
 }
 
 #[test]
-fn on_a_terminal_names_and_lines_are_only_text() {
+fn terminal_output_escapes_control_characters() {
     const NAME: &str = "e\x1b[5mBLINK\n\u{9b}7m";
     const SHOWN: &str = r#""e\033[5mBLINK\n\302\2337m""#;
     let folder = tempfile::tempdir().unwrap();
@@ -239,7 +239,7 @@ fn on_a_terminal_names_and_lines_are_only_text() {
         (&["ls", "d", "\x1b[5m\u{9b}5m"], "'\\302\\2335m'".to_owned()),
         (&["mkdir", "d/\x1b[5m"], "created \"d/\\033[5m\"\n".to_owned()),
     ] {
-        let output = jig_on_a_terminal(&here, arguments);
+        let output = run_jig_on_terminal(&here, arguments);
         assert!(output.contains(&shown), "{arguments:?}: {output}");
         let orders = |character: char| character.is_control() && character != '\n';
         assert!(!output.contains(orders), "{arguments:?}: {output:?}");
@@ -247,17 +247,17 @@ fn on_a_terminal_names_and_lines_are_only_text() {
     // There, of a long file, not all is shown.
     let lines = "x\n".repeat(12_000);
     fs::write(here.join("long"), &lines).unwrap();
-    let shown = jig_on_a_terminal(&here, &["read", "long"]);
+    let shown = run_jig_on_terminal(&here, &["read", "long"]);
     assert!(shown.contains("2000 of 12000 lines in the middle are omitted"));
-    assert!(jig_exits(&here, &["read", "long"], 0) == lines);
+    assert!(run_expecting_exit(&here, &["read", "long"], 0) == lines);
     fs::remove_file(here.join("long")).unwrap();
     // Programs get names as they are.
-    assert_eq!(jig_exits(&here, &["ls"], 0), format!("{NAME}\n"));
-    assert_eq!(jig_exits(&here, &["search", "needle"], 0), format!("{NAME}:1:1:needle\n"));
+    assert_eq!(run_expecting_exit(&here, &["ls"], 0), format!("{NAME}\n"));
+    assert_eq!(run_expecting_exit(&here, &["search", "needle"], 0), format!("{NAME}:1:1:needle\n"));
 }
 
 #[test]
-fn a_request_id_is_for_one_call_of_a_daemon_that_goes_on() {
+fn request_id_needs_one_call_of_a_running_daemon() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("d")).unwrap();
     let elsewhere = ["--address", "unix:nowhere", "--request-id", "id"];
@@ -266,24 +266,24 @@ fn a_request_id_is_for_one_call_of_a_daemon_that_goes_on() {
         &[&elsewhere[..], &["cp", "-r", "d", ":d"]].concat(),
         &[&elsewhere[..], &["rules", "rm", "a", "b"]].concat(),
     ] {
-        let output = jig(folder.path(), arguments);
-        let told = text(&output.stderr);
+        let output = run_jig(folder.path(), arguments);
+        let stderr = utf8(&output.stderr);
         assert!(!output.status.success(), "{output:?}");
-        assert!(told.contains("--request-id cannot be given here"), "{told}");
+        assert!(stderr.contains("--request-id cannot be given here"), "{stderr}");
     }
 }
 
 #[test]
-fn completions_and_manual_pages_are_made_of_the_arguments() {
+fn completions_and_manual_pages_cover_the_arguments() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();
     for shell in ["bash", "zsh", "fish"] {
-        let script = jig_exits(here, &["completions", shell], 0);
+        let script = run_expecting_exit(here, &["completions", shell], 0);
         assert!(script.contains("approvals"), "{shell}: {script}");
     }
-    let page = jig_exits(here, &["man"], 0);
+    let page = run_expecting_exit(here, &["man"], 0);
     assert!(page.contains(".TH jig 1"), "{page}");
-    jig_exits(here, &["man", "share/man1"], 0);
+    run_expecting_exit(here, &["man", "share/man1"], 0);
     let run = fs::read_to_string(here.join("share/man1/jig-run.1")).unwrap();
     assert!(run.contains("minimum"), "{run}");
 }

@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeSet, fs};
 
-use crate::support::jigd;
+use crate::support::run_jigd;
 
 const PAGE: &str = include_str!("../docs/configuration.md");
 /// No table has it.
 const UNKNOWN_KEY: &str = "no_such_key";
 
 #[test]
-fn the_file_with_its_defaults_is_accepted() {
+fn documented_default_file_is_accepted() {
     let (_, rest) = PAGE.split_once("```toml jigd\n").unwrap();
     let (file, _) = rest.split_once("```").unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -21,7 +21,7 @@ fn the_file_with_its_defaults_is_accepted() {
     let state = folder.path().join("state").display().to_string();
     fs::write(&path, file.replace("/srv", &root)).unwrap();
     let path = path.to_str().unwrap();
-    let output = jigd(&["--check", "--config", path, "--state-dir", &state]);
+    let output = run_jigd(&["--check", "--config", path, "--state-dir", &state]);
     let report = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{report}");
     assert!(report.contains("workspace project at "), "{report}");
@@ -67,7 +67,7 @@ fn known_keys(header: &str) -> BTreeSet<String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.toml");
     fs::write(&path, format!("{header}\n{UNKNOWN_KEY} = 1\n")).unwrap();
-    let output = jigd(&["--check", "--config", path.to_str().unwrap()]);
+    let output = run_jigd(&["--check", "--config", path.to_str().unwrap()]);
     let error = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     let expected = format!("`{UNKNOWN_KEY}`, expected ");
     let (_, known) = error.split_once(&expected).expect(&error);

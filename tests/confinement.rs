@@ -17,7 +17,7 @@ use crate::support::{Daemon, HostProgram, Refusal, Setup, eventually};
 
 /// Deletes a directory that is moved to `elsewhere` while that goes on. Answers what the call
 /// answers, and how many entries the daemon has left there.
-async fn moved_while_deleted(
+async fn delete_while_moved(
     daemon: &Daemon,
     elsewhere: &Path,
     make: impl Fn(PathBuf),
@@ -56,42 +56,42 @@ async fn moved_while_deleted(
     }
 }
 
-fn file(path: PathBuf) {
+fn create_file(path: PathBuf) {
     fs::write(path, "").unwrap();
 }
 
-fn directory(path: PathBuf) {
+fn create_directory(path: PathBuf) {
     fs::create_dir(path).unwrap();
 }
 
 #[tokio::test]
-async fn what_is_moved_out_of_the_workspace_is_out_of_the_daemons_reach() {
+async fn daemon_cannot_reach_tree_moved_out_of_workspace() {
     for setup in [Setup::new(), Setup::new().user(12345)] {
         let daemon = setup.start().await;
         let elsewhere = tempfile::tempdir().unwrap();
-        let (answer, left) = moved_while_deleted(&daemon, elsewhere.path(), file).await;
-        let refusal = Refusal::of(&answer.unwrap_err());
+        let (answer, remaining) = delete_while_moved(&daemon, elsewhere.path(), create_file).await;
+        let refusal = Refusal::from_status(&answer.unwrap_err());
         assert_eq!(refusal.reason, "PERMISSION_DENIED", "{refusal:?}");
-        assert!(left > 0);
+        assert!(remaining > 0);
         assert!(!daemon.log().contains("WARN"), "{}", daemon.log());
     }
 }
 
 #[tokio::test]
-async fn where_the_socket_is_the_daemon_may_do_no_more_than_that_takes() {
+async fn daemon_cannot_delete_directories_beside_its_socket() {
     let daemon = Daemon::start().await;
-    let beside = daemon.beside("moved");
+    let beside = daemon.sibling_path("moved");
     fs::create_dir(&beside).unwrap();
-    let (answer, left) = moved_while_deleted(&daemon, &beside, directory).await;
-    let refusal = Refusal::of(&answer.unwrap_err());
+    let (answer, remaining) = delete_while_moved(&daemon, &beside, create_directory).await;
+    let refusal = Refusal::from_status(&answer.unwrap_err());
     assert_eq!(refusal.reason, "PERMISSION_DENIED", "{refusal:?}");
-    assert!(left > 0);
+    assert!(remaining > 0);
 }
 
 #[tokio::test]
-async fn without_landlock_the_daemon_says_that_it_is_not_confined() {
+async fn daemon_without_landlock_logs_a_warning() {
     let kernel = HostProgram::compile("without_landlock");
-    let daemon = Setup::new().under([&kernel.path]).start().await;
+    let daemon = Setup::new().wrapped_by([&kernel.path]).start().await;
     let log = daemon.log();
     let warnings: Vec<&str> = log.lines().filter(|line| line.contains("WARN")).collect();
     let [warning] = warnings.as_slice() else {
@@ -100,7 +100,7 @@ async fn without_landlock_the_daemon_says_that_it_is_not_confined() {
     assert!(warning.contains("Landlock") && warning.contains("lsm="), "{warning}");
     // That the tests above look at Landlock and at nothing else.
     let elsewhere = tempfile::tempdir().unwrap();
-    let (answer, left) = moved_while_deleted(&daemon, elsewhere.path(), file).await;
+    let (answer, remaining) = delete_while_moved(&daemon, elsewhere.path(), create_file).await;
     answer.unwrap();
-    assert_eq!(left, 0);
+    assert_eq!(remaining, 0);
 }

@@ -13,10 +13,10 @@ use tonic_health::pb::{
 };
 
 use crate::support::{
-    Daemon, EpollShortage, HostProgram, Refusal, Setup, eventually, promptly, shell, with,
+    Daemon, EpollShortage, HostProgram, Refusal, Setup, eventually, promptly, shell, with_metadata,
 };
 
-async fn check(channel: Channel, service: &str) -> Result<ServingStatus, Code> {
+async fn check_health(channel: Channel, service: &str) -> Result<ServingStatus, Code> {
     let service = service.to_owned();
     let request = HealthCheckRequest { service };
     let answer = HealthClient::new(channel).check(request).await;
@@ -24,9 +24,9 @@ async fn check(channel: Channel, service: &str) -> Result<ServingStatus, Code> {
 }
 
 /// The names whose health is one of these.
-async fn all_are(daemon: &Daemon, names: &[&str], expected: ServingStatus) -> bool {
+async fn all_have_status(daemon: &Daemon, names: &[&str], expected: ServingStatus) -> bool {
     for name in names {
-        if check(daemon.channel(), name).await != Ok(expected) {
+        if check_health(daemon.channel(), name).await != Ok(expected) {
             return false;
         }
     }
@@ -34,27 +34,28 @@ async fn all_are(daemon: &Daemon, names: &[&str], expected: ServingStatus) -> bo
 }
 
 /// Waits until all is well, or nothing but that the process lives.
-async fn becomes(daemon: &Daemon, expected: ServingStatus) {
+async fn wait_for_health(daemon: &Daemon, expected: ServingStatus) {
     let names =
         ["", "readiness", "jig.v1.ToolService", "jig.v1.CatalogService", "jig.v1.DaemonService"];
-    eventually("the health is another", async || all_are(daemon, &names, expected).await).await;
-    let liveness = check(daemon.channel(), "liveness").await;
+    eventually("the health is another", async || all_have_status(daemon, &names, expected).await)
+        .await;
+    let liveness = check_health(daemon.channel(), "liveness").await;
     assert_eq!(liveness, Ok(ServingStatus::Serving));
 }
 
-fn lines<'a>(log: &'a str, text: &str) -> Vec<&'a str> {
+fn lines_containing<'a>(log: &'a str, text: &str) -> Vec<&'a str> {
     log.lines().filter(|line| line.contains(text)).collect()
 }
 
 /// Gives a daemon a limit of descriptors; returns what it was.
-fn limit(daemon: &Daemon, limit: u64) -> u64 {
+fn set_descriptor_limit(daemon: &Daemon, limit: u64) -> u64 {
     let new = Rlimit { current: Some(limit), maximum: getrlimit(Resource::Nofile).maximum };
     let old = prlimit(Pid::from_raw(daemon.pid()), Resource::Nofile, new).unwrap();
     old.current.unwrap_or(1 << 20)
 }
 
 #[tokio::test]
-async fn every_service_has_a_name() {
+async fn every_service_reports_its_health() {
     let daemon = Daemon::start().await;
     let files = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap().file;
     let ours = files.iter().filter(|file| file.package() == "jig.v1");
@@ -65,80 +66,80 @@ async fn every_service_has_a_name() {
     assert!(services.len() > 9, "{services:?}");
     let standard = ["", "liveness", "readiness", "grpc.health.v1.Health"];
     for name in services.iter().map(String::as_str).chain(standard) {
-        let status = check(daemon.channel(), name).await;
+        let status = check_health(daemon.channel(), name).await;
         assert_eq!(status, Ok(ServingStatus::Serving), "{name}");
     }
-    let unknown = check(daemon.channel(), "jig.v1.NoService").await;
+    let unknown = check_health(daemon.channel(), "jig.v1.NoService").await;
     assert_eq!(unknown, Err(Code::NotFound));
 }
 
 #[tokio::test]
-async fn a_daemon_that_runs_no_commands_lives_and_is_not_ready() {
+async fn daemon_without_sandboxes_is_live_but_not_ready() {
     let wrapper = HostProgram::compile("no_namespaces");
-    let daemon = Setup::new().under([&wrapper.path]).start().await;
+    let daemon = Setup::new().wrapped_by([&wrapper.path]).start().await;
     let [serving, not_serving] = [
         ["liveness", "jig.v1.TransferService", "jig.v1.CatalogService"].as_slice(),
         &["", "readiness", "jig.v1.ToolService", "jig.v1.InvokeService"],
     ];
-    assert!(all_are(&daemon, serving, ServingStatus::Serving).await);
-    assert!(all_are(&daemon, not_serving, ServingStatus::NotServing).await);
+    assert!(all_have_status(&daemon, serving, ServingStatus::Serving).await);
+    assert!(all_have_status(&daemon, not_serving, ServingStatus::NotServing).await);
 }
 
 #[tokio::test]
-async fn a_daemon_without_descriptors_says_so_once_until_it_accepts_again() {
-    let daemon = Setup::new().tcp().start().await;
+async fn descriptor_shortage_is_logged_once_per_episode() {
+    let daemon = Setup::new().listen_tcp().start().await;
     // Made before: health is watched on it.
-    becomes(&daemon, ServingStatus::Serving).await;
+    wait_for_health(&daemon, ServingStatus::Serving).await;
     for episode in 1..=2 {
-        let limited = limit(&daemon, 0);
+        let limited = set_descriptor_limit(&daemon, 0);
         // Two listeners lack them, one line says so.
         let unix = UnixStream::connect(daemon.socket()).unwrap();
         let tcp = std::net::TcpStream::connect(("127.0.0.1", daemon.port())).unwrap();
-        becomes(&daemon, ServingStatus::NotServing).await;
-        limit(&daemon, limited);
-        becomes(&daemon, ServingStatus::Serving).await;
+        wait_for_health(&daemon, ServingStatus::NotServing).await;
+        set_descriptor_limit(&daemon, limited);
+        wait_for_health(&daemon, ServingStatus::Serving).await;
         drop((unix, tcp));
         let log = daemon.log();
-        let said = lines(&log, "no connection can be accepted");
-        assert_eq!(said.len(), episode, "{log}");
-        assert!(said.iter().all(|line| line.contains("ulimit -n")), "{log}");
-        let again = lines(&log, "connections are accepted again");
+        let warnings = lines_containing(&log, "no connection can be accepted");
+        assert_eq!(warnings.len(), episode, "{log}");
+        assert!(warnings.iter().all(|line| line.contains("ulimit -n")), "{log}");
+        let again = lines_containing(&log, "connections are accepted again");
         assert_eq!(again.len(), episode, "{log}");
     }
-    let status = check(daemon.new_connection(), "").await;
+    let status = check_health(daemon.new_connection(), "").await;
     assert_eq!(status, Ok(ServingStatus::Serving));
 }
 
 #[tokio::test]
-async fn a_daemon_without_epoll_watches_says_so_once_until_it_accepts_again() {
+async fn epoll_shortage_is_logged_once_and_recovers() {
     let shortage = EpollShortage::new();
-    let daemon = shortage.of(Setup::new()).start().await;
-    becomes(&daemon, ServingStatus::Serving).await;
+    let daemon = shortage.apply_to(Setup::new()).start().await;
+    wait_for_health(&daemon, ServingStatus::Serving).await;
     shortage.begin();
     // It is accepted, and cannot be driven.
-    let lost = check(daemon.new_connection(), "").await;
+    let lost = check_health(daemon.new_connection(), "").await;
     assert!(lost.is_err(), "{lost:?}");
-    becomes(&daemon, ServingStatus::NotServing).await;
+    wait_for_health(&daemon, ServingStatus::NotServing).await;
     shortage.end();
     // Also without a client that connects.
-    becomes(&daemon, ServingStatus::Serving).await;
+    wait_for_health(&daemon, ServingStatus::Serving).await;
     let log = daemon.log();
-    let said = lines(&log, "no connection can be accepted");
-    assert_eq!(said.len(), 1, "{log}");
-    assert!(said[0].contains("fs.epoll.max_user_watches"), "{log}");
-    let status = check(daemon.new_connection(), "").await;
+    let warnings = lines_containing(&log, "no connection can be accepted");
+    assert_eq!(warnings.len(), 1, "{log}");
+    assert!(warnings[0].contains("fs.epoll.max_user_watches"), "{log}");
+    let status = check_health(daemon.new_connection(), "").await;
     assert_eq!(status, Ok(ServingStatus::Serving));
 }
 
 #[tokio::test]
-async fn a_state_directory_that_is_gone_is_noticed_and_no_request_id_is_done_twice() {
+async fn lost_state_directory_rejects_calls_with_request_ids() {
     let daemon = Daemon::start().await;
     let under = |id: &str, path: &str| {
         let path = path.to_owned();
-        with("jig-request-id", id, CreateDirectoryRequest { path })
+        with_metadata("jig-request-id", id, CreateDirectoryRequest { path })
     };
     daemon.tools().create_directory(under("before", "a")).await.unwrap();
-    let (state, aside) = (daemon.state(), daemon.beside("aside"));
+    let (state, aside) = (daemon.state_dir(), daemon.sibling_path("aside"));
     for replaced in [false, true] {
         fs::rename(&state, &aside).unwrap();
         if replaced {
@@ -148,11 +149,11 @@ async fn a_state_directory_that_is_gone_is_noticed_and_no_request_id_is_done_twi
         // At once, and not only when somebody looks.
         for path in ["b", "a"] {
             let refused = daemon.tools().create_directory(under("after", path)).await;
-            let refusal = Refusal::of(&refused.unwrap_err());
+            let refusal = Refusal::from_status(&refused.unwrap_err());
             assert_eq!(refusal.reason, "STATE_LOST");
             assert!(refusal.message.contains("removed or replaced"), "{refusal:?}");
         }
-        becomes(&daemon, ServingStatus::NotServing).await;
+        wait_for_health(&daemon, ServingStatus::NotServing).await;
         assert!(!daemon.file("b").exists());
         // What needs no claim goes on.
         daemon.output(shell("true")).await;
@@ -160,20 +161,20 @@ async fn a_state_directory_that_is_gone_is_noticed_and_no_request_id_is_done_twi
             fs::remove_dir_all(&state).unwrap();
         }
         fs::rename(&aside, &state).unwrap();
-        becomes(&daemon, ServingStatus::Serving).await;
+        wait_for_health(&daemon, ServingStatus::Serving).await;
     }
     daemon.tools().create_directory(under("after", "b")).await.unwrap();
     let log = daemon.log();
-    assert_eq!(lines(&log, "rejecting calls that need it").len(), 2, "{log}");
-    assert_eq!(lines(&log, "is in place again").len(), 2, "{log}");
-    assert_eq!(lines(&log, "failed by a defect"), [""; 0]);
+    assert_eq!(lines_containing(&log, "rejecting calls that need it").len(), 2, "{log}");
+    assert_eq!(lines_containing(&log, "is in place again").len(), 2, "{log}");
+    assert_eq!(lines_containing(&log, "failed by a defect"), [""; 0]);
     // Noticed without a call, too, also where only the lock is gone, which another daemon would take.
     fs::remove_file(state.join("lock")).unwrap();
-    becomes(&daemon, ServingStatus::NotServing).await;
+    wait_for_health(&daemon, ServingStatus::NotServing).await;
 }
 
 /// Runs `jig`, which must fail with `code`; returns what it reports.
-fn jig_fails(daemon: &Daemon, arguments: &[&str], code: i32) -> String {
+fn run_failing_jig(daemon: &Daemon, arguments: &[&str], code: i32) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_jig"))
         .arg("--json")
         .args(arguments)
@@ -187,7 +188,7 @@ fn jig_fails(daemon: &Daemon, arguments: &[&str], code: i32) -> String {
 }
 
 #[tokio::test]
-async fn calls_without_a_request_id_fail_for_a_lost_state_directory_and_not_by_a_defect() {
+async fn calls_without_request_ids_report_a_lost_state_directory() {
     let change = "--- a/old\n+++ b/old\n@@ -1 +1 @@\n-old\n+new\n";
     let changes: [(&[&str], i32); 5] = [
         (&["write", "new", "--text", "x"], 1),
@@ -204,15 +205,15 @@ async fn calls_without_a_request_id_fail_for_a_lost_state_directory_and_not_by_a
         if was_used {
             daemon.output(shell("true")).await;
         }
-        fs::remove_dir_all(daemon.state()).unwrap();
+        fs::remove_dir_all(daemon.state_dir()).unwrap();
         if is_replaced {
-            fs::create_dir(daemon.state()).unwrap();
+            fs::create_dir(daemon.state_dir()).unwrap();
         }
-        becomes(&daemon, ServingStatus::NotServing).await;
+        wait_for_health(&daemon, ServingStatus::NotServing).await;
         // Whether a session can be recorded is another question where it is open already.
         let of_session = of_session.iter().filter(|_| !was_used);
         for (arguments, code) in changes.iter().chain(of_session) {
-            let report = jig_fails(&daemon, arguments, *code);
+            let report = run_failing_jig(&daemon, arguments, *code);
             assert!(
                 report.contains("STATE_LOST"),
                 "{was_used} {is_replaced} {arguments:?}: {report}"
@@ -220,20 +221,20 @@ async fn calls_without_a_request_id_fail_for_a_lost_state_directory_and_not_by_a
         }
         assert_eq!(fs::read_to_string(daemon.file("old")).unwrap(), "old\n");
         assert!(!daemon.file("new").exists() && !daemon.file("copy").exists());
-        assert_eq!(daemon.state().exists(), is_replaced);
+        assert_eq!(daemon.state_dir().exists(), is_replaced);
         let log = daemon.log();
-        assert_eq!(lines(&log, "failed by a defect"), [""; 0], "{log}");
+        assert_eq!(lines_containing(&log, "failed by a defect"), [""; 0], "{log}");
     }
 }
 
 #[tokio::test]
-async fn a_daemon_that_drains_lives_and_is_not_ready() {
+async fn draining_daemon_is_live_but_not_ready() {
     let daemon = Setup::new().arguments(&["--drain-timeout", "60s"]).start().await;
     let mark = daemon.file("goes-on");
-    let running = daemon.begin(shell("touch goes-on; while [ ! -e end ]; do sleep 0.1; done"));
+    let running = daemon.spawn_run(shell("touch goes-on; while [ ! -e end ]; do sleep 0.1; done"));
     eventually("the command runs", async || mark.exists()).await;
     daemon.signal(Signal::TERM);
-    becomes(&daemon, ServingStatus::NotServing).await;
+    wait_for_health(&daemon, ServingStatus::NotServing).await;
     fs::write(daemon.file("end"), "").unwrap();
     promptly("the command ends", running).await.unwrap().unwrap();
 }

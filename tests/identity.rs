@@ -9,16 +9,16 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::support::{Daemon, Setup, shell, with};
+use crate::support::{Daemon, Setup, shell, with_metadata};
 
 /// A user that is neither root nor the sandboxes' own.
-const SOMEBODY: u32 = 1234;
+const OTHER_UID: u32 = 1234;
 /// An ordinary user who runs a daemon.
-const ORDINARY: u32 = 12345;
+const UNPRIVILEGED_UID: u32 = 12345;
 
 /// Checks that commands, the tools and the host see one another's files, which belong to `owner` on
 /// disk. Answers as whom commands run and how the workspace was made theirs.
-async fn shares_files(daemon: &Daemon, owner: u32) -> (u32, String) {
+async fn check_shared_files(daemon: &Daemon, owner: u32) -> (u32, String) {
     let output = daemon
         .output(shell(
             "echo made > made; mkdir -p folder/inner; echo inner > folder/inner/file; ln -s made link; \
@@ -53,30 +53,31 @@ async fn shares_files(daemon: &Daemon, owner: u32) -> (u32, String) {
 }
 
 #[tokio::test]
-async fn root_on_a_workspace_of_roots() {
+async fn root_daemon_shares_files_of_a_root_workspace() {
     let daemon = Daemon::start().await;
-    let (_, ownership) = shares_files(&daemon, 0).await;
+    let (_, ownership) = check_shared_files(&daemon, 0).await;
     assert_eq!(ownership, "idmapped");
 }
 
 #[tokio::test]
-async fn root_on_a_workspace_of_a_users() {
-    let daemon = Setup::new().workspace_owner(SOMEBODY).start().await;
-    shares_files(&daemon, SOMEBODY).await;
+async fn root_daemon_shares_files_of_a_user_workspace() {
+    let daemon = Setup::new().workspace_owner(OTHER_UID).start().await;
+    check_shared_files(&daemon, OTHER_UID).await;
 }
 
 #[tokio::test]
-async fn an_ordinary_user_on_its_own_workspace() {
-    let daemon = Setup::new().user(ORDINARY).start().await;
-    let (uid, ownership) = shares_files(&daemon, ORDINARY).await;
-    assert_eq!((uid, ownership.as_str()), (ORDINARY, "own"));
+async fn unprivileged_daemon_shares_files_of_its_workspace() {
+    let daemon = Setup::new().user(UNPRIVILEGED_UID).start().await;
+    let (uid, ownership) = check_shared_files(&daemon, UNPRIVILEGED_UID).await;
+    assert_eq!((uid, ownership.as_str()), (UNPRIVILEGED_UID, "own"));
 }
 
 #[tokio::test]
-async fn what_belongs_to_somebody_else_stays_theirs() {
-    for (setup, owner) in [(Setup::new(), 0), (Setup::new().workspace_owner(SOMEBODY), SOMEBODY)] {
+async fn commands_cannot_change_files_of_other_users() {
+    for (setup, owner) in [(Setup::new(), 0), (Setup::new().workspace_owner(OTHER_UID), OTHER_UID)]
+    {
         let daemon = setup.start().await;
-        let stranger = if owner == 0 { SOMEBODY } else { 0 };
+        let stranger = if owner == 0 { OTHER_UID } else { 0 };
         for (name, mode) in [("public", 0o644), ("private", 0o600)] {
             let path = daemon.file(name);
             fs::write(&path, "text\n").unwrap();
@@ -94,7 +95,7 @@ async fn what_belongs_to_somebody_else_stays_theirs() {
 }
 
 /// A directory of somebody's outside the workspace, with one file, and a daemon that shows it.
-async fn with_bind(setup: Setup, flag: &str, owner: u32) -> (TempDir, Daemon) {
+async fn start_with_bind(setup: Setup, flag: &str, owner: u32) -> (TempDir, Daemon) {
     let folder = TempDir::with_prefix("jig-test-bind-").unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let file = folder.path().join("theirs");
@@ -109,16 +110,16 @@ async fn with_bind(setup: Setup, flag: &str, owner: u32) -> (TempDir, Daemon) {
 }
 
 #[tokio::test]
-async fn what_commands_make_in_a_writable_bind_belongs_to_its_owner() {
+async fn files_created_in_a_writable_bind_belong_to_its_owner() {
     // Its owner, not the workspace's: here they differ, where they may.
     for (setup, owner) in [
         (Setup::new(), 0),
-        (Setup::new(), SOMEBODY),
-        (Setup::new().workspace_owner(SOMEBODY), 0),
-        (Setup::new().user(ORDINARY), ORDINARY),
+        (Setup::new(), OTHER_UID),
+        (Setup::new().workspace_owner(OTHER_UID), 0),
+        (Setup::new().user(UNPRIVILEGED_UID), UNPRIVILEGED_UID),
     ] {
-        let workspace_owner = setup.owner();
-        let (bind, daemon) = with_bind(setup, "--bind", owner).await;
+        let workspace_owner = setup.workspace_uid();
+        let (bind, daemon) = start_with_bind(setup, "--bind", owner).await;
         let output = daemon
             .output(shell(
                 "cat /data/theirs; echo changed > /data/theirs; \
@@ -152,27 +153,27 @@ async fn what_commands_make_in_a_writable_bind_belongs_to_its_owner() {
 }
 
 #[tokio::test]
-async fn what_is_somebody_elses_in_a_bind_stays_theirs() {
+async fn commands_cannot_change_other_users_files_in_a_bind() {
     // Only its owner is mapped.
-    let (bind, daemon) = with_bind(Setup::new(), "--bind", 0).await;
+    let (bind, daemon) = start_with_bind(Setup::new(), "--bind", 0).await;
     let theirs = bind.path().join("theirs");
-    chown(&theirs, Some(SOMEBODY), Some(SOMEBODY)).unwrap();
-    unchanged(&daemon, &theirs, SOMEBODY).await;
+    chown(&theirs, Some(OTHER_UID), Some(OTHER_UID)).unwrap();
+    assert_inaccessible(&daemon, &theirs, OTHER_UID).await;
     // A read-only one is shown as it is: what its owner keeps from others is kept from commands.
-    let (bind, daemon) = with_bind(Setup::new(), "--bind-ro", 0).await;
-    unchanged(&daemon, &bind.path().join("theirs"), 0).await;
+    let (bind, daemon) = start_with_bind(Setup::new(), "--bind-ro", 0).await;
+    assert_inaccessible(&daemon, &bind.path().join("theirs"), 0).await;
     let public = bind.path().join("public");
     fs::write(&public, "for all\n").unwrap();
     let output = daemon.output(shell("cat /data/public")).await;
     assert_eq!(output, "for all\n");
     // An ordinary user cannot map: what is not its own is as it is outside.
-    let setup = Setup::new().user(ORDINARY);
-    let (bind, daemon) = with_bind(setup, "--bind", SOMEBODY).await;
-    unchanged(&daemon, &bind.path().join("theirs"), SOMEBODY).await;
+    let setup = Setup::new().user(UNPRIVILEGED_UID);
+    let (bind, daemon) = start_with_bind(setup, "--bind", OTHER_UID).await;
+    assert_inaccessible(&daemon, &bind.path().join("theirs"), OTHER_UID).await;
 }
 
 /// Checks that commands can neither read nor change a file `/data/theirs`, nor who may.
-async fn unchanged(daemon: &Daemon, path: &Path, owner: u32) {
+async fn assert_inaccessible(daemon: &Daemon, path: &Path, owner: u32) {
     for command in [
         "cat /data/theirs",
         "echo x > /data/theirs",
@@ -189,7 +190,7 @@ async fn unchanged(daemon: &Daemon, path: &Path, owner: u32) {
 }
 
 #[tokio::test]
-async fn no_command_makes_a_set_user_id_file_of_roots() {
+async fn commands_cannot_create_setuid_root_files() {
     let daemon = Daemon::start().await;
     let response = daemon
         .run(shell("cp /bin/true tool && chmod u+s tool; chmod 4755 tool; chmod g+s tool; exit 1"))
@@ -203,17 +204,17 @@ async fn no_command_makes_a_set_user_id_file_of_roots() {
 }
 
 #[tokio::test]
-async fn the_daemons_user_may_be_anybody_and_its_state_is_its_own() {
-    let daemon = Setup::new().user(ORDINARY).start().await;
+async fn state_of_an_unprivileged_daemon_is_private() {
+    let daemon = Setup::new().user(UNPRIVILEGED_UID).start().await;
     daemon.output(shell("true")).await;
     let mode = |path: &std::path::Path| path.metadata().unwrap().mode() & 0o777;
-    assert_eq!(daemon.state().metadata().unwrap().uid(), ORDINARY);
-    assert_eq!(mode(&daemon.state()) & 0o077, 0, "nobody else reads what commands wrote");
+    assert_eq!(daemon.state_dir().metadata().unwrap().uid(), UNPRIVILEGED_UID);
+    assert_eq!(mode(&daemon.state_dir()) & 0o077, 0, "nobody else reads what commands wrote");
     assert_eq!(mode(&daemon.socket()), 0o600);
 }
 
 #[tokio::test]
-async fn each_workspace_of_a_root_daemon_has_a_user_of_its_own() {
+async fn each_workspace_of_a_root_daemon_has_its_own_uid() {
     let other = TempDir::with_prefix("jig-test-other-").unwrap();
     let table = format!(
         "home = \"persistent\"\n[[workspaces]]\nname = \"other\"\npath = {:?}",
@@ -222,20 +223,20 @@ async fn each_workspace_of_a_root_daemon_has_a_user_of_its_own() {
     let daemon = Setup::new().workspace_table(&table).start().await;
     let made = "echo kept > ~/f; echo made > made; stat -c %U made; id -u";
     let first = daemon.output(shell(made)).await;
-    let second = daemon.output(with("jig-workspace", "other", shell(made))).await;
+    let second = daemon.output(with_metadata("jig-workspace", "other", shell(made))).await;
     let ids: Vec<u32> = [first, second]
         .iter()
         .map(|output| output.strip_prefix("agent\n").unwrap().trim().parse().unwrap())
         .collect();
     assert_eq!(ids, [61_000, 61_001]);
     let workspaces = daemon.info().await.workspaces;
-    let told: Vec<u32> = workspaces.iter().map(|workspace| workspace.uid).collect();
-    assert_eq!(told, ids);
+    let reported_uids: Vec<u32> = workspaces.iter().map(|workspace| workspace.uid).collect();
+    assert_eq!(reported_uids, ids);
     // On disk, the files of both are their owner's.
     for file in [daemon.file("made"), other.path().join("made")] {
         assert_eq!(file.metadata().unwrap().uid(), 0);
     }
-    let report = String::from_utf8(daemon.check().stdout).unwrap();
+    let report = String::from_utf8(daemon.run_check().stdout).unwrap();
     assert!(report.contains("commands are user 61001"), "{report}");
     // So that a home that was kept is found by whichever user comes next.
     let path = daemon.workspace().display().to_string();

@@ -2,10 +2,12 @@
 
 use std::{collections::BTreeMap, fs};
 
-use crate::support::{Daemon, Mark, SECRET, Setup, argv, compile, host_status, shell};
+use crate::support::{
+    Daemon, Mark, SECRET_VARIABLE, Setup, argv, compile_in_workspace, shell, status_field,
+};
 
 /// What may be in the root directory of a command.
-const ROOT: &[&str] = &[
+const ALLOWED_ROOT_ENTRIES: &[&str] = &[
     "bin",
     "dev",
     "etc",
@@ -24,16 +26,16 @@ const ROOT: &[&str] = &[
     "workspace",
 ];
 
-fn fields(status: &str) -> BTreeMap<&str, &str> {
+fn status_fields(status: &str) -> BTreeMap<&str, &str> {
     let lines = status.lines().filter_map(|line| line.split_once(':'));
     lines.map(|(name, value)| (name, value.trim())).collect()
 }
 
 #[tokio::test]
-async fn a_command_has_no_privilege_left() {
+async fn command_has_no_privileges() {
     let daemon = Daemon::start().await;
     let status = daemon.output(argv(&["cat", "/proc/self/status"])).await;
-    let status = fields(&status);
+    let status = status_fields(&status);
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
         assert_eq!(status.get(set), Some(&"0000000000000000"), "{set}");
     }
@@ -48,7 +50,7 @@ async fn a_command_has_no_privilege_left() {
 }
 
 #[tokio::test]
-async fn a_command_is_not_root_inside_nor_outside() {
+async fn command_is_not_root_inside_or_outside() {
     for setup in [Setup::new(), Setup::new().user(12345)] {
         let daemon = setup.start().await;
         let uid = daemon.info().await.workspaces.first().unwrap().uid.to_string();
@@ -59,13 +61,13 @@ async fn a_command_is_not_root_inside_nor_outside() {
         );
         assert_eq!(daemon.output(shell("umask")).await.trim_start_matches('0'), "22\n");
         let mark = Mark::new();
-        let running = daemon.begin(mark.on(argv(&["sleep", "1000"])));
-        let pid = *mark.appears(1).await.first().unwrap();
+        let running = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
+        let pid = *mark.wait_for_processes(1).await.first().unwrap();
         let ids = [uid.as_str(); 4].join("\t");
-        assert_eq!(host_status(pid, "Uid").unwrap(), ids);
-        assert_eq!(host_status(pid, "Gid").unwrap(), ids);
+        assert_eq!(status_field(pid, "Uid").unwrap(), ids);
+        assert_eq!(status_field(pid, "Gid").unwrap(), ids);
         for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
-            assert_eq!(host_status(pid, set).unwrap(), "0000000000000000", "{set}");
+            assert_eq!(status_field(pid, set).unwrap(), "0000000000000000", "{set}");
         }
         for namespace in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"] {
             let of =
@@ -74,24 +76,24 @@ async fn a_command_is_not_root_inside_nor_outside() {
             assert_ne!(of(&pid.to_string()), of(&daemon.pid().to_string()), "{namespace}");
         }
         running.abort();
-        mark.vanishes().await;
+        mark.wait_until_gone().await;
     }
 }
 
 #[tokio::test]
-async fn a_command_sees_its_own_processes_only() {
+async fn command_sees_only_its_own_processes() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let other = daemon.begin(mark.on(argv(&["sleep", "1000"])));
-    mark.appears(1).await;
+    let other = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
+    mark.wait_for_processes(1).await;
     let output = daemon.output(shell("echo $$; sleep 1000 & cd /proc; echo [0-9]*")).await;
     assert_eq!(output, "2\n1 2 3\n", "its init, itself and its child");
     other.abort();
-    mark.vanishes().await;
+    mark.wait_until_gone().await;
 }
 
 #[tokio::test]
-async fn a_command_has_a_loopback_interface_and_nothing_else() {
+async fn command_has_only_a_loopback_interface() {
     let daemon = Daemon::start().await;
     let interfaces = daemon.output(shell("sed 1,2d /proc/net/dev | cut -d: -f1 | tr -d ' '")).await;
     assert_eq!(interfaces, "lo\n");
@@ -99,7 +101,8 @@ async fn a_command_has_a_loopback_interface_and_nothing_else() {
     let addresses = daemon.output(shell("grep -c . /proc/net/if_inet6")).await;
     assert_eq!(addresses, "1\n", "::1 only");
     // The interface works: two processes of a run talk over it.
-    let (listen, reach) = (compile(&daemon, "listen"), compile(&daemon, "reach"));
+    let (listen, reach) =
+        (compile_in_workspace(&daemon, "listen"), compile_in_workspace(&daemon, "reach"));
     let line = format!(
         "{listen} & until [ -e listening ]; do sleep 0.01; done; {reach} tcp 127.0.0.1 8080"
     );
@@ -107,20 +110,21 @@ async fn a_command_has_a_loopback_interface_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn nothing_of_the_daemons_environment_is_there() {
+async fn command_does_not_inherit_the_daemons_environment() {
     let daemon = Daemon::start().await;
     let output =
         daemon.output(shell("env; cat /proc/*/environ 2> /dev/null | tr '\\0' '\\n'; set")).await;
-    assert!(!output.contains(SECRET.0) && !output.contains(SECRET.1), "{output}");
+    assert!(!output.contains(SECRET_VARIABLE.0) && !output.contains(SECRET_VARIABLE.1), "{output}");
     assert!(!output.contains("RUST_BACKTRACE"), "{output}");
 }
 
 #[tokio::test]
-async fn the_root_holds_what_programs_need_and_is_read_only() {
+async fn root_directory_is_minimal_and_read_only() {
     let daemon = Daemon::start().await;
     let output = daemon.output(argv(&["ls", "/"])).await;
     let found: Vec<&str> = output.lines().collect();
-    let unexpected: Vec<_> = found.iter().filter(|name| !ROOT.contains(name)).collect();
+    let unexpected: Vec<_> =
+        found.iter().filter(|name| !ALLOWED_ROOT_ENTRIES.contains(name)).collect();
     assert!(unexpected.is_empty(), "{unexpected:?}");
     for needed in ["bin", "dev", "etc", "home", "proc", "tmp", "usr", "workspace"] {
         assert!(found.contains(&needed), "{needed}: {found:?}");
@@ -141,12 +145,12 @@ async fn the_root_holds_what_programs_need_and_is_read_only() {
 }
 
 #[tokio::test]
-async fn what_is_the_hosts_or_the_daemons_is_not_there() {
-    let daemon = Setup::new().tcp().start().await;
+async fn host_and_daemon_files_are_hidden() {
+    let daemon = Setup::new().listen_tcp().start().await;
     assert_eq!(daemon.output(shell("ls /home")).await, "agent\n");
     assert_eq!(daemon.output(shell("ls -A /var")).await, "run\ntmp\n");
     assert_eq!(daemon.output(shell("ls -A /run/ /var/run/ /var/tmp/")).await.lines().count(), 5);
-    let (state, socket, workspace) = (daemon.state(), daemon.socket(), daemon.workspace());
+    let (state, socket, workspace) = (daemon.state_dir(), daemon.socket(), daemon.workspace());
     let own = [&state, &socket, &workspace].map(|path| path.to_str().unwrap());
     for path in own.into_iter().chain([
         "/root",
@@ -184,7 +188,7 @@ async fn what_is_the_hosts_or_the_daemons_is_not_there() {
 }
 
 #[tokio::test]
-async fn the_users_of_a_command_are_known_by_name() {
+async fn commands_resolve_the_agent_user_by_name() {
     let daemon = Daemon::start().await;
     let uid = daemon.info().await.workspaces.first().unwrap().uid;
     let entry = daemon.output(argv(&["getent", "passwd", "agent"])).await;
@@ -196,7 +200,7 @@ async fn the_users_of_a_command_are_known_by_name() {
 }
 
 #[tokio::test]
-async fn the_daemon_tells_how_commands_are_isolated() {
+async fn info_reports_the_isolation_of_commands() {
     let daemon = Daemon::start().await;
     let isolation = daemon.info().await.isolation.unwrap();
     assert!(isolation.ready);
@@ -220,9 +224,9 @@ async fn the_daemon_tells_how_commands_are_isolated() {
 }
 
 #[tokio::test]
-async fn a_command_that_is_an_ordinary_users_is_isolated_as_well() {
+async fn commands_of_an_unprivileged_daemon_are_isolated() {
     let daemon = Setup::new().user(12345).start().await;
-    let secret = daemon.beside("secret");
+    let secret = daemon.sibling_path("secret");
     fs::write(&secret, "readable by everybody").unwrap();
     let secret = secret.to_str().unwrap();
     let response = daemon.run(argv(&["cat", secret])).await;
@@ -236,7 +240,7 @@ async fn a_command_that_is_an_ordinary_users_is_isolated_as_well() {
 }
 
 #[tokio::test]
-async fn the_kernel_ends_commands_before_anything_else_when_memory_runs_out() {
+async fn commands_have_the_highest_oom_score() {
     for setup in [Setup::new(), Setup::new().user(12345)] {
         let daemon = setup.start().await;
         let score = daemon.output(argv(&["cat", "/proc/self/oom_score_adj"])).await;

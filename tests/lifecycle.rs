@@ -16,8 +16,8 @@ use tonic::{Code, Request};
 use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::support::{
-    Daemon, Mark, PROMPT, Refusal, Setup, descendants, eventually, is_alive, jigd, patience,
-    promptly, shell,
+    Daemon, Mark, PROMPT_TIMEOUT, Refusal, Setup, descendants, eventually, is_alive, promptly,
+    run_jigd, shell, wait_timeout,
 };
 
 /// What a client of HTTP/2 begins with.
@@ -25,28 +25,28 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Types of frames, and the flag of an answer to one.
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
-const ACKNOWLEDGED: u8 = 1;
+const ACK_FLAG: u8 = 1;
 /// Connections that a daemon takes at one time.
-const PLACES: usize = 1024;
+const MAX_CONNECTIONS: usize = 1024;
 /// Those of them on which no call needs to be let in, for the daemon's own user.
-const STRANGERS: usize = 960;
+const MAX_UNAUTHORIZED_CONNECTIONS: usize = 960;
 
 /// Connects, and sends bytes.
-fn connection(daemon: &Daemon, bytes: &[u8]) -> UnixStream {
+fn connect(daemon: &Daemon, bytes: &[u8]) -> UnixStream {
     let mut connection = UnixStream::connect(daemon.socket()).unwrap();
-    connection.set_read_timeout(Some(patience())).unwrap();
+    connection.set_read_timeout(Some(wait_timeout())).unwrap();
     connection.write_all(bytes).unwrap();
     connection
 }
 
 /// A frame of a connection's own stream.
-fn frame(kind: u8, content: &[u8]) -> Vec<u8> {
+fn connection_frame(kind: u8, content: &[u8]) -> Vec<u8> {
     let length = u8::try_from(content.len()).unwrap();
     [&[0, 0, length, kind, 0, 0, 0, 0, 0], content].concat()
 }
 
 /// Reads until the peer has acknowledged a frame of this type.
-fn acknowledged(connection: &mut UnixStream, wanted: u8) {
+fn wait_for_ack(connection: &mut UnixStream, wanted: u8) {
     loop {
         let mut head = [0; 9];
         connection.read_exact(&mut head).unwrap();
@@ -54,22 +54,22 @@ fn acknowledged(connection: &mut UnixStream, wanted: u8) {
         let length = u32::from_be_bytes([0, a, b, c]);
         let mut content = vec![0; usize::try_from(length).unwrap()];
         connection.read_exact(&mut content).unwrap();
-        if kind == wanted && flags & ACKNOWLEDGED != 0 {
+        if kind == wanted && flags & ACK_FLAG != 0 {
             return;
         }
     }
 }
 
 /// A connection that is served, and on which nothing is called.
-fn served(daemon: &Daemon) -> UnixStream {
-    let greeting = [PREFACE, &frame(SETTINGS, b"")].concat();
-    let mut connection = connection(daemon, &greeting);
-    acknowledged(&mut connection, SETTINGS);
+fn connect_with_preface(daemon: &Daemon) -> UnixStream {
+    let greeting = [PREFACE, &connection_frame(SETTINGS, b"")].concat();
+    let mut connection = connect(daemon, &greeting);
+    wait_for_ack(&mut connection, SETTINGS);
     connection
 }
 
 /// Waits until the peer closes a connection.
-fn closed(mut connection: UnixStream) {
+fn wait_until_closed(mut connection: UnixStream) {
     let mut rest = Vec::new();
     match connection.read_to_end(&mut rest) {
         Ok(_) => {}
@@ -78,23 +78,23 @@ fn closed(mut connection: UnixStream) {
 }
 
 /// A command that does not end by being asked.
-fn deaf() -> RunRequest {
+fn sigterm_resistant_command() -> RunRequest {
     shell("trap '' TERM; setsid sleep 1000 & sleep 1000; sleep 1000")
 }
 
 #[tokio::test]
-async fn a_deadline_kills_at_once() {
+async fn deadline_kills_command_immediately() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let mut request = Request::new(mark.on(deaf()));
+    let mut request = Request::new(mark.on(sigterm_resistant_command()));
     request.set_timeout(Duration::from_secs(2));
     let mut tools = daemon.tools();
     let call = tokio::spawn(async move { tools.run(request).await });
-    mark.appears(3).await;
+    mark.wait_for_processes(3).await;
     let status = promptly("the call ends", call).await.unwrap().unwrap_err();
     // The client gives up by itself at the same moment, and tells that as `CANCELLED`.
     assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
-    mark.vanishes().await;
+    mark.wait_until_gone().await;
     eventually("its end is known", async || daemon.info().await.counts.unwrap().runs_active == 0)
         .await;
     let counts = daemon.info().await.counts.unwrap();
@@ -102,15 +102,15 @@ async fn a_deadline_kills_at_once() {
 }
 
 #[tokio::test]
-async fn a_deadline_that_the_client_does_not_keep_is_answered_by_the_daemon() {
-    let daemon = Setup::new().tcp().start().await;
+async fn daemon_enforces_deadline_the_client_ignores() {
+    let daemon = Setup::new().listen_tcp().start().await;
     let mark = Mark::new();
     // curl knows nothing of deadlines, so what it gets is the daemon's own word.
-    let request = prost::Message::encode_to_vec(&mark.on(deaf()));
+    let request = prost::Message::encode_to_vec(&mark.on(sigterm_resistant_command()));
     let mut frame = vec![0];
     frame.extend_from_slice(&u32::try_from(request.len()).unwrap().to_be_bytes());
     frame.extend_from_slice(&request);
-    let body = daemon.beside("request");
+    let body = daemon.sibling_path("request");
     fs::write(&body, frame).unwrap();
     let url = format!("http://127.0.0.1:{}/jig.v1.ToolService/Run", daemon.port());
     let mut curl = std::process::Command::new("curl");
@@ -128,7 +128,7 @@ async fn a_deadline_that_the_client_does_not_keep_is_answered_by_the_daemon() {
     .args(["--output", "-", &url]);
     let output = tokio::task::spawn_blocking(move || curl.output().unwrap());
     let output = promptly("the answer", output).await.unwrap();
-    mark.vanishes().await;
+    mark.wait_until_gone().await;
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("grpc-status: 4"), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
     let details = text
@@ -140,11 +140,11 @@ async fn a_deadline_that_the_client_does_not_keep_is_answered_by_the_daemon() {
     headers.insert("grpc-message", "deadline".parse().unwrap());
     headers.insert("grpc-status-details-bin", details.trim().parse().unwrap());
     let status = tonic::Status::from_header_map(&headers).unwrap();
-    assert_eq!(Refusal::of(&status).reason, "TIMEOUT");
+    assert_eq!(Refusal::from_status(&status).reason, "TIMEOUT");
 }
 
 #[tokio::test]
-async fn a_deadline_that_has_passed_already_starts_nothing() {
+async fn expired_deadline_starts_nothing() {
     let daemon = Daemon::start().await;
     let mut request = Request::new(shell("touch ran"));
     request.metadata_mut().insert("grpc-timeout", "0n".parse().unwrap());
@@ -153,7 +153,7 @@ async fn a_deadline_that_has_passed_already_starts_nothing() {
 }
 
 #[tokio::test]
-async fn sigterm_lets_a_command_end_and_then_the_daemon_does() {
+async fn sigterm_waits_for_command_before_daemon_exits() {
     for signal in [Signal::TERM, Signal::INT] {
         let mut daemon = Setup::new().arguments(&["--drain-timeout", "60s"]).start().await;
         let mut health = daemon.watch_health().await;
@@ -162,19 +162,19 @@ async fn sigterm_lets_a_command_end_and_then_the_daemon_does() {
         let mark = Mark::new();
         // It ends when it finds the file.
         let call = daemon
-            .begin(mark.on(shell("until [ -e end ]; do sleep 0.05; done; echo done; exit 4")));
-        mark.appears(1).await;
-        let everything = descendants(daemon.pid());
+            .spawn_run(mark.on(shell("until [ -e end ]; do sleep 0.05; done; echo done; exit 4")));
+        mark.wait_for_processes(1).await;
+        let processes = descendants(daemon.pid());
         daemon.signal(signal);
         let next = promptly("health changes", health.message()).await.unwrap().unwrap();
         assert_eq!(next.status(), ServingStatus::NotServing);
         // A connection made at the very moment may get a less clear answer.
         eventually("new calls are refused", async || {
-            let mut tools = daemon.tools_on_a_new_connection();
+            let mut tools = daemon.tools_on_new_connection();
             tools.run(shell("true")).await.is_err_and(|status| status.code() == Code::Unavailable)
         })
         .await;
-        let mut tools = daemon.tools_on_a_new_connection();
+        let mut tools = daemon.tools_on_new_connection();
         // Its connection may be reset while the listener is being closed: then the answer is less clear.
         tools.run(shell("touch ran")).await.unwrap_err();
         assert!(!mark.processes().is_empty(), "the command goes on");
@@ -182,148 +182,149 @@ async fn sigterm_lets_a_command_end_and_then_the_daemon_does() {
         let response = promptly("the command ends", call).await.unwrap().unwrap();
         assert_eq!((response.exit_code, response.stdout.as_str()), (Some(4), "done\n"));
         drop(health);
-        assert!(daemon.exit().await.success());
+        assert!(daemon.wait_for_exit().await.success());
         mark.assert_gone();
-        eventually("all its processes are gone", async || !everything.iter().any(is_alive)).await;
+        eventually("all its processes are gone", async || !processes.iter().any(is_alive)).await;
         assert!(!daemon.file("ran").exists());
         assert!(!daemon.socket().exists(), "its socket is removed");
     }
 }
 
 #[tokio::test]
-async fn a_command_that_outlasts_the_drain_is_killed_and_its_caller_told() {
+async fn command_that_outlasts_drain_is_cancelled() {
     let mut daemon = Setup::new().arguments(&["--drain-timeout", "1s"]).start().await;
     let mark = Mark::new();
-    let call = daemon.begin(
+    let call = daemon.spawn_run(
         mark.on(shell("echo begun; trap '' TERM; setsid sleep 1000 & sleep 1000; sleep 1000")),
     );
-    mark.appears(3).await;
-    let everything = descendants(daemon.pid());
+    mark.wait_for_processes(3).await;
+    let processes = descendants(daemon.pid());
     daemon.signal(Signal::TERM);
     let response = promptly("the call is answered", call).await.unwrap().unwrap();
     mark.assert_gone();
     assert_eq!(response.outcome(), Outcome::Cancelled);
     assert_eq!(response.exit_code, None);
     assert_eq!(response.stdout, "begun\n");
-    assert!(daemon.exit().await.success());
-    eventually("all its processes are gone", async || !everything.iter().any(is_alive)).await;
+    assert!(daemon.wait_for_exit().await.success());
+    eventually("all its processes are gone", async || !processes.iter().any(is_alive)).await;
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_the_daemon_at_once() {
+async fn second_signal_ends_daemon_immediately() {
     let mut daemon = Setup::new().arguments(&["--drain-timeout", "3600s"]).start().await;
     let mark = Mark::new();
-    let _call = daemon.begin(mark.on(deaf()));
-    mark.appears(3).await;
+    let _call = daemon.spawn_run(mark.on(sigterm_resistant_command()));
+    mark.wait_for_processes(3).await;
     let mut health = daemon.watch_health().await;
     assert_eq!(health.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
-    let everything = descendants(daemon.pid());
+    let processes = descendants(daemon.pid());
     daemon.signal(Signal::TERM);
     let next = promptly("health changes", health.message()).await.unwrap().unwrap();
     assert_eq!(next.status(), ServingStatus::NotServing);
     daemon.signal(Signal::TERM);
-    daemon.exit().await;
-    mark.vanishes().await;
-    eventually("all its processes are gone", async || !everything.iter().any(is_alive)).await;
+    daemon.wait_for_exit().await;
+    mark.wait_until_gone().await;
+    eventually("all its processes are gone", async || !processes.iter().any(is_alive)).await;
 }
 
 #[tokio::test]
-async fn an_idle_daemon_ends_at_once_and_with_all_its_processes() {
+async fn idle_daemon_exits_with_all_its_processes() {
     let mut daemon = Setup::new().arguments(&["--drain-timeout", "3600s"]).start().await;
     daemon.output(shell("true")).await;
-    let everything = descendants(daemon.pid());
-    assert!(!everything.is_empty());
+    let processes = descendants(daemon.pid());
+    assert!(!processes.is_empty());
     daemon.signal(Signal::TERM);
-    assert!(daemon.exit().await.success());
-    eventually("all its processes are gone", async || !everything.iter().any(is_alive)).await;
+    assert!(daemon.wait_for_exit().await.success());
+    eventually("all its processes are gone", async || !processes.iter().any(is_alive)).await;
 }
 
 /// Runs what blocks.
-async fn blocking<T: Send + 'static>(function: impl FnOnce() -> T + Send + 'static) -> T {
+async fn run_blocking<T: Send + 'static>(function: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(function).await.unwrap()
 }
 
 #[tokio::test]
-async fn a_connection_that_does_not_say_what_http_2_begins_with_loses_its_place() {
+async fn connection_without_http2_preface_is_closed() {
     let daemon = Daemon::start().await;
-    let mut good = served(&daemon);
-    let silent = connection(&daemon, b"");
-    let half = connection(&daemon, &PREFACE[..12]);
-    let all_but_one = connection(&daemon, &PREFACE[..23]);
-    blocking(move || {
+    let mut good = connect_with_preface(&daemon);
+    let silent = connect(&daemon, b"");
+    let half = connect(&daemon, &PREFACE[..12]);
+    let all_but_one = connect(&daemon, &PREFACE[..23]);
+    run_blocking(move || {
         for connection in [silent, half, all_but_one] {
-            closed(connection);
+            wait_until_closed(connection);
         }
         // It is older than those, and says nothing either.
-        good.write_all(&frame(PING, b"are you?")).unwrap();
-        acknowledged(&mut good, PING);
+        good.write_all(&connection_frame(PING, b"are you?")).unwrap();
+        wait_for_ack(&mut good, PING);
     })
     .await;
 }
 
 #[tokio::test]
-async fn shutting_down_waits_for_no_half_begun_connection() {
+async fn shutdown_does_not_wait_for_half_open_connection() {
     let mut daemon = Setup::new().arguments(&["--drain-timeout", "60s"]).start().await;
     let mark = Mark::new();
-    let call = daemon.begin(mark.on(shell("until [ -e end ]; do sleep 0.05; done")));
-    mark.appears(1).await;
-    let half = connection(&daemon, &PREFACE[..12]);
+    let call = daemon.spawn_run(mark.on(shell("until [ -e end ]; do sleep 0.05; done")));
+    mark.wait_for_processes(1).await;
+    let half = connect(&daemon, &PREFACE[..12]);
     let began = Instant::now();
     daemon.signal(Signal::TERM);
-    blocking(move || closed(half)).await;
-    assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
+    run_blocking(move || wait_until_closed(half)).await;
+    assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
     assert!(!mark.processes().is_empty(), "the command goes on");
     fs::write(daemon.file("end"), "").unwrap();
     promptly("the command ends", call).await.unwrap().unwrap();
-    assert!(daemon.exit().await.success());
+    assert!(daemon.wait_for_exit().await.success());
 }
 
 #[tokio::test]
-async fn a_daemon_whose_places_are_all_taken_stops_listening_when_it_is_to_end() {
+async fn daemon_at_connection_limit_stops_listening_on_shutdown() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|soft| soft < 4096) {
         let current = Some(4096);
         setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
     }
-    let setup = Setup::new().arguments(&["--drain-timeout", "60s"]).alone();
+    let setup = Setup::new().arguments(&["--drain-timeout", "60s"]).exclusive();
     let mut daemon = setup.start().await;
     let mark = Mark::new();
-    let call = daemon.begin(mark.on(shell("until [ -e end ]; do sleep 0.05; done")));
-    mark.appears(1).await;
+    let call = daemon.spawn_run(mark.on(shell("until [ -e end ]; do sleep 0.05; done")));
+    mark.wait_for_processes(1).await;
     // The call has one. Some are left for connections on which a call is let in.
     let mut known = Vec::new();
-    for _ in STRANGERS + 1..PLACES {
+    for _ in MAX_UNAUTHORIZED_CONNECTIONS + 1..MAX_CONNECTIONS {
         let mut client = DaemonServiceClient::new(daemon.new_connection());
         let info = client.get_info(GetInfoRequest {});
         promptly("there is a place", info).await.unwrap();
         known.push(client);
     }
-    let strangers: Vec<_> = (0..STRANGERS).map(|_| served(&daemon)).collect();
-    let waiting = connection(&daemon, PREFACE);
+    let strangers: Vec<_> =
+        (0..MAX_UNAUTHORIZED_CONNECTIONS).map(|_| connect_with_preface(&daemon)).collect();
+    let waiting = connect(&daemon, PREFACE);
     daemon.signal(Signal::TERM);
     eventually("its socket is removed", async || !daemon.socket().exists()).await;
     assert!(!mark.processes().is_empty(), "the command goes on");
-    blocking(move || closed(waiting)).await;
+    run_blocking(move || wait_until_closed(waiting)).await;
     fs::write(daemon.file("end"), "").unwrap();
     promptly("the command ends", call).await.unwrap().unwrap();
     drop((strangers, known));
-    assert!(daemon.exit().await.success());
+    assert!(daemon.wait_for_exit().await.success());
 }
 
 #[tokio::test]
 async fn one_daemon_at_a_time_holds_a_state_directory_and_a_socket() {
     let daemon = Daemon::start().await;
-    let (state, workspace, socket) = (daemon.state(), daemon.workspace(), daemon.socket());
+    let (state, workspace, socket) = (daemon.state_dir(), daemon.workspace(), daemon.socket());
     let (state, workspace) = (state.to_str().unwrap(), workspace.to_str().unwrap());
-    let other_socket = format!("unix:{}", daemon.beside("other.sock").display());
+    let other_socket = format!("unix:{}", daemon.sibling_path("other.sock").display());
     let refused =
-        jigd(&["--listen", &other_socket, "--workspace", workspace, "--state-dir", state]);
+        run_jigd(&["--listen", &other_socket, "--workspace", workspace, "--state-dir", state]);
     assert!(!refused.status.success());
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(why.contains(&daemon.pid().to_string()), "it names the other's pid: {why}");
-    let other_state = daemon.beside("other-state");
+    let other_state = daemon.sibling_path("other-state");
     let socket = format!("unix:{}", socket.display());
-    let refused = jigd(&[
+    let refused = run_jigd(&[
         "--listen",
         &socket,
         "--workspace",
@@ -337,7 +338,7 @@ async fn one_daemon_at_a_time_holds_a_state_directory_and_a_socket() {
 }
 
 #[tokio::test]
-async fn what_a_run_has_left_behind_is_there_after_a_restart() {
+async fn artifacts_and_files_of_a_run_survive_restart() {
     let daemon = Daemon::start().await;
     let response = daemon.run(shell("echo kept; echo file > file")).await;
     let daemon = daemon.restart().await;

@@ -7,7 +7,7 @@
 //! Nothing is skipped: a machine that cannot build sandboxes fails here. `JIG_TEST_PATIENCE_SEC`
 //! says how long to wait for what must happen (20 s), and `JIG_FULL=1` has tests run at full size.
 //! `JIG_TEST_CONTAINER=docker` or `podman` starts every daemon of root's in a container of that
-//! engine's defaults; `attack::contained` says what holds there.
+//! engine's defaults; `attack::containers` says what holds there.
 
 #![allow(
     clippy::wildcard_enum_match_arm,
@@ -29,12 +29,12 @@ mod attack;
 mod authority;
 /// Requests that are refused before anything is started.
 mod bad_input;
-/// Tools that are called by their names, with the command `jig`.
-mod by_name;
 /// Who may call, and what.
 mod callers;
 /// The reference of the command line.
 mod cli_page;
+/// Tools that are called by their names, with the command `jig`.
+mod cli_tools;
 /// The command `jig`.
 mod client;
 /// The documentation of the configuration.
@@ -45,6 +45,8 @@ mod confinement;
 mod contract;
 /// Tools of the configuration.
 mod custom_tools;
+/// Which daemon `jig` uses where none is named.
+mod daemon_discovery;
 /// Commands that have a network.
 mod egress;
 /// What goes on in sessions, for those who watch.
@@ -85,6 +87,8 @@ mod requests;
 mod run;
 /// `jig run`, and every byte that its command writes.
 mod run_streams;
+/// A host that cannot isolate commands: none is run.
+mod sandbox_unavailable;
 /// What the source documents ask for, row by row.
 mod seeds;
 /// Sessions: their records, their numbers, their artifacts.
@@ -99,9 +103,5 @@ mod telemetry;
 mod terminal;
 /// The rules of this repository.
 mod tidy;
-/// A host that cannot isolate commands: none is run.
-mod unavailable;
-/// Which daemon `jig` uses where none is named.
-mod which_daemon;
 /// Several workspaces of one daemon.
 mod workspaces;

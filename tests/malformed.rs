@@ -19,12 +19,12 @@ use tower::ServiceExt as _;
 
 use crate::support::{Daemon, Refusal, promptly, shell};
 
-const RUN: &str = "/jig.v1.ToolService/Run";
+const RUN_PATH: &str = "/jig.v1.ToolService/Run";
 
 /// A body of one piece.
-struct Whole(Option<Bytes>);
+struct SingleChunkBody(Option<Bytes>);
 
-impl HttpBody for Whole {
+impl HttpBody for SingleChunkBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -37,7 +37,7 @@ impl HttpBody for Whole {
 }
 
 /// A message as gRPC frames it: flag, length, content.
-fn frame(flag: u8, length: usize, content: &[u8]) -> Vec<u8> {
+fn grpc_frame(flag: u8, length: usize, content: &[u8]) -> Vec<u8> {
     let mut frame = vec![flag];
     frame.extend_from_slice(&u32::try_from(length).unwrap().to_be_bytes());
     frame.extend_from_slice(content);
@@ -45,13 +45,13 @@ fn frame(flag: u8, length: usize, content: &[u8]) -> Vec<u8> {
 }
 
 /// A request that would be carried out if it were well-formed.
-fn good() -> Vec<u8> {
+fn valid_body() -> Vec<u8> {
     let message = shell("touch /workspace/ran").encode_to_vec();
-    frame(0, message.len(), &message)
+    grpc_frame(0, message.len(), &message)
 }
 
 /// Sends bytes to a method, under headers that come on top of the usual ones.
-async fn send(
+async fn send_raw(
     daemon: &Daemon,
     path: &str,
     headers: &[(&'static str, &str)],
@@ -59,7 +59,7 @@ async fn send(
 ) -> Response<Body> {
     let mut request = http::Request::post(format!("http://daemon{path}"))
         .header("te", "trailers")
-        .body(Body::new(Whole(Some(body.into()))))
+        .body(Body::new(SingleChunkBody(Some(body.into()))))
         .unwrap();
     let usual = [("content-type", "application/grpc")];
     for (name, value) in usual.iter().chain(headers) {
@@ -70,24 +70,24 @@ async fn send(
 }
 
 /// The status of an answer without messages.
-fn status(headers: &HeaderMap) -> Status {
+fn trailers_only_status(headers: &HeaderMap) -> Status {
     assert!(headers.contains_key("jig-call-id"), "{headers:?}");
     Status::from_header_map(headers).expect("an answer without messages")
 }
 
-async fn refusal(
+async fn send_refused(
     daemon: &Daemon,
     path: &str,
     headers: &[(&'static str, &str)],
     body: Vec<u8>,
 ) -> Status {
-    let response = send(daemon, path, headers, body).await;
+    let response = send_raw(daemon, path, headers, body).await;
     assert_eq!(response.status(), 200);
-    status(response.headers())
+    trailers_only_status(response.headers())
 }
 
 #[tokio::test]
-async fn a_method_that_there_is_not_is_named() {
+async fn unknown_method_is_named_in_the_error() {
     let daemon = Daemon::start().await;
     for path in [
         "/jig.v1.ToolService/Nothing",
@@ -96,7 +96,7 @@ async fn a_method_that_there_is_not_is_named() {
         "/jig.v1.ToolService/",
         "/",
     ] {
-        let status = refusal(&daemon, path, &[], good()).await;
+        let status = send_refused(&daemon, path, &[], valid_body()).await;
         // Clients know what is not there by this code, which no reason of the contract has.
         assert_eq!(status.code(), Code::Unimplemented, "{path}");
         let info = status.get_details_error_info().expect(path);
@@ -106,19 +106,19 @@ async fn a_method_that_there_is_not_is_named() {
 }
 
 #[tokio::test]
-async fn a_message_that_cannot_be_read_breaks_the_rules() {
+async fn undecodable_message_is_invalid_params() {
     let daemon = Daemon::start().await;
     for (what, body) in [
-        ("no message of this type", frame(0, 3, b"\xff\xff\xff")),
-        ("text that is not UTF-8", frame(0, 4, b"\x0a\x02\xff\xfe")),
-        ("less than it says", frame(0, 100, b"\x0a\x01a")),
+        ("no message of this type", grpc_frame(0, 3, b"\xff\xff\xff")),
+        ("text that is not UTF-8", grpc_frame(0, 4, b"\x0a\x02\xff\xfe")),
+        ("less than it says", grpc_frame(0, 100, b"\x0a\x01a")),
         ("no message", Vec::new()),
-        ("compressed by nothing", frame(1, 3, b"\x0a\x01a")),
-        ("no flag of gRPC", frame(9, 3, b"\x0a\x01a")),
+        ("compressed by nothing", grpc_frame(1, 3, b"\x0a\x01a")),
+        ("no flag of gRPC", grpc_frame(9, 3, b"\x0a\x01a")),
     ] {
-        for path in [RUN, "/jig.v1.ArtifactService/ReadArtifact"] {
-            let status = refusal(&daemon, path, &[], body.clone()).await;
-            let refusal = Refusal::of(&status);
+        for path in [RUN_PATH, "/jig.v1.ArtifactService/ReadArtifact"] {
+            let status = send_refused(&daemon, path, &[], body.clone()).await;
+            let refusal = Refusal::from_status(&status);
             assert_eq!(refusal.reason, "INVALID_PARAMS", "{what}: {refusal:?}");
             assert!(refusal.message.contains(path.trim_start_matches('/')), "{what}: {refusal:?}");
         }
@@ -126,24 +126,24 @@ async fn a_message_that_cannot_be_read_breaks_the_rules() {
 }
 
 #[tokio::test]
-async fn a_message_that_is_too_large_is_told_the_limit() {
+async fn oversized_message_is_rejected_with_the_limit() {
     let daemon = Daemon::start().await;
     let limit = 16 << 20;
-    let status = refusal(&daemon, RUN, &[], frame(0, limit + 1, b"")).await;
-    let refused = Refusal::of(&status);
+    let status = send_refused(&daemon, RUN_PATH, &[], grpc_frame(0, limit + 1, b"")).await;
+    let refused = Refusal::from_status(&status);
     assert_eq!(refused.reason, "RESOURCE_EXHAUSTED");
     assert!(refused.message.contains(&limit.to_string()), "{refused:?}");
     // The same for a client that sends it whole.
     let request = RunRequest { stdin: vec![0; limit].into(), ..shell("true") };
-    daemon.refuses(request, "RESOURCE_EXHAUSTED").await;
+    daemon.run_failing(request, "RESOURCE_EXHAUSTED").await;
 }
 
 #[tokio::test]
-async fn an_unknown_compression_is_refused_with_what_would_be_understood() {
+async fn unknown_compression_is_rejected_with_supported_ones() {
     let daemon = Daemon::start().await;
-    let response = send(&daemon, RUN, &[("grpc-encoding", "br")], good()).await;
+    let response = send_raw(&daemon, RUN_PATH, &[("grpc-encoding", "br")], valid_body()).await;
     assert_eq!(response.headers()["grpc-accept-encoding"], "identity");
-    let status = status(response.headers());
+    let status = trailers_only_status(response.headers());
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("br"), "{status:?}");
     let info = status.get_details_error_info().unwrap();
@@ -152,24 +152,27 @@ async fn an_unknown_compression_is_refused_with_what_would_be_understood() {
 }
 
 #[tokio::test]
-async fn another_protocol_is_not_taken_for_grpc() {
+async fn other_content_types_are_rejected() {
     let daemon = Daemon::start().await;
     for content_type in ["text/plain", "application/json", "application/grpc-web+proto"] {
-        let response = send(&daemon, RUN, &[("content-type", content_type)], good()).await;
+        let response =
+            send_raw(&daemon, RUN_PATH, &[("content-type", content_type)], valid_body()).await;
         assert_eq!(response.status(), 415, "{content_type}");
-        let refusal = Refusal::of(&status(response.headers()));
+        let refusal = Refusal::from_status(&trailers_only_status(response.headers()));
         assert_eq!(refusal.reason, "INVALID_PARAMS");
-        assert_eq!(refusal.fields(), ["content-type"]);
+        assert_eq!(refusal.invalid_fields(), ["content-type"]);
     }
     assert!(!daemon.file("ran").exists());
-    let response = send(&daemon, RUN, &[("content-type", "application/grpc+proto")], good()).await;
+    let response =
+        send_raw(&daemon, RUN_PATH, &[("content-type", "application/grpc+proto")], valid_body())
+            .await;
     assert_eq!(response.status(), 200);
     assert!(!response.headers().contains_key("grpc-status"), "{response:?}");
     assert!(daemon.file("ran").exists());
 }
 
 #[tokio::test]
-async fn the_standard_services_keep_their_codes_and_streams_their_errors() {
+async fn health_service_and_streams_keep_their_error_codes() {
     let daemon = Daemon::start().await;
     let request = HealthCheckRequest { service: "jig.v1.NoService".to_owned() };
     let unknown = HealthClient::new(daemon.channel()).check(request).await;
@@ -180,7 +183,7 @@ async fn the_standard_services_keep_their_codes_and_streams_their_errors() {
         ..ReadArtifactRequest::default()
     };
     let missing = artifacts.read_artifact(request).await.unwrap_err();
-    assert_eq!(Refusal::of(&missing).reason, "ARTIFACT_NOT_FOUND");
+    assert_eq!(Refusal::from_status(&missing).reason, "ARTIFACT_NOT_FOUND");
     let response = daemon.run(shell("echo kept")).await;
     assert_eq!(daemon.artifact(&response.stdout_path).await.0, b"kept\n");
 }

@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, fs, time::Instant};
 use jig::api::v1::{Outcome, RunRequest};
 use tonic::Request;
 
-use crate::support::{Daemon, Mark, PROMPT, Setup, argv, shell};
+use crate::support::{Daemon, Mark, PROMPT_TIMEOUT, Setup, argv, shell};
 
 #[tokio::test]
-async fn a_command_line_goes_to_the_shell_and_arguments_to_the_program() {
+async fn command_runs_in_a_shell_and_argv_runs_directly() {
     let daemon = Daemon::start().await;
     let response = daemon.run(shell("echo out; echo $((6 * 7)) >&2; exit 3")).await;
     assert_eq!(response.outcome(), Outcome::Exited);
@@ -30,7 +30,7 @@ async fn a_command_line_goes_to_the_shell_and_arguments_to_the_program() {
 }
 
 #[tokio::test]
-async fn the_environment_is_the_promised_one_and_what_the_request_adds() {
+async fn environment_has_documented_variables_and_request_additions() {
     let daemon = Daemon::start().await;
     let variables = |output: &str| -> BTreeMap<String, String> {
         let pairs = output.lines().filter_map(|line| line.split_once('='));
@@ -66,13 +66,13 @@ async fn the_environment_is_the_promised_one_and_what_the_request_adds() {
 }
 
 #[tokio::test]
-async fn a_program_is_looked_up_in_the_path_of_the_request() {
+async fn program_is_found_in_the_path_of_the_request() {
     let daemon = Daemon::start().await;
     fs::create_dir(daemon.file("tools")).unwrap();
     daemon
         .output(shell("printf '#!/bin/sh\\necho mine\\n' > tools/hello; chmod 755 tools/hello"))
         .await;
-    daemon.refuses(argv(&["hello"]), "COMMAND_NOT_FOUND").await;
+    daemon.run_failing(argv(&["hello"]), "COMMAND_NOT_FOUND").await;
     let request = RunRequest {
         env: [("PATH".to_owned(), "/nowhere:/workspace/tools:/usr/bin:/bin".to_owned())].into(),
         ..argv(&["hello"])
@@ -81,7 +81,7 @@ async fn a_program_is_looked_up_in_the_path_of_the_request() {
 }
 
 #[tokio::test]
-async fn a_command_starts_in_the_directory_that_it_is_given() {
+async fn command_starts_in_the_requested_directory() {
     let daemon = Daemon::start().await;
     fs::create_dir_all(daemon.file("a/b c")).unwrap();
     let pwd = |cwd: &str| RunRequest { cwd: Some(cwd.to_owned()), ..argv(&["/bin/pwd"]) };
@@ -137,7 +137,7 @@ async fn output_over_the_limit_keeps_its_head_and_its_tail() {
 }
 
 #[tokio::test]
-async fn each_run_has_artifacts_of_its_own() {
+async fn each_run_has_its_own_artifacts() {
     let daemon = Daemon::start().await;
     let mut paths = Vec::new();
     for step in 0..3 {
@@ -160,10 +160,12 @@ async fn each_run_has_artifacts_of_its_own() {
 }
 
 #[tokio::test]
-async fn many_runs_at_once_each_get_their_own_answer() {
-    let daemon = Setup::new().alone().start().await;
+async fn concurrent_runs_get_their_own_responses() {
+    let daemon = Setup::new().exclusive().start().await;
     let runs: Vec<_> = (0..40)
-        .map(|number| daemon.begin(shell(&format!("cat > {number}; echo {number}; exit {number}"))))
+        .map(|number| {
+            daemon.spawn_run(shell(&format!("cat > {number}; echo {number}; exit {number}")))
+        })
         .collect();
     for (number, run) in runs.into_iter().enumerate() {
         let response = run.await.unwrap().unwrap();
@@ -173,7 +175,7 @@ async fn many_runs_at_once_each_get_their_own_answer() {
 }
 
 #[tokio::test]
-async fn usage_and_duration_are_told() {
+async fn run_reports_usage_and_duration() {
     let daemon = Daemon::start().await;
     let began = Instant::now();
     let response =
@@ -189,7 +191,7 @@ async fn usage_and_duration_are_told() {
 }
 
 #[tokio::test]
-async fn every_answer_names_its_call() {
+async fn every_response_has_a_call_id() {
     let daemon = Daemon::start().await;
     let mut ids = Vec::new();
     for _ in 0..2 {
@@ -203,7 +205,7 @@ async fn every_answer_names_its_call() {
 }
 
 #[tokio::test]
-async fn real_work_can_be_done() {
+async fn builds_and_shell_features_work() {
     let daemon = Daemon::start().await;
     let began = Instant::now();
     fs::write(daemon.file("main.c"), "#include <stdio.h>\nint main(void) { puts(\"built\"); }\n")
@@ -223,7 +225,7 @@ async fn real_work_can_be_done() {
         ]))
         .await;
     assert_eq!(output, "TexT\nlocked\n2001\nagent\njig\n/home/agent\nrefused\n");
-    assert!(began.elapsed() < PROMPT * 4, "{:?}", began.elapsed());
+    assert!(began.elapsed() < PROMPT_TIMEOUT * 4, "{:?}", began.elapsed());
 }
 
 #[tokio::test]
@@ -247,7 +249,7 @@ async fn a_long_command_line_and_a_large_environment_arrive_whole() {
 }
 
 #[tokio::test]
-async fn a_run_that_ends_by_itself_at_its_timeout_leaves_nothing() {
+async fn run_that_ends_at_its_timeout_leaves_no_processes() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
     for _ in 0..3 {

@@ -6,30 +6,30 @@ use jig::api::v1::{Edit, EditFileRequest, ReadFileRequest, RunRequest, WriteFile
 use serde_json::Value;
 use tonic::Request;
 
-use crate::support::{Daemon, Mark, promptly, shell, with};
+use crate::support::{Daemon, Mark, promptly, shell, with_metadata};
 
 /// More sessions than a daemon holds open (`OPEN_SESSIONS` of `daemon/store/sessions.rs`).
-const MANY: usize = 300;
+const MORE_THAN_OPEN_SESSIONS: usize = 300;
 
 fn in_session(session: &str, request: RunRequest) -> Request<RunRequest> {
-    with("jig-session", session, request)
+    with_metadata("jig-session", session, request)
 }
 
 /// Makes a call in each of many other sessions.
-async fn use_many_others(daemon: &Daemon, prefix: &str) {
+async fn call_in_many_sessions(daemon: &Daemon, prefix: &str) {
     fs::write(daemon.file("text"), "text\n").unwrap();
-    for number in 0..MANY {
+    for number in 0..MORE_THAN_OPEN_SESSIONS {
         let request = ReadFileRequest { path: "text".to_owned(), ..ReadFileRequest::default() };
         let session = format!("{prefix}-{number}");
-        let request = with("jig-session", &session, request);
+        let request = with_metadata("jig-session", &session, request);
         daemon.tools().read_file(request).await.unwrap();
     }
 }
 
 /// The records of a session: event and step of each, whose sequence numbers must be without gap.
-fn records(daemon: &Daemon, session: &str) -> Vec<(String, u64)> {
+fn recorded_steps(daemon: &Daemon, session: &str) -> Vec<(String, u64)> {
     let path = format!("sessions/{session}/events.jsonl");
-    let text = fs::read_to_string(daemon.state().join(path)).unwrap();
+    let text = fs::read_to_string(daemon.state_dir().join(path)).unwrap();
     let records: Vec<Value> =
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let sequence = records.iter().map(|record| record["sequence"].as_u64());
@@ -40,7 +40,7 @@ fn records(daemon: &Daemon, session: &str) -> Vec<(String, u64)> {
 }
 
 /// What `records` answers for these.
-fn expected(records: &[(&str, u64)]) -> Vec<(String, u64)> {
+fn expected_steps(records: &[(&str, u64)]) -> Vec<(String, u64)> {
     let named = |(event, step): &(&str, u64)| (format!("tool_call_{event}"), *step);
     records.iter().map(named).collect()
 }
@@ -56,44 +56,45 @@ fn open_sessions(daemon: &Daemon) -> usize {
 }
 
 #[tokio::test]
-async fn a_session_goes_on_where_it_was_after_many_others() {
+async fn session_continues_its_steps_after_many_others() {
     let daemon = Daemon::start().await;
     let first = daemon.run(in_session("old", shell("echo first"))).await;
-    use_many_others(&daemon, "other").await;
-    assert!(open_sessions(&daemon) < MANY, "not all are held open");
+    call_in_many_sessions(&daemon, "other").await;
+    assert!(open_sessions(&daemon) < MORE_THAN_OPEN_SESSIONS, "not all are held open");
     let second = daemon.run(in_session("old", shell("echo second"))).await;
     assert_eq!(first.stdout_path, "logs/tool_step_0001_stdout.txt");
     assert_eq!(second.stdout_path, "logs/tool_step_0002_stdout.txt");
     for (response, text) in [(first, "first\n"), (second, "second\n")] {
-        let artifact = daemon.artifact_of("old", &response.stdout_path).await;
+        let artifact = daemon.artifact_of_session("old", &response.stdout_path).await;
         assert_eq!(artifact.unwrap().0, text.as_bytes());
     }
     assert_eq!(
-        records(&daemon, "old"),
-        expected(&[("started", 1), ("finished", 1), ("started", 2), ("finished", 2)])
+        recorded_steps(&daemon, "old"),
+        expected_steps(&[("started", 1), ("finished", 1), ("started", 2), ("finished", 2)])
     );
-    let (bytes, size) = daemon.artifact_of("old", "logs/tool_step_0001_stderr.txt").await.unwrap();
+    let (bytes, size) =
+        daemon.artifact_of_session("old", "logs/tool_step_0001_stderr.txt").await.unwrap();
     assert_eq!((bytes.len(), size), (0, 0), "that nothing was written is known still");
 }
 
 #[tokio::test]
-async fn a_session_with_a_running_command_is_one_however_many_others_there_are() {
+async fn session_with_a_running_command_stays_open() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
     let waits = "until [ -e end ]; do sleep 0.05; done; echo finished";
-    let call = daemon.begin(in_session("busy", mark.on(shell(waits))));
-    mark.appears(1).await;
-    use_many_others(&daemon, "other").await;
+    let call = daemon.spawn_run(in_session("busy", mark.on(shell(waits))));
+    mark.wait_for_processes(1).await;
+    call_in_many_sessions(&daemon, "other").await;
     daemon.output(in_session("busy", shell("true"))).await;
-    use_many_others(&daemon, "another").await;
+    call_in_many_sessions(&daemon, "another").await;
     fs::write(daemon.file("end"), "").unwrap();
     let response = promptly("it ends", call).await.unwrap().unwrap();
     assert_eq!(response.stdout, "finished\n");
     assert_eq!(response.stdout_path, "logs/tool_step_0001_stdout.txt");
     daemon.output(in_session("busy", shell("true"))).await;
     assert_eq!(
-        records(&daemon, "busy"),
-        expected(&[
+        recorded_steps(&daemon, "busy"),
+        expected_steps(&[
             ("started", 1),
             ("started", 2),
             ("finished", 2),
@@ -105,11 +106,11 @@ async fn a_session_with_a_running_command_is_one_however_many_others_there_are()
 }
 
 #[tokio::test]
-async fn asking_for_an_artifact_makes_no_session() {
+async fn reading_an_artifact_creates_no_session() {
     let daemon = Daemon::start().await;
     daemon.output(shell("echo text")).await;
     let sessions = || {
-        let entries = fs::read_dir(daemon.state().join("sessions")).unwrap();
+        let entries = fs::read_dir(daemon.state_dir().join("sessions")).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.collect::<Vec<_>>()
     };
@@ -120,12 +121,12 @@ async fn asking_for_an_artifact_makes_no_session() {
         "events.jsonl",
         "nothing",
     ] {
-        let refusal = daemon.artifact_of("nobody", path).await.unwrap_err();
+        let refusal = daemon.artifact_of_session("nobody", path).await.unwrap_err();
         assert_eq!(refusal.reason, "ARTIFACT_NOT_FOUND", "{path}: {refusal:?}");
         assert_eq!(refusal.metadata.get("path").unwrap(), path);
     }
     for path in ["/etc/passwd", "../default/logs/tool_step_0001_stdout.txt"] {
-        let refusal = daemon.artifact_of("nobody", path).await.unwrap_err();
+        let refusal = daemon.artifact_of_session("nobody", path).await.unwrap_err();
         assert_eq!(refusal.reason, "PATH_ESCAPE", "{path}: {refusal:?}");
     }
     assert_eq!(sessions(), ["default"]);
@@ -135,7 +136,7 @@ async fn asking_for_an_artifact_makes_no_session() {
 }
 
 #[tokio::test]
-async fn records_tell_the_size_of_what_is_large_and_show_the_rest() {
+async fn records_contain_sizes_instead_of_file_content() {
     let daemon = Daemon::start().await;
     let request = WriteFileRequest {
         path: "large".to_owned(),
@@ -170,7 +171,7 @@ async fn records_tell_the_size_of_what_is_large_and_show_the_rest() {
         ..WriteFileRequest::default()
     };
     daemon.tools().write_file(request).await.unwrap();
-    let path = daemon.state().join("sessions/default/events.jsonl");
+    let path = daemon.state_dir().join("sessions/default/events.jsonl");
     let events = fs::read_to_string(path).unwrap();
     let params = |step: usize| -> Value {
         let line = events.lines().nth(step * 2).unwrap();

@@ -11,29 +11,32 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tonic::{Code, Request};
 
-use crate::support::{Daemon, Mark, Refusal, Setup, USER, binary, eventually, jigd, shell, with};
+use crate::support::{
+    DAEMON_UID, Daemon, Mark, Refusal, Setup, daemon_binary, eventually, run_jigd, shell,
+    with_metadata,
+};
 
 /// Runs `jigd`, which must end with `code` and say each of `parts` on standard error.
-fn refuses(arguments: &[&str], code: i32, parts: &[&str]) {
-    let output = jigd(arguments);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+fn check_startup_failure(arguments: &[&str], code: i32, parts: &[&str]) {
+    let output = run_jigd(arguments);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
     for part in parts {
-        assert!(said.contains(part), "{part} in {arguments:?}: {said}");
+        assert!(stderr.contains(part), "{part} in {arguments:?}: {stderr}");
     }
 }
 
 #[test]
-fn wrong_flags_end_with_64_and_wrong_configurations_with_78_and_all_that_is_wrong() {
+fn invalid_flags_exit_64_and_invalid_configurations_exit_78() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     fs::create_dir(path("ws")).unwrap();
     fs::write(path("bad.toml"), "[sandbox]\nminimum_levle = \"L3\"\n").unwrap();
     fs::write(path("file"), "").unwrap();
-    refuses(&["--no-such-flag"], 64, &["--no-such-flag"]);
+    check_startup_failure(&["--no-such-flag"], 64, &["--no-such-flag"]);
     let all = ["--listen", "0.0.0.0:1", "--workspace", "/nowhere", "--network", "bridge"];
-    refuses(&all, 78, &["0.0.0.0:1", "/nowhere", "--network bridge"]);
-    refuses(&["--config", &path("bad.toml")], 78, &["minimum_levle"]);
+    check_startup_failure(&all, 78, &["0.0.0.0:1", "/nowhere", "--network bridge"]);
+    check_startup_failure(&["--config", &path("bad.toml")], 78, &["minimum_levle"]);
     for (flag, value, says) in [
         ("--workspace", "/", "root directory"),
         ("--workspace", "/proc", "show the host"),
@@ -57,9 +60,9 @@ fn wrong_flags_end_with_64_and_wrong_configurations_with_78_and_all_that_is_wron
         if flag != "--state-dir" {
             arguments.extend(["--state-dir", &state]);
         }
-        refuses(&arguments, 78, &[says]);
+        check_startup_failure(&arguments, 78, &[says]);
     }
-    let output = jigd(&["--version"]);
+    let output = run_jigd(&["--version"]);
     assert!(output.status.success());
     assert_eq!(
         String::from_utf8(output.stdout).unwrap().trim(),
@@ -68,7 +71,7 @@ fn wrong_flags_end_with_64_and_wrong_configurations_with_78_and_all_that_is_wron
 }
 
 #[tokio::test]
-async fn a_socket_is_its_users_alone_and_a_dead_daemons_is_replaced() {
+async fn socket_is_private_and_stale_one_is_replaced() {
     let daemon = Daemon::start().await;
     let mode = fs::metadata(daemon.socket()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "{mode:o}");
@@ -81,29 +84,30 @@ async fn a_socket_is_its_users_alone_and_a_dead_daemons_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_check_is_possible_beside_a_running_daemon() {
+async fn check_works_beside_a_running_daemon() {
     let daemon = Daemon::start().await;
     let listen = format!("unix:{}", daemon.socket().display());
     let workspace = daemon.file(".").display().to_string();
-    let state = daemon.state().display().to_string();
+    let state = daemon.state_dir().display().to_string();
     let arguments =
         ["--check", "--listen", &listen, "--workspace", &workspace, "--state-dir", &state];
-    let output = jigd(&arguments);
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains("isolation L3 ok"), "{said}");
+    let output = run_jigd(&arguments);
+    let report = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{report}");
+    assert!(report.contains("isolation L3 ok"), "{report}");
     assert_eq!(daemon.output(shell("echo unharmed")).await, "unharmed\n");
 }
 
 #[tokio::test]
-async fn a_signal_to_the_whole_group_drains_as_one_to_the_daemon_does() {
+async fn signal_to_every_process_drains_the_daemon() {
     let daemon = Setup::new().arguments(&["--drain-timeout", "60s"]).start().await;
     let mark = Mark::new();
-    let call = daemon.begin(mark.on(shell("until [ -e end ]; do sleep 0.05; done; echo finished")));
-    mark.appears(1).await;
-    let everybody = crate::support::descendants(daemon.pid());
+    let call =
+        daemon.spawn_run(mark.on(shell("until [ -e end ]; do sleep 0.05; done; echo finished")));
+    mark.wait_for_processes(1).await;
+    let daemon_processes = crate::support::descendants(daemon.pid());
     // As a control group is signalled: each process by itself.
-    for process in &everybody {
+    for process in &daemon_processes {
         if !mark.processes().contains(&process.pid) {
             let pid = Pid::from_raw(process.pid).unwrap();
             let _gone_already = kill_process(pid, Signal::TERM);
@@ -115,11 +119,11 @@ async fn a_signal_to_the_whole_group_drains_as_one_to_the_daemon_does() {
 }
 
 #[tokio::test]
-async fn ctrl_c_reaches_the_daemon_and_not_what_makes_its_sandboxes() {
+async fn ctrl_c_reaches_daemon_but_not_its_keeper() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     fs::create_dir(path("ws")).unwrap();
-    let mut command = Command::new(binary());
+    let mut command = Command::new(daemon_binary());
     command
         .args(["--listen", &format!("unix:{}", path("sock").display())])
         .args([Path::new("--workspace"), &path("ws")])
@@ -131,21 +135,21 @@ async fn ctrl_c_reaches_the_daemon_and_not_what_makes_its_sandboxes() {
         .process_group(0);
     let mut child = command.spawn().unwrap();
     // From then on it knows what to do about a signal.
-    let mut said = String::new();
+    let mut first_line = String::new();
     let mut output = BufReader::new(child.stdout.take().unwrap());
-    output.read_line(&mut said).unwrap();
-    assert!(said.starts_with("listening on"), "{said}");
+    output.read_line(&mut first_line).unwrap();
+    assert!(first_line.starts_with("listening on"), "{first_line}");
     let group = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     kill_process_group(group, Signal::INT).unwrap();
     eventually("it ends", async || child.try_wait().unwrap().is_some()).await;
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{said}");
-    assert!(!said.contains("keeper"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{stderr}");
+    assert!(!stderr.contains("keeper"), "{stderr}");
 }
 
 #[tokio::test]
-async fn two_workspaces_are_two_worlds() {
+async fn workspaces_are_separate() {
     let other = tempfile::tempdir().unwrap();
     fs::write(other.path().join("who"), "other").unwrap();
     let named = format!("other={}", other.path().display());
@@ -153,7 +157,7 @@ async fn two_workspaces_are_two_worlds() {
     fs::write(daemon.file("who"), "first").unwrap();
     for (name, who) in [(None, "first"), (Some("other"), "other"), (Some("workspace"), "first")] {
         let request = match name {
-            Some(name) => with("jig-workspace", name, shell("cat who")),
+            Some(name) => with_metadata("jig-workspace", name, shell("cat who")),
             None => Request::new(shell("cat who")),
         };
         assert_eq!(daemon.output(request).await, who, "{name:?}");
@@ -161,31 +165,32 @@ async fn two_workspaces_are_two_worlds() {
 }
 
 #[tokio::test]
-async fn metadata_that_cannot_be_read_is_refused() {
+async fn invalid_metadata_is_rejected() {
     let daemon = Daemon::start().await;
     for (key, value) in [("jig-session", "../etc"), ("jig-session", ""), ("jig-request-id", "")] {
         let mut request = Request::new(shell("true"));
         request.metadata_mut().insert(key, value.parse().unwrap());
         let status = daemon.tools().run(request).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
-        assert_eq!(Refusal::of(&status).fields(), [key]);
+        assert_eq!(Refusal::from_status(&status).invalid_fields(), [key]);
     }
 }
 
 #[tokio::test]
-async fn a_refused_request_leaves_no_record() {
+async fn rejected_request_leaves_no_record() {
     let daemon = Daemon::start().await;
     let mut bad = shell("true");
     bad.timeout_sec = Some(0);
-    daemon.refuses(bad, "INVALID_PARAMS").await;
+    daemon.run_failing(bad, "INVALID_PARAMS").await;
     let words = vec!["true".to_owned(); 1].into_iter().chain((0..200).map(|_| "x".repeat(11_000)));
     let mut large = shell("");
     large.command = None;
     large.argv = words.collect();
-    daemon.refuses(large, "INVALID_PARAMS").await;
-    assert!(!daemon.state().join("sessions/default/events.jsonl").exists());
+    daemon.run_failing(large, "INVALID_PARAMS").await;
+    assert!(!daemon.state_dir().join("sessions/default/events.jsonl").exists());
     daemon.output(shell("true")).await;
-    let events = fs::read_to_string(daemon.state().join("sessions/default/events.jsonl")).unwrap();
+    let events =
+        fs::read_to_string(daemon.state_dir().join("sessions/default/events.jsonl")).unwrap();
     let events: Vec<serde_json::Value> =
         events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(events.len(), 2, "{events:?}");
@@ -207,7 +212,7 @@ fn old_names_of_the_configuration_are_accepted_with_warnings() {
     let workspace = format!("[[workspaces]]\npath = {:?}\nsymlinks = \"beneath\"\n", path("w"));
     let old = base + &workspace + "[requests]\nlinger = \"5s\"\n[sandbox]\ngrace = \"3s\"\n";
     fs::write(path("jig.toml"), &old).unwrap();
-    let output = jigd(&["--check", "--config", &path("jig.toml")]);
+    let output = run_jigd(&["--check", "--config", &path("jig.toml")]);
     let report = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{report}");
     for line in [
@@ -219,11 +224,15 @@ fn old_names_of_the_configuration_are_accepted_with_warnings() {
     }
 
     fs::write(path("jig.toml"), old + "stop_grace = \"3s\"\n").unwrap();
-    refuses(&["--config", &path("jig.toml")], 78, &["[sandbox] has grace and stop_grace"]);
+    check_startup_failure(
+        &["--config", &path("jig.toml")],
+        78,
+        &["[sandbox] has grace and stop_grace"],
+    );
 }
 
 #[test]
-fn where_commands_may_connect_to_is_checked() {
+fn network_configuration_is_validated() {
     let folder = tempfile::tempdir().unwrap();
     let (workspace, state) = (folder.path().join("w"), folder.path().join("s"));
     fs::create_dir(&workspace).unwrap();
@@ -252,7 +261,7 @@ fn where_commands_may_connect_to_is_checked() {
     ] {
         fs::write(&file, content).unwrap();
         let config = ["--config", file.to_str().unwrap(), "--network", mode];
-        refuses(&[&base[..], &config].concat(), 78, parts);
+        check_startup_failure(&[&base[..], &config].concat(), 78, parts);
     }
     fs::write(&file, "[proxy]\nallow_hosts = [\"*.Example\"]").unwrap();
     let check = ["--config", file.to_str().unwrap(), "--check"];
@@ -263,7 +272,7 @@ fn where_commands_may_connect_to_is_checked() {
         if mode == "host" {
             fs::write(&file, "").unwrap();
         }
-        let output = jigd(&[&base[..], &check, &["--network", mode]].concat());
+        let output = run_jigd(&[&base[..], &check, &["--network", mode]].concat());
         let report = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{report}");
         for part in parts {
@@ -273,14 +282,14 @@ fn where_commands_may_connect_to_is_checked() {
 }
 
 #[tokio::test]
-async fn an_ordinary_user_that_cannot_write_the_workspace_is_warned() {
+async fn daemon_warns_if_its_user_cannot_write_workspace() {
     let warning = "cannot write it: tools and commands can only read";
-    for (owner, is_warned) in [(0, true), (USER, false)] {
-        let daemon = Setup::new().user(USER).workspace_owner(owner).start().await;
+    for (owner, is_warned) in [(0, true), (DAEMON_UID, false)] {
+        let daemon = Setup::new().user(DAEMON_UID).workspace_owner(owner).start().await;
         let log = daemon.log();
         let warned: Vec<&str> = log.lines().filter(|line| line.contains(warning)).collect();
         assert_eq!(warned.len(), usize::from(is_warned), "{log}");
-        let check = daemon.check();
+        let check = daemon.run_check();
         assert!(check.status.success(), "{check:?}");
         let report = String::from_utf8(check.stdout).unwrap();
         for text in warned.iter().copied().chain([report.as_str()]) {

@@ -11,14 +11,14 @@ use opentelemetry_proto::tonic::trace::v1::{Span, span::SpanKind, status::Status
 use rustix::process::Signal;
 use tonic::{Request, Response, Status};
 
-use crate::support::{Collector, Daemon, Setup, argv, attribute, hex, shell};
+use crate::support::{Collector, Daemon, Setup, argv, attribute_text, hex, shell};
 
 /// The caller's span, the parent of the RPC's.
-const CALLER: &str = "00f067aa0ba902b7";
+const CALLER_SPAN_ID: &str = "00f067aa0ba902b7";
 
 /// The spans of a trace, by name.
-fn trace(collector: &Collector, id: &str) -> HashMap<String, Span> {
-    let spans = collector.spans(id);
+fn spans_by_name(collector: &Collector, id: &str) -> HashMap<String, Span> {
+    let spans = collector.spans_of_trace(id);
     let count = spans.len();
     let named = spans.into_iter().map(|span| (span.name.clone(), span));
     let by_name: HashMap<_, _> = named.collect();
@@ -26,7 +26,7 @@ fn trace(collector: &Collector, id: &str) -> HashMap<String, Span> {
     by_name
 }
 
-fn status(span: &Span) -> StatusCode {
+fn span_status(span: &Span) -> StatusCode {
     span.status.as_ref().map_or(StatusCode::Unset, |status| status.code())
 }
 
@@ -37,14 +37,14 @@ async fn run_in_trace(
     request: RunRequest,
 ) -> Result<jig::api::v1::RunResponse, Status> {
     let mut request = Request::new(request);
-    let parent = format!("00-{id}-{CALLER}-01");
+    let parent = format!("00-{id}-{CALLER_SPAN_ID}-01");
     request.metadata_mut().insert("traceparent", parent.parse().unwrap());
     let answer = daemon.tools().run(request).await;
     answer.map(Response::into_inner)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
+async fn each_call_exports_three_spans_before_shutdown_completes() {
     let (collector, endpoint) = Collector::start();
     let setup = Setup::new()
         .environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
@@ -64,22 +64,22 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     run_in_trace(&daemon, &id("5"), missing).await.unwrap_err();
     // Nothing was waited for: what is not delivered yet is delivered now.
     daemon.signal(Signal::TERM);
-    assert!(daemon.exit().await.success());
+    assert!(daemon.wait_for_exit().await.success());
 
     // Success: three spans, one inside the other, none of them failed.
-    let spans = trace(&collector, &id("1"));
+    let spans = spans_by_name(&collector, &id("1"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let (rpc, tool, process) =
         (&spans["jig.v1.ToolService/Run"], &spans["execute_tool run"], &spans["sh"]);
     assert_eq!(rpc.kind(), SpanKind::Server);
     assert_eq!(tool.kind(), SpanKind::Internal);
     assert_eq!(process.kind(), SpanKind::Client);
-    assert_eq!(hex(&rpc.parent_span_id), CALLER);
+    assert_eq!(hex(&rpc.parent_span_id), CALLER_SPAN_ID);
     assert_eq!(tool.parent_span_id, rpc.span_id);
     assert_eq!(process.parent_span_id, tool.span_id);
     for span in [rpc, tool, process] {
-        assert_eq!(status(span), StatusCode::Unset, "{span:#?}");
-        assert_eq!(attribute(&span.attributes, "error.type"), None);
+        assert_eq!(span_status(span), StatusCode::Unset, "{span:#?}");
+        assert_eq!(attribute_text(&span.attributes, "error.type"), None);
         assert!(span.end_time_unix_nano >= span.start_time_unix_nano);
     }
     // The child continues the process's span.
@@ -97,57 +97,63 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
         (process, "process.working_directory", "/workspace"),
         (process, "jig.sandbox.level", "L3"),
     ] {
-        assert_eq!(attribute(&span.attributes, name).as_deref(), Some(value), "{name}");
+        assert_eq!(attribute_text(&span.attributes, name).as_deref(), Some(value), "{name}");
     }
-    assert!(attribute(&process.attributes, "process.pid").is_some());
-    assert!(attribute(&tool.attributes, "gen_ai.tool.call.id").is_some());
+    assert!(attribute_text(&process.attributes, "process.pid").is_some());
+    assert!(attribute_text(&tool.attributes, "gen_ai.tool.call.id").is_some());
 
     // Exit 3 is the command's affair: only its own span is marked.
-    let spans = trace(&collector, &id("2"));
+    let spans = spans_by_name(&collector, &id("2"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let process = &spans["sh"];
-    assert_eq!(status(process), StatusCode::Error);
-    assert_eq!(attribute(&process.attributes, "error.type").as_deref(), Some("exit_nonzero"));
-    assert_eq!(attribute(&process.attributes, "process.exit.code").as_deref(), Some("3"));
-    assert_eq!(status(&spans["execute_tool run"]), StatusCode::Unset);
-    assert_eq!(status(&spans["jig.v1.ToolService/Run"]), StatusCode::Unset);
+    assert_eq!(span_status(process), StatusCode::Error);
+    assert_eq!(attribute_text(&process.attributes, "error.type").as_deref(), Some("exit_nonzero"));
+    assert_eq!(attribute_text(&process.attributes, "process.exit.code").as_deref(), Some("3"));
+    assert_eq!(span_status(&spans["execute_tool run"]), StatusCode::Unset);
+    assert_eq!(span_status(&spans["jig.v1.ToolService/Run"]), StatusCode::Unset);
 
     // A timeout is the tool's affair too, and still no failure of the RPC.
-    let spans = trace(&collector, &id("3"));
+    let spans = spans_by_name(&collector, &id("3"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let process = &spans["sh"];
-    assert_eq!(attribute(&process.attributes, "error.type").as_deref(), Some("timeout"));
-    assert_eq!(attribute(&process.attributes, "process.exit.code"), None);
-    assert_eq!(attribute(&process.attributes, "jig.process.signal").as_deref(), Some("SIGTERM"));
+    assert_eq!(attribute_text(&process.attributes, "error.type").as_deref(), Some("timeout"));
+    assert_eq!(attribute_text(&process.attributes, "process.exit.code"), None);
+    assert_eq!(
+        attribute_text(&process.attributes, "jig.process.signal").as_deref(),
+        Some("SIGTERM")
+    );
     let tool = &spans["execute_tool run"];
-    assert_eq!(status(tool), StatusCode::Error);
-    assert_eq!(attribute(&tool.attributes, "error.type").as_deref(), Some("timeout"));
+    assert_eq!(span_status(tool), StatusCode::Error);
+    assert_eq!(attribute_text(&tool.attributes, "error.type").as_deref(), Some("timeout"));
     let rpc = &spans["jig.v1.ToolService/Run"];
-    assert_eq!(status(rpc), StatusCode::Unset);
-    assert_eq!(attribute(&rpc.attributes, "rpc.status_code").as_deref(), Some("OK"));
+    assert_eq!(span_status(rpc), StatusCode::Unset);
+    assert_eq!(attribute_text(&rpc.attributes, "rpc.status_code").as_deref(), Some("OK"));
 
     // An invalid request is refused before there is a tool's span.
-    let spans = trace(&collector, &id("4"));
+    let spans = spans_by_name(&collector, &id("4"));
     assert_eq!(spans.len(), 1, "{spans:#?}");
     let rpc = &spans["jig.v1.ToolService/Run"];
-    assert_eq!(status(rpc), StatusCode::Unset, "a caller's mistake is no error of a server");
-    assert_eq!(attribute(&rpc.attributes, "rpc.status_code").as_deref(), Some("INVALID_ARGUMENT"));
+    assert_eq!(span_status(rpc), StatusCode::Unset, "a caller's mistake is no error of a server");
+    assert_eq!(
+        attribute_text(&rpc.attributes, "rpc.status_code").as_deref(),
+        Some("INVALID_ARGUMENT")
+    );
 
     // A program that is not there: the tool failed, and so did starting the process.
-    let spans = trace(&collector, &id("5"));
+    let spans = spans_by_name(&collector, &id("5"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let process = &spans["no-such-program"];
-    assert_eq!(attribute(&process.attributes, "error.type").as_deref(), Some("spawn_failed"));
-    assert_eq!(status(&spans["execute_tool run"]), StatusCode::Error);
+    assert_eq!(attribute_text(&process.attributes, "error.type").as_deref(), Some("spawn_failed"));
+    assert_eq!(span_status(&spans["execute_tool run"]), StatusCode::Error);
 
-    let resource = collector.resource();
+    let resource = collector.first_resource();
     for (name, value) in [("service.name", "jigd"), ("deployment.environment.name", "test")] {
-        assert_eq!(attribute(&resource.attributes, name).as_deref(), Some(value), "{name}");
+        assert_eq!(attribute_text(&resource.attributes, name).as_deref(), Some(value), "{name}");
     }
 }
 
 #[tokio::test]
-async fn without_an_endpoint_nothing_is_exported_and_children_still_have_a_trace() {
+async fn commands_have_a_trace_without_an_endpoint() {
     let daemon = Daemon::start().await;
     let output = daemon.output(shell("echo $TRACEPARENT")).await;
     let parts: Vec<_> = output.trim().split('-').collect();
@@ -158,7 +164,7 @@ async fn without_an_endpoint_nothing_is_exported_and_children_still_have_a_trace
 }
 
 #[tokio::test]
-async fn the_operator_says_what_of_the_callers_context_a_command_gets() {
+async fn propagators_select_the_trace_context_commands_receive() {
     let id = "b".repeat(32);
     // What is not named starts anew, or is not there at all.
     for (list, trace, baggage, warned) in [
@@ -174,7 +180,7 @@ async fn the_operator_says_what_of_the_callers_context_a_command_gets() {
         let daemon = setup.start().await;
         let mut request = Request::new(shell("echo \"$TRACEPARENT/$TRACESTATE/$BAGGAGE\""));
         for (name, value) in [
-            ("traceparent", format!("00-{id}-{CALLER}-01")),
+            ("traceparent", format!("00-{id}-{CALLER_SPAN_ID}-01")),
             ("tracestate", "vendor=1".to_owned()),
             ("baggage", "tenant=7".to_owned()),
         ] {
@@ -197,16 +203,16 @@ async fn the_operator_says_what_of_the_callers_context_a_command_gets() {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_not_there_is_no_trouble() {
+async fn unreachable_collector_does_not_affect_calls() {
     let setup = Setup::new().environment("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1");
     let mut daemon = setup.start().await;
     daemon.output(shell("true")).await;
     daemon.signal(Signal::TERM);
-    assert!(daemon.exit().await.success());
+    assert!(daemon.wait_for_exit().await.success());
 }
 
 #[tokio::test]
-async fn logs_are_json_with_the_trace_id_of_their_call() {
+async fn log_lines_are_json_with_the_trace_id_of_their_call() {
     let daemon = Setup::new().arguments(&["--log-level", "debug"]).start().await;
     let id = "a".repeat(32);
     run_in_trace(&daemon, &id, shell("true")).await.unwrap();

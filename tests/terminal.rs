@@ -19,11 +19,11 @@ use rustix::{
 use crate::support::Daemon;
 
 /// Columns of the terminals.
-const COLUMNS: u16 = 80;
+const TERMINAL_COLUMNS: u16 = 80;
 
 /// Which of its streams a command has on a terminal; the others go into a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Terminal {
+enum TerminalStream {
     Output,
     Errors,
     None,
@@ -31,11 +31,11 @@ enum Terminal {
 
 /// Runs `jig`, which must succeed; answers what it wrote to both streams, that on the terminal with
 /// what the terminal makes of line endings.
-fn jig(
+fn run_jig(
     daemon: &Daemon,
     directory: &Path,
     arguments: &[&str],
-    terminal: Terminal,
+    terminal: TerminalStream,
     environment: &[(&str, &str)],
 ) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
@@ -49,13 +49,13 @@ fn jig(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let screen = (terminal != Terminal::None).then(|| {
+    let screen = (terminal != TerminalStream::None).then(|| {
         let (screen, behind) = open_terminal();
         match terminal {
-            Terminal::Output => command.stdout(behind),
-            Terminal::Errors | Terminal::None => command.stderr(behind),
+            TerminalStream::Output => command.stdout(behind),
+            TerminalStream::Errors | TerminalStream::None => command.stderr(behind),
         };
-        thread::spawn(move || read_all(screen))
+        thread::spawn(move || read_screen(screen))
     });
     let child = command.spawn().unwrap();
     // It holds the terminal too, and what is on it ends when nobody does.
@@ -79,12 +79,12 @@ fn open_terminal() -> (OwnedFd, OwnedFd) {
     let name = ptsname(&screen, Vec::new()).unwrap();
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let behind = openat(CWD, name, flags, Mode::empty()).unwrap();
-    let size = Winsize { ws_row: 24, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
+    let size = Winsize { ws_row: 24, ws_col: TERMINAL_COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
     tcsetwinsize(&behind, size).unwrap();
     (screen, behind)
 }
 
-fn read_all(screen: OwnedFd) -> Vec<u8> {
+fn read_screen(screen: OwnedFd) -> Vec<u8> {
     let mut seen = Vec::new();
     let ended = File::from(screen).read_to_end(&mut seen).unwrap_err();
     // What Linux says when nobody has the terminal open any more.
@@ -93,23 +93,24 @@ fn read_all(screen: OwnedFd) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn colours_are_for_a_terminal_unless_no_color_refuses_them() {
+async fn colours_need_a_terminal_and_respect_no_color() {
     let daemon = Daemon::start().await;
     let here = tempfile::tempdir().unwrap();
     fs::write(daemon.file("f"), "one\ntwo\n").unwrap();
     let edit = ["edit", "f", "--old", "two", "--new", "2", "--dry-run"];
     for (terminal, environment, coloured) in [
-        (Terminal::Output, &[][..], true),
-        (Terminal::Output, &[("NO_COLOR", "")], true),
-        (Terminal::Output, &[("NO_COLOR", "1")], false),
-        (Terminal::Output, &[("CLICOLOR", "0")], false),
-        (Terminal::Output, &[("TERM", "dumb")], false),
-        (Terminal::None, &[("CLICOLOR_FORCE", "1")], true),
-        (Terminal::None, &[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")], false),
-        (Terminal::Errors, &[], false),
-        (Terminal::None, &[], false),
+        (TerminalStream::Output, &[][..], true),
+        (TerminalStream::Output, &[("NO_COLOR", "")], true),
+        (TerminalStream::Output, &[("NO_COLOR", "1")], false),
+        (TerminalStream::Output, &[("CLICOLOR", "0")], false),
+        (TerminalStream::Output, &[("TERM", "dumb")], false),
+        (TerminalStream::None, &[("CLICOLOR_FORCE", "1")], true),
+        (TerminalStream::None, &[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")], false),
+        (TerminalStream::Errors, &[], false),
+        (TerminalStream::None, &[], false),
     ] {
-        let jig = |arguments: &[&str]| jig(&daemon, here.path(), arguments, terminal, environment);
+        let jig =
+            |arguments: &[&str]| run_jig(&daemon, here.path(), arguments, terminal, environment);
         let diff = jig(&edit);
         assert!(diff.contains("-two") && diff.contains("+2"), "{diff:?}");
         assert_eq!(diff.contains("\x1b[31m-two\x1b[0m"), coloured, "{diff:?}");
@@ -124,11 +125,11 @@ async fn colours_are_for_a_terminal_unless_no_color_refuses_them() {
 }
 
 #[tokio::test]
-async fn progress_is_for_a_terminal() {
+async fn progress_is_shown_only_on_a_terminal() {
     let daemon = Daemon::start().await;
     let here = tempfile::tempdir().unwrap();
     let jig = |arguments: &[&str], terminal, environment: &[(&str, &str)]| {
-        jig(&daemon, here.path(), arguments, terminal, environment)
+        run_jig(&daemon, here.path(), arguments, terminal, environment)
     };
     // Of a name that is too long for the line, the end is shown.
     let large = "long-".repeat(20) + "large";
@@ -142,7 +143,7 @@ async fn progress_is_for_a_terminal() {
             for path in [here.path().join(large), daemon.file(large)] {
                 File::create(path).unwrap().set_len(mebibytes << 20).unwrap();
             }
-            let seen = jig(&arguments, Terminal::Errors, &[]);
+            let seen = jig(&arguments, TerminalStream::Errors, &[]);
             if seen.contains('%') || mebibytes >= 2048 {
                 break seen;
             }
@@ -151,17 +152,17 @@ async fn progress_is_for_a_terminal() {
         assert!(seen.contains("-large [") && seen.contains("MiB/s)"), "{seen:?}");
         for line in seen.split(['\r', '\n']).filter(|line| line.contains('%')) {
             let width = line.trim_end_matches("\x1b[2K").trim_end().chars().count();
-            assert!(width < usize::from(COLUMNS), "it would wrap: {line:?}");
+            assert!(width < usize::from(TERMINAL_COLUMNS), "it would wrap: {line:?}");
         }
         assert!(seen.trim_end().ends_with("\r\x1b[2K"), "it is removed: {seen:?}");
     }
     let to_daemon = ["cp", large, there];
     let dumb: &[(&str, &str)] = &[("TERM", "dumb")];
     for (arguments, terminal, environment) in [
-        (&to_daemon[..], Terminal::None, &[][..]),
-        (&to_daemon, Terminal::Output, &[]),
-        (&to_daemon, Terminal::Errors, dumb),
-        (&["--json", "cp", large, there], Terminal::Errors, &[]),
+        (&to_daemon[..], TerminalStream::None, &[][..]),
+        (&to_daemon, TerminalStream::Output, &[]),
+        (&to_daemon, TerminalStream::Errors, dumb),
+        (&["--json", "cp", large, there], TerminalStream::Errors, &[]),
     ] {
         let seen = jig(arguments, terminal, environment);
         assert!(!seen.contains(['\x1b', '%']), "{arguments:?}: {seen:?}");

@@ -12,7 +12,7 @@ use std::{
 };
 
 use self::{
-    files::{committed_files, package_files, read, rust_files},
+    files::{committed_files, package_files, read_file, rust_files},
     imports::{ModuleUse, Modules, Sources, cycles},
     tokens::{Token, tokens_of, without_tests},
 };
@@ -102,7 +102,7 @@ const REGISTRIES: &[&str] = &[
     concat!("pythonhosted", ".org"),
     concat!("proxy.golang", ".org"),
 ];
-const OPEN_MARKS: &[&str] =
+const WORK_MARKERS: &[&str] =
     &[concat!("FIX", "ME"), concat!("HA", "CK"), concat!("TO", "DO"), concat!("XX", "X")];
 
 #[test]
@@ -116,10 +116,10 @@ fn rust_files_start_with_a_module_comment() {
 
 #[test]
 fn source_files_are_short() {
-    assert_none("source files with more than 500 lines", too_long(&rust_files()));
+    assert_none("source files with more than 500 lines", overlong_files(&rust_files()));
     let lines = |count| ("tests/x.rs".to_owned(), "//! x\n".repeat(count));
-    assert_eq!(too_long(&Sources::from([lines(500)])), [""; 0]);
-    assert_eq!(too_long(&Sources::from([lines(501)])), ["tests/x.rs: 501 lines"]);
+    assert_eq!(overlong_files(&Sources::from([lines(500)])), [""; 0]);
+    assert_eq!(overlong_files(&Sources::from([lines(501)])), ["tests/x.rs: 501 lines"]);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn unsafe_code_is_in_sys_only() {
 }
 
 #[test]
-fn file_names_tell_the_content() {
+fn file_names_are_specific() {
     let found = committed_files().into_keys().filter(|file| {
         Path::new(file).components().any(|part| {
             let part = part.as_os_str().to_string_lossy();
@@ -253,7 +253,7 @@ fn wire_types_are_used_in_few_modules() {
 
 #[test]
 fn error_reasons_match_the_contract() {
-    let source = read("daemon/error.rs");
+    let source = read_file("daemon/error.rs");
     let names: BTreeSet<&str> = source
         .lines()
         .filter_map(|line| line.trim().strip_prefix("Self::")?.split_once(" => \""))
@@ -297,13 +297,13 @@ fn paths_in_messages_are_escaped() {
 }
 
 #[test]
-fn no_work_is_left_open() {
+fn no_work_markers_remain() {
     let is_data = |file: &str| file.starts_with("tests/seeds/");
     let files = committed_files().into_iter().filter(|(file, _)| !is_data(file));
     let words = files.flat_map(|(file, text)| {
         text.lines()
             .enumerate()
-            .filter(|(_, line)| OPEN_MARKS.iter().any(|word| line.contains(word)))
+            .filter(|(_, line)| WORK_MARKERS.iter().any(|word| line.contains(word)))
             .map(|(number, _)| format!("{file}:{}", number + 1))
             .collect::<Vec<_>>()
     });
@@ -327,7 +327,7 @@ fn no_work_is_left_open() {
 }
 
 #[test]
-fn no_file_names_a_machine_or_a_registry() {
+fn files_name_no_machine_or_registry() {
     let found = committed_files()
         .into_iter()
         .filter(|(file, _)| !file.ends_with("Cargo.lock"))
@@ -352,7 +352,7 @@ fn shell_scripts_stop_at_the_first_failure() {
         .filter(|(file, text)| {
             let name = file.rsplit('/').next().unwrap_or_default();
             let by_name = name.ends_with(".sh") || name.ends_with(".bash");
-            by_name || text.lines().next().is_some_and(is_shebang_of_a_shell)
+            by_name || text.lines().next().is_some_and(is_shell_shebang)
         })
         .filter(|(_, text)| {
             let mut lines = text.lines();
@@ -367,13 +367,13 @@ fn shell_scripts_stop_at_the_first_failure() {
     );
 }
 
-fn is_shebang_of_a_shell(line: &str) -> bool {
+fn is_shell_shebang(line: &str) -> bool {
     line.strip_prefix("#!").is_some_and(|interpreter| {
         interpreter.split(['/', ' ']).any(|word| ["sh", "bash", "dash", "zsh"].contains(&word))
     })
 }
 
-fn too_long(sources: &Sources) -> Vec<String> {
+fn overlong_files(sources: &Sources) -> Vec<String> {
     let lines = sources.iter().map(|(file, text)| (file, text.lines().count()));
     lines
         .filter(|(_, lines)| *lines > MAX_FILE_LINES)
@@ -406,7 +406,7 @@ fn layer_name(file: &str) -> &str {
 }
 
 /// The index of a module's layer.
-fn layer_of(part: &str) -> usize {
+fn layer_index(part: &str) -> usize {
     LAYERS
         .iter()
         .position(|line| line.contains(&part))
@@ -437,7 +437,7 @@ fn is_upward(use_: &ModuleUse) -> bool {
         return false;
     }
     let (from, to) = (layer_name(&use_.from), layer_name(&use_.to));
-    from != to && layer_of(from) >= layer_of(to)
+    from != to && layer_index(from) >= layer_index(to)
 }
 
 /// Fails with a list of everything that was found.

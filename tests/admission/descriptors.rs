@@ -13,10 +13,10 @@ use jig::api::v1::{
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tonic::Status;
 
-use crate::support::{Daemon, Refusal, Setup, eventually, promptly, shell, started};
+use crate::support::{Daemon, Refusal, Setup, eventually, promptly, shell, start_request};
 
 /// Gives a daemon another limit of descriptors; answers what it was.
-fn limit(daemon: &Daemon, limit: u64) -> u64 {
+fn set_descriptor_limit(daemon: &Daemon, limit: u64) -> u64 {
     let pid = Pid::from_raw(daemon.pid());
     let new = Rlimit {
         current: Some(limit),
@@ -27,13 +27,13 @@ fn limit(daemon: &Daemon, limit: u64) -> u64 {
     old.current.unwrap_or(1 << 20)
 }
 
-fn descriptors(daemon: &Daemon) -> u64 {
+fn open_descriptor_count(daemon: &Daemon) -> u64 {
     let listed = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
     listed.count() as u64
 }
 
 /// Each kind of work, in an order in which each finds what those before it left.
-async fn work(daemon: &Daemon, number: usize) -> Result<(), Status> {
+async fn run_operation(daemon: &Daemon, number: usize) -> Result<(), Status> {
     let mut tools = daemon.tools();
     let text = |text: &str| text.to_owned();
     match number {
@@ -111,48 +111,48 @@ async fn work(daemon: &Daemon, number: usize) -> Result<(), Status> {
             let mut transfers = TransferServiceClient::new(daemon.channel());
             transfers.download(request).await.map(drop)
         }
-        _ => match daemon.try_watch(started(shell("true"))).await {
+        _ => match daemon.try_start_process(start_request(shell("true"))).await {
             Ok(mut watch) => {
-                watch.finish().await;
+                watch.wait_for_exit().await;
                 Ok(())
             }
             Err(status) => Err(status),
         },
     }
 }
-const WORK: usize = 14;
+const OPERATION_COUNT: usize = 14;
 
 #[tokio::test]
-async fn without_descriptors_calls_fail_clearly_and_do_nothing() {
+async fn calls_without_descriptors_fail_and_change_nothing() {
     let daemon = Daemon::start().await;
     daemon.run(shell("true")).await;
-    for number in 0..WORK {
+    for number in 0..OPERATION_COUNT {
         let before = daemon.list_files().await;
-        let usual = limit(&daemon, 3);
-        let refused = promptly("it is refused", work(&daemon, number)).await;
-        limit(&daemon, usual);
-        let refusal = Refusal::of(&refused.expect_err(&format!("{number}")));
+        let usual = set_descriptor_limit(&daemon, 3);
+        let refused = promptly("it is refused", run_operation(&daemon, number)).await;
+        set_descriptor_limit(&daemon, usual);
+        let refusal = Refusal::from_status(&refused.expect_err(&format!("{number}")));
         assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED", "{number}: {refusal:?}");
         assert!(refusal.message.contains("ulimit -n"), "{number}: {refusal:?}");
         assert!(refusal.retry_after.is_some(), "{number}");
         assert_eq!(daemon.list_files().await, before, "{number}");
         assert!(!daemon.file("ran").exists() && !daemon.file("e/f").exists() || number > 3);
         // And when there are some again, it is done.
-        let done = promptly("it is done", work(&daemon, number)).await;
+        let done = promptly("it is done", run_operation(&daemon, number)).await;
         done.unwrap_or_else(|status| panic!("{number}: {status:?}"));
     }
 }
 
 #[tokio::test]
-async fn a_short_want_of_descriptors_is_waited_for() {
+async fn calls_wait_out_brief_descriptor_shortage() {
     let daemon = Daemon::start().await;
     daemon.run(shell("true")).await;
-    for number in 0..WORK {
-        let usual = limit(&daemon, 3);
-        let (done, ()) = tokio::join!(work(&daemon, number), async {
+    for number in 0..OPERATION_COUNT {
+        let usual = set_descriptor_limit(&daemon, 3);
+        let (done, ()) = tokio::join!(run_operation(&daemon, number), async {
             // Less than the pauses between the attempts together.
             tokio::time::sleep(Duration::from_millis(150)).await;
-            limit(&daemon, usual);
+            set_descriptor_limit(&daemon, usual);
         });
         done.unwrap_or_else(|status| panic!("{number}: {status:?}"));
     }
@@ -173,9 +173,9 @@ async fn a_job_waits_for_descriptors() {
     first.await.unwrap();
     let second = jobs.submit_job(request("echo ran >> runs")).await;
     let job_id = second.unwrap().into_inner().job.unwrap().job_id;
-    let usual = limit(&daemon, 3);
+    let usual = set_descriptor_limit(&daemon, 3);
     let refused = promptly("it is refused", jobs.submit_job(request("true"))).await;
-    let refusal = Refusal::of(&refused.unwrap_err());
+    let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED", "{refusal:?}");
     assert!(refusal.retry_after.is_some());
     fs::write(daemon.file("go"), "").unwrap();
@@ -183,7 +183,7 @@ async fn a_job_waits_for_descriptors() {
         daemon.log().contains("cannot read the parameters of a job yet")
     })
     .await;
-    limit(&daemon, usual);
+    set_descriptor_limit(&daemon, usual);
     let request = WaitJobRequest { job_id, wait_ms: None };
     let done = promptly("it is done", jobs.wait_job(request)).await;
     let done = done.unwrap().into_inner().job.unwrap();
@@ -192,7 +192,7 @@ async fn a_job_waits_for_descriptors() {
 }
 
 #[tokio::test]
-async fn who_watches_a_job_is_told_that_there_are_no_descriptors() {
+async fn job_watch_reports_descriptor_shortage() {
     let daemon = Daemon::start().await;
     let mut jobs = JobServiceClient::new(daemon.channel());
     let request = SubmitJobRequest {
@@ -210,10 +210,10 @@ async fn who_watches_a_job_is_told_that_there_are_no_descriptors() {
         while promptly("it goes on", watched.message()).await?.is_some() {}
         Ok::<_, Status>(())
     };
-    let usual = limit(&daemon, 3);
+    let usual = set_descriptor_limit(&daemon, 3);
     let refused = watch().await;
-    limit(&daemon, usual);
-    let refusal = Refusal::of(&refused.unwrap_err());
+    set_descriptor_limit(&daemon, usual);
+    let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED", "{refusal:?}");
     assert!(refusal.message.contains("ulimit -n"), "{refusal:?}");
     assert!(refusal.retry_after.is_some());
@@ -221,26 +221,26 @@ async fn who_watches_a_job_is_told_that_there_are_no_descriptors() {
 }
 
 #[tokio::test]
-async fn connections_that_take_all_descriptors_end_nothing() {
+async fn connections_that_exhaust_descriptors_do_not_stop_daemon() {
     let daemon = Daemon::start().await;
     daemon.run(shell("true")).await;
-    let usual = limit(&daemon, descriptors(&daemon) + 8);
+    let usual = set_descriptor_limit(&daemon, open_descriptor_count(&daemon) + 8);
     let connections: Vec<_> =
         (0..64).map_while(|_| UnixStream::connect(daemon.socket()).ok()).collect();
     eventually("there are no descriptors left", async || {
-        matches!(work(&daemon, 7).await, Err(status) if Refusal::of(&status).reason == "RESOURCE_EXHAUSTED")
+        matches!(run_operation(&daemon, 7).await, Err(status) if Refusal::from_status(&status).reason == "RESOURCE_EXHAUSTED")
     })
     .await;
     // What needs none is answered.
     promptly("it tells about itself", daemon.info()).await;
     drop(connections);
     eventually("it serves again", async || {
-        work(&daemon, 7).await.is_ok() && daemon.try_run(shell("true")).await.is_ok()
+        run_operation(&daemon, 7).await.is_ok() && daemon.try_run(shell("true")).await.is_ok()
     })
     .await;
-    let mut tools = daemon.tools_on_a_new_connection();
+    let mut tools = daemon.tools_on_new_connection();
     let listed =
         promptly("new connections are taken", tools.list_files(ListFilesRequest::default()));
     listed.await.unwrap();
-    limit(&daemon, usual);
+    set_descriptor_limit(&daemon, usual);
 }

@@ -2,13 +2,13 @@
 //! there is no room.
 
 mod descriptors;
-mod fair;
-mod files;
-mod intake;
+mod fairness;
+mod file_operations;
 mod queues;
 mod rates;
+mod request_bodies;
 mod sandboxes;
-mod shares;
+mod sharing;
 
 use std::sync::Arc;
 
@@ -19,30 +19,30 @@ use tonic::{Request, Status};
 use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, promptly, shell};
 
 /// A daemon with keys and with limits.
-async fn limited(limits: &str, keys: &Arc<KeyFile>) -> Daemon {
+async fn start_limited(limits: &str, keys: &Arc<KeyFile>) -> Daemon {
     let path = keys.path().display().to_string();
     let kept = Arc::clone(keys);
     Setup::new()
         .workspace_table(&format!("[limits]\n{limits}"))
         .arguments(&["--keys", &path])
-        .keeping(kept)
+        .with_resource(kept)
         .start()
         .await
 }
 
 /// A daemon without keys.
-async fn of_one_user(limits: &str) -> Daemon {
+async fn start_without_keys(limits: &str) -> Daemon {
     let setup = Setup::new().workspace_table(&format!("[limits]\n{limits}"));
     setup.start().await
 }
 
 /// A command that goes on until there is a file.
-fn until(file: &str) -> RunRequest {
+fn run_until(file: &str) -> RunRequest {
     shell(&format!("until [ -e {file} ]; do sleep 0.01; done"))
 }
 
 /// How many calls go on, and how many wait.
-async fn counts(daemon: &Daemon, key: Option<&str>) -> (u32, u32) {
+async fn call_counts(daemon: &Daemon, key: Option<&str>) -> (u32, u32) {
     let mut client =
         jig::api::v1::daemon_service_client::DaemonServiceClient::new(daemon.channel());
     let mut request = Request::new(jig::api::v1::GetInfoRequest {});
@@ -56,25 +56,25 @@ async fn counts(daemon: &Daemon, key: Option<&str>) -> (u32, u32) {
 }
 
 /// Waits until so many calls go on, and so many wait.
-async fn settled(daemon: &Daemon, key: Option<&str>, expected: (u32, u32)) {
+async fn wait_for_call_counts(daemon: &Daemon, key: Option<&str>, expected: (u32, u32)) {
     eventually(&format!("{expected:?} go on and wait"), async || {
-        counts(daemon, key).await == expected
+        call_counts(daemon, key).await == expected
     })
     .await;
 }
 
 /// What a call is told whose deadline comes before its turn. Our own client may be the first to see that: then
 /// the call is made again.
-async fn in_vain(daemon: &Daemon, request: impl Fn() -> Request<RunRequest>) -> Refusal {
+async fn deadline_refusal(daemon: &Daemon, request: impl Fn() -> Request<RunRequest>) -> Refusal {
     let refused = async {
         loop {
             let refused = daemon.try_run(request()).await.unwrap_err();
             if !refused.details().is_empty() {
-                return Refusal::of(&refused);
+                return Refusal::from_status(&refused);
             }
         }
     };
     promptly("it is refused", refused).await
 }
 
-type Call = JoinHandle<Result<RunResponse, Status>>;
+type PendingRun = JoinHandle<Result<RunResponse, Status>>;

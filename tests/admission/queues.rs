@@ -4,95 +4,100 @@ use std::{fs, sync::Arc, time::Duration};
 
 use tonic::Code;
 
-use super::{Call, counts, in_vain, limited, of_one_user, settled, until};
-use crate::support::{Daemon, KeyFile, Refusal, eventually, promptly, shell, started, with_key};
+use super::{
+    PendingRun, call_counts, deadline_refusal, run_until, start_limited, start_without_keys,
+    wait_for_call_counts,
+};
+use crate::support::{
+    Daemon, KeyFile, Refusal, eventually, promptly, shell, start_request, with_key,
+};
 
 /// A call that notes its name once it begins.
-fn noting(daemon: &Daemon, key: &str, name: &str) -> Call {
-    daemon.begin(with_key(key, shell(&format!("echo {name} >> order"))))
+fn begin_noting(daemon: &Daemon, key: &str, name: &str) -> PendingRun {
+    daemon.spawn_run(with_key(key, shell(&format!("echo {name} >> order"))))
 }
 
-fn order(daemon: &Daemon) -> Vec<String> {
+fn start_order(daemon: &Daemon) -> Vec<String> {
     let order = fs::read_to_string(daemon.file("order")).unwrap_or_default();
     order.lines().map(str::to_owned).collect()
 }
 
-fn let_go(daemon: &Daemon, file: &str) {
+fn release(daemon: &Daemon, file: &str) {
     fs::write(daemon.file(file), "").unwrap();
 }
 
 #[tokio::test]
-async fn free_places_go_round_among_keys_and_to_each_ones_calls_in_their_order() {
+async fn permits_rotate_among_keys_in_call_order() {
     let keys = Arc::new(KeyFile::new());
-    let [a, b, c] = ["a", "b", "c"].map(|name| keys.add(name, "invoke", &[]));
-    let daemon = limited("concurrent_calls = 1\n", &keys).await;
-    let blocker = daemon.begin(with_key(&a, until("go")));
-    settled(&daemon, Some(&a), (1, 0)).await;
+    let [a, b, c] = ["a", "b", "c"].map(|name| keys.add_key(name, "invoke", &[]));
+    let daemon = start_limited("concurrent_calls = 1\n", &keys).await;
+    let blocker = daemon.spawn_run(with_key(&a, run_until("go")));
+    wait_for_call_counts(&daemon, Some(&a), (1, 0)).await;
     let mut calls = Vec::new();
     for (key, name) in [(&a, "a1"), (&a, "a2"), (&a, "a3"), (&b, "b1"), (&b, "b2"), (&c, "c1")] {
-        calls.push(noting(&daemon, key, name));
+        calls.push(begin_noting(&daemon, key, name));
         let waiting = u32::try_from(calls.len()).unwrap();
-        settled(&daemon, Some(&a), (1, waiting)).await;
+        wait_for_call_counts(&daemon, Some(&a), (1, waiting)).await;
     }
-    let_go(&daemon, "go");
+    release(&daemon, "go");
     for call in calls {
         promptly("it gets its place", call).await.unwrap().unwrap();
     }
     // The first key has had one already.
-    assert_eq!(order(&daemon), ["b1", "c1", "a1", "b2", "a2", "a3"]);
+    assert_eq!(start_order(&daemon), ["b1", "c1", "a1", "b2", "a2", "a3"]);
     assert_eq!(blocker.await.unwrap().unwrap().exit_code, Some(0));
-    settled(&daemon, Some(&a), (0, 0)).await;
+    wait_for_call_counts(&daemon, Some(&a), (0, 0)).await;
 }
 
 #[tokio::test]
-async fn a_key_for_one_call_at_a_time_makes_one_at_a_time_and_holds_up_nobody() {
+async fn key_limited_to_one_call_does_not_block_others() {
     let keys = Arc::new(KeyFile::new());
-    let one = keys.add("one", "invoke", &["--concurrent-calls", "1"]);
-    let many = keys.add("many", "invoke", &[]);
-    let daemon = limited("concurrent_calls = 8\n", &keys).await;
-    let first = daemon.begin(with_key(&one, until("go")));
-    settled(&daemon, Some(&one), (1, 0)).await;
+    let one = keys.add_key("one", "invoke", &["--concurrent-calls", "1"]);
+    let many = keys.add_key("many", "invoke", &[]);
+    let daemon = start_limited("concurrent_calls = 8\n", &keys).await;
+    let first = daemon.spawn_run(with_key(&one, run_until("go")));
+    wait_for_call_counts(&daemon, Some(&one), (1, 0)).await;
     let mut calls = Vec::new();
     for (number, name) in ["1", "2", "3"].into_iter().enumerate() {
-        calls.push(noting(&daemon, &one, name));
-        settled(&daemon, Some(&one), (1, u32::try_from(number).unwrap() + 1)).await;
+        calls.push(begin_noting(&daemon, &one, name));
+        wait_for_call_counts(&daemon, Some(&one), (1, u32::try_from(number).unwrap() + 1)).await;
     }
-    promptly("others pass", noting(&daemon, &many, "other")).await.unwrap().unwrap();
+    promptly("others pass", begin_noting(&daemon, &many, "other")).await.unwrap().unwrap();
     // Processes are counted by themselves.
-    let mut process = daemon.watch(with_key(&one, started(until("end")))).await;
-    let refused = daemon.try_watch(with_key(&one, started(shell("true")))).await;
-    let refusal = Refusal::of(&refused.unwrap_err());
+    let mut process = daemon.start_process(with_key(&one, start_request(run_until("end")))).await;
+    let refused = daemon.try_start_process(with_key(&one, start_request(shell("true")))).await;
+    let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert_eq!(refusal.metadata["limit"], "1");
-    let_go(&daemon, "end");
-    process.finish().await;
-    let_go(&daemon, "go");
+    release(&daemon, "end");
+    process.wait_for_exit().await;
+    release(&daemon, "go");
     for call in calls {
         promptly("it gets its place", call).await.unwrap().unwrap();
     }
     first.await.unwrap().unwrap();
-    assert_eq!(order(&daemon), ["other", "1", "2", "3"]);
+    assert_eq!(start_order(&daemon), ["other", "1", "2", "3"]);
 }
 
 #[tokio::test]
-async fn no_more_calls_of_one_key_wait_than_may() {
+async fn queued_calls_are_limited_per_key() {
     let keys = Arc::new(KeyFile::new());
-    let [a, b] = ["a", "b"].map(|name| keys.add(name, "invoke", &[]));
-    let daemon = limited("concurrent_calls = 1\nqueued_calls = 2\n", &keys).await;
-    let blocker = daemon.begin(with_key(&a, until("go")));
-    settled(&daemon, Some(&a), (1, 0)).await;
-    let mut calls = vec![noting(&daemon, &a, "a1"), noting(&daemon, &a, "a2")];
-    settled(&daemon, Some(&a), (1, 2)).await;
+    let [a, b] = ["a", "b"].map(|name| keys.add_key(name, "invoke", &[]));
+    let daemon = start_limited("concurrent_calls = 1\nqueued_calls = 2\n", &keys).await;
+    let blocker = daemon.spawn_run(with_key(&a, run_until("go")));
+    wait_for_call_counts(&daemon, Some(&a), (1, 0)).await;
+    let mut calls = vec![begin_noting(&daemon, &a, "a1"), begin_noting(&daemon, &a, "a2")];
+    wait_for_call_counts(&daemon, Some(&a), (1, 2)).await;
     let refused = daemon.try_run(with_key(&a, shell("touch ran"))).await;
-    let refusal = Refusal::of(&refused.unwrap_err());
+    let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert_eq!(refusal.metadata["limit"], "2");
     let wait = refusal.retry_after.unwrap();
     assert!(wait > Duration::ZERO && wait <= Duration::from_secs(60));
     // Others have a queue of their own.
-    calls.push(noting(&daemon, &b, "b1"));
-    settled(&daemon, Some(&a), (1, 3)).await;
-    let_go(&daemon, "go");
+    calls.push(begin_noting(&daemon, &b, "b1"));
+    wait_for_call_counts(&daemon, Some(&a), (1, 3)).await;
+    release(&daemon, "go");
     for call in calls.into_iter().chain([blocker]) {
         promptly("it gets its place", call).await.unwrap().unwrap();
     }
@@ -100,48 +105,49 @@ async fn no_more_calls_of_one_key_wait_than_may() {
 }
 
 #[tokio::test]
-async fn who_has_waited_long_enough_is_told_so() {
-    let daemon = of_one_user("concurrent_calls = 1\nqueue_timeout = \"200ms\"\n").await;
-    let blocker = daemon.begin(until("go"));
-    settled(&daemon, None, (1, 0)).await;
+async fn queue_timeout_rejects_waiting_call() {
+    let daemon = start_without_keys("concurrent_calls = 1\nqueue_timeout = \"200ms\"\n").await;
+    let blocker = daemon.spawn_run(run_until("go"));
+    wait_for_call_counts(&daemon, None, (1, 0)).await;
     let refused = promptly("it is refused", daemon.try_run(shell("touch ran"))).await;
-    let refusal = Refusal::of(&refused.unwrap_err());
+    let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert!(refusal.message.contains("200ms"), "{refusal:?}");
     // Nothing is known of how long calls last.
     assert!(refusal.retry_after.unwrap() >= Duration::from_secs(1));
-    settled(&daemon, None, (1, 0)).await;
-    let_go(&daemon, "go");
+    wait_for_call_counts(&daemon, None, (1, 0)).await;
+    release(&daemon, "go");
     blocker.await.unwrap().unwrap();
     daemon.run(shell("true")).await;
     assert!(!daemon.file("ran").exists());
 }
 
 #[tokio::test]
-async fn who_goes_away_does_not_wait_any_more() {
-    let daemon = of_one_user("concurrent_calls = 1\n").await;
-    let blocker = daemon.begin(until("go"));
-    settled(&daemon, None, (1, 0)).await;
-    let gone = daemon.begin(shell("touch gone"));
-    settled(&daemon, None, (1, 1)).await;
+async fn disconnected_or_late_caller_leaves_the_queue() {
+    let daemon = start_without_keys("concurrent_calls = 1\n").await;
+    let blocker = daemon.spawn_run(run_until("go"));
+    wait_for_call_counts(&daemon, None, (1, 0)).await;
+    let gone = daemon.spawn_run(shell("touch gone"));
+    wait_for_call_counts(&daemon, None, (1, 1)).await;
     gone.abort();
-    settled(&daemon, None, (1, 0)).await;
+    wait_for_call_counts(&daemon, None, (1, 0)).await;
     let mut late = tonic::Request::new(shell("touch late"));
     late.set_timeout(Duration::from_millis(100));
     let refused = promptly("it is refused", daemon.try_run(late)).await;
     let code = refused.unwrap_err().code();
     // Our own client may be the first to see it.
     assert!([Code::DeadlineExceeded, Code::Cancelled].contains(&code));
-    settled(&daemon, None, (1, 0)).await;
+    wait_for_call_counts(&daemon, None, (1, 0)).await;
     // One with a request id waits like any other, and was not done when it left.
-    let request = || crate::support::with("jig-request-id", "id", shell("echo ran >> ran"));
-    let left = daemon.begin(request());
-    settled(&daemon, None, (1, 1)).await;
+    let request =
+        || crate::support::with_metadata("jig-request-id", "id", shell("echo ran >> ran"));
+    let left = daemon.spawn_run(request());
+    wait_for_call_counts(&daemon, None, (1, 1)).await;
     left.abort();
-    settled(&daemon, None, (1, 0)).await;
-    let again = daemon.begin(request());
-    settled(&daemon, None, (1, 1)).await;
-    let_go(&daemon, "go");
+    wait_for_call_counts(&daemon, None, (1, 0)).await;
+    let again = daemon.spawn_run(request());
+    wait_for_call_counts(&daemon, None, (1, 1)).await;
+    release(&daemon, "go");
     blocker.await.unwrap().unwrap();
     assert_eq!(again.await.unwrap().unwrap().exit_code, Some(0));
     let ran = fs::read_to_string(daemon.file("ran")).unwrap();
@@ -152,87 +158,87 @@ async fn who_goes_away_does_not_wait_any_more() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_ends_sends_away_who_waits() {
-    let mut daemon = of_one_user("concurrent_calls = 1\n").await;
-    let blocker = daemon.begin(until("go"));
-    settled(&daemon, None, (1, 0)).await;
-    let waiting = [(); 3].map(|()| daemon.begin(shell("touch ran")));
-    settled(&daemon, None, (1, 3)).await;
+async fn shutdown_rejects_queued_calls() {
+    let mut daemon = start_without_keys("concurrent_calls = 1\n").await;
+    let blocker = daemon.spawn_run(run_until("go"));
+    wait_for_call_counts(&daemon, None, (1, 0)).await;
+    let waiting = [(); 3].map(|()| daemon.spawn_run(shell("touch ran")));
+    wait_for_call_counts(&daemon, None, (1, 3)).await;
     daemon.signal(rustix::process::Signal::TERM);
     for call in waiting {
         let refused = promptly("it is sent away", call).await.unwrap();
-        let refusal = Refusal::of(&refused.unwrap_err());
+        let refusal = Refusal::from_status(&refused.unwrap_err());
         assert_eq!(refusal.reason, "DRAINING");
         assert!(refusal.retry_after.is_some());
     }
-    let_go(&daemon, "go");
+    release(&daemon, "go");
     assert_eq!(blocker.await.unwrap().unwrap().exit_code, Some(0));
-    assert!(daemon.exit().await.success());
+    assert!(daemon.wait_for_exit().await.success());
     assert!(!daemon.file("ran").exists());
 }
 
 #[tokio::test]
-async fn what_takes_no_place_needs_none() {
-    let daemon = of_one_user("concurrent_calls = 1\n").await;
-    let blocker = daemon.begin(until("go"));
-    settled(&daemon, None, (1, 0)).await;
+async fn invalid_calls_and_health_checks_need_no_permit() {
+    let daemon = start_without_keys("concurrent_calls = 1\n").await;
+    let blocker = daemon.spawn_run(run_until("go"));
+    wait_for_call_counts(&daemon, None, (1, 0)).await;
     let invalid = promptly("it is refused", daemon.try_run(shell(""))).await;
-    assert_eq!(Refusal::of(&invalid.unwrap_err()).reason, "INVALID_PARAMS");
+    assert_eq!(Refusal::from_status(&invalid.unwrap_err()).reason, "INVALID_PARAMS");
     promptly("its health is told", daemon.health()).await;
-    assert_eq!(counts(&daemon, None).await, (1, 0));
-    let_go(&daemon, "go");
+    assert_eq!(call_counts(&daemon, None).await, (1, 0));
+    release(&daemon, "go");
     blocker.await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn commands_that_go_on_keep_no_turn() {
+async fn running_commands_do_not_block_other_starts() {
     let keys = Arc::new(KeyFile::new());
-    let [a, b] = ["a", "b"].map(|name| keys.add(name, "invoke", &[]));
-    let daemon = limited("", &keys).await;
-    let long: Vec<_> = (0..20).map(|_| daemon.begin(with_key(&a, until("go")))).collect();
+    let [a, b] = ["a", "b"].map(|name| keys.add_key(name, "invoke", &[]));
+    let daemon = start_limited("", &keys).await;
+    let long: Vec<_> = (0..20).map(|_| daemon.spawn_run(with_key(&a, run_until("go")))).collect();
     eventually("all of them run", async || {
-        let info = counts(&daemon, Some(&a)).await;
+        let info = call_counts(&daemon, Some(&a)).await;
         info == (20, 0)
     })
     .await;
     for key in [&a, &b] {
         promptly("others pass", daemon.run(with_key(key, shell("true")))).await;
     }
-    let_go(&daemon, "go");
+    release(&daemon, "go");
     for call in long {
         call.await.unwrap().unwrap();
     }
 }
 
 #[tokio::test]
-async fn whose_deadline_comes_before_his_turn_is_told_that_nothing_was_done() {
-    let daemon = of_one_user("concurrent_calls = 1\n").await;
-    let blocker = daemon.begin(until("go"));
-    settled(&daemon, None, (1, 0)).await;
+async fn deadline_in_queue_reports_that_nothing_started() {
+    let daemon = start_without_keys("concurrent_calls = 1\n").await;
+    let blocker = daemon.spawn_run(run_until("go"));
+    wait_for_call_counts(&daemon, None, (1, 0)).await;
     let without_an_id = || tonic::Request::new(shell("touch ran"));
-    let with_an_id = || crate::support::with("jig-request-id", "id", shell("touch ran"));
+    let with_an_id = || crate::support::with_metadata("jig-request-id", "id", shell("touch ran"));
     for has_id in [false, true] {
         let late = || {
             let mut late = if has_id { with_an_id() } else { without_an_id() };
             late.set_timeout(Duration::from_secs(2));
             late
         };
-        let refusal = in_vain(&daemon, late).await;
+        let refusal = deadline_refusal(&daemon, late).await;
         assert_eq!(refusal.reason, "TIMEOUT");
         assert!(refusal.message.contains("not started"), "{refusal:?}");
         assert!(refusal.retry_after.is_some());
         // Nor does it wait any more.
-        assert_eq!(counts(&daemon, None).await, (1, 0));
+        assert_eq!(call_counts(&daemon, None).await, (1, 0));
     }
     // As long as somebody else waits for the same, it does.
-    let patient = daemon.begin(with_an_id());
-    settled(&daemon, None, (1, 1)).await;
+    let patient = daemon.spawn_run(with_an_id());
+    wait_for_call_counts(&daemon, None, (1, 1)).await;
     let mut hurried = with_an_id();
     hurried.set_timeout(Duration::from_secs(1));
     let late = daemon.try_run(hurried).await.unwrap_err();
     assert!([Code::DeadlineExceeded, Code::Cancelled].contains(&late.code()));
     assert!(!daemon.file("ran").exists());
-    let_go(&daemon, "go");
+    release(&daemon, "go");
     blocker.await.unwrap().unwrap();
     let answer = promptly("it is done", patient).await.unwrap().unwrap();
     assert_eq!(answer.exit_code, Some(0));
@@ -240,13 +246,13 @@ async fn whose_deadline_comes_before_his_turn_is_told_that_nothing_was_done() {
 }
 
 #[tokio::test]
-async fn calls_that_wait_hold_a_bounded_number_of_bytes() {
+async fn queued_calls_are_limited_in_bytes() {
     let keys = Arc::new(KeyFile::new());
-    let one = keys.add("one", "invoke", &["--concurrent-calls", "1"]);
-    let other = keys.add("other", "invoke", &["--concurrent-calls", "1"]);
-    let daemon = limited("queue_timeout = \"10m\"\n", &keys).await;
-    let blockers = [&one, &other].map(|key| daemon.begin(with_key(key, until("go"))));
-    settled(&daemon, Some(&one), (2, 0)).await;
+    let one = keys.add_key("one", "invoke", &["--concurrent-calls", "1"]);
+    let other = keys.add_key("other", "invoke", &["--concurrent-calls", "1"]);
+    let daemon = start_limited("queue_timeout = \"10m\"\n", &keys).await;
+    let blockers = [&one, &other].map(|key| daemon.spawn_run(with_key(key, run_until("go"))));
+    wait_for_call_counts(&daemon, Some(&one), (2, 0)).await;
     let large = |key: &str, number: usize| {
         let request = jig::api::v1::WriteFileRequest {
             path: format!("file-{number}"),
@@ -261,19 +267,19 @@ async fn calls_that_wait_hold_a_bounded_number_of_bytes() {
     let mut calls = Vec::new();
     for number in 0..7 {
         calls.push(large(&one, number));
-        settled(&daemon, Some(&one), (2, u32::try_from(number).unwrap() + 1)).await;
+        wait_for_call_counts(&daemon, Some(&one), (2, u32::try_from(number).unwrap() + 1)).await;
     }
     let refused = promptly("it is refused", large(&one, 7)).await.unwrap();
-    let refusal = Refusal::of(&refused.unwrap_err());
+    let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert!(refusal.message.contains("no room"), "{refusal:?}");
     assert!(refusal.retry_after.is_some());
     // There is room for others, and for what is small.
     calls.push(large(&other, 8));
-    settled(&daemon, Some(&one), (2, 8)).await;
-    let small = daemon.begin(with_key(&one, shell("true")));
-    settled(&daemon, Some(&one), (2, 9)).await;
-    let_go(&daemon, "go");
+    wait_for_call_counts(&daemon, Some(&one), (2, 8)).await;
+    let small = daemon.spawn_run(with_key(&one, shell("true")));
+    wait_for_call_counts(&daemon, Some(&one), (2, 9)).await;
+    release(&daemon, "go");
     for call in calls {
         promptly("it is done", call).await.unwrap().unwrap();
     }
@@ -284,17 +290,17 @@ async fn calls_that_wait_hold_a_bounded_number_of_bytes() {
 }
 
 #[tokio::test]
-async fn who_comes_again_when_he_is_told_to_finds_room() {
+async fn callers_that_follow_retry_after_succeed() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("a", "invoke", &[]);
-    let daemon = Arc::new(limited("concurrent_calls = 1\nqueued_calls = 2\n", &keys).await);
+    let key = keys.add_key("a", "invoke", &[]);
+    let daemon = Arc::new(start_limited("concurrent_calls = 1\nqueued_calls = 2\n", &keys).await);
     let clients = (0..12).map(|_| {
         let (daemon, key) = (Arc::clone(&daemon), key.clone());
         tokio::spawn(async move {
             let mut refused = 0;
             for _ in 0..6 {
                 while let Err(status) = daemon.try_run(with_key(&key, shell("sleep 0.1"))).await {
-                    let refusal = Refusal::of(&status);
+                    let refusal = Refusal::from_status(&status);
                     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
                     refused += 1;
                     // What is told is what is looked at.

@@ -15,8 +15,8 @@ use jig::api::v1::{
 };
 use tonic::Status;
 
-use super::{counts, limited};
-use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, shell, started, with_key};
+use super::{call_counts, start_limited};
+use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, shell, start_request, with_key};
 
 async fn stat(daemon: &Daemon, key: &str) -> Result<(), Status> {
     let path = ".".to_owned();
@@ -25,25 +25,25 @@ async fn stat(daemon: &Daemon, key: &str) -> Result<(), Status> {
 }
 
 /// Calls until it is refused; answers how often it was not, and the refusal.
-async fn all_at_once(daemon: &Daemon, key: &str) -> (u32, Refusal) {
+async fn call_until_refused(daemon: &Daemon, key: &str) -> (u32, Refusal) {
     let mut passed = 0;
     loop {
         match stat(daemon, key).await {
             Ok(()) => passed += 1,
-            Err(status) => return (passed, Refusal::of(&status)),
+            Err(status) => return (passed, Refusal::from_status(&status)),
         }
     }
 }
 
 #[tokio::test]
-async fn a_burst_passes_and_the_next_call_is_told_when_to_come() {
+async fn burst_passes_and_next_call_gets_retry_after() {
     let keys = Arc::new(KeyFile::new());
     let flags = ["--calls-per-second", "1", "--burst", "5"];
-    let key = keys.add("slow", "invoke", &flags);
-    let other = keys.add("other", "invoke", &flags);
-    let daemon = limited("", &keys).await;
+    let key = keys.add_key("slow", "invoke", &flags);
+    let other = keys.add_key("other", "invoke", &flags);
+    let daemon = start_limited("", &keys).await;
     let begun = Instant::now();
-    let (passed, refusal) = all_at_once(&daemon, &key).await;
+    let (passed, refusal) = call_until_refused(&daemon, &key).await;
     let more = u32::try_from(begun.elapsed().as_secs()).unwrap() + 1;
     assert!((5..=5 + more).contains(&passed), "{passed}");
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
@@ -53,10 +53,10 @@ async fn a_burst_passes_and_the_next_call_is_told_when_to_come() {
     stat(&daemon, &other).await.unwrap();
     // What only looks at the daemon is not counted.
     for _ in 0..10 {
-        counts(&daemon, Some(&key)).await;
+        call_counts(&daemon, Some(&key)).await;
     }
     for _ in 0..3 {
-        let (_, refusal) = all_at_once(&daemon, &key).await;
+        let (_, refusal) = call_until_refused(&daemon, &key).await;
         let wait = refusal.retry_after.unwrap();
         assert!(wait <= Duration::from_secs(1), "{wait:?}");
         // The time that was told, and not more: that is what is looked at.
@@ -66,10 +66,10 @@ async fn a_burst_passes_and_the_next_call_is_told_when_to_come() {
 }
 
 /// Calls until the rate does not let it; answers how often it did.
-async fn until_too_often(call: impl AsyncFn() -> Result<(), Status>) -> usize {
+async fn call_until_rate_limited(call: impl AsyncFn() -> Result<(), Status>) -> usize {
     let mut passed = 0;
     loop {
-        match call().await.map_err(|status| Refusal::of(&status)) {
+        match call().await.map_err(|status| Refusal::from_status(&status)) {
             Err(refusal) if refusal.message.contains("per second") => {
                 assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
                 return passed;
@@ -82,54 +82,57 @@ async fn until_too_often(call: impl AsyncFn() -> Result<(), Status>) -> usize {
 }
 
 #[tokio::test]
-async fn each_call_counts_whatever_comes_of_it() {
+async fn rate_limit_counts_every_call_whatever_its_outcome() {
     let keys = Arc::new(KeyFile::new());
     let flags = ["--calls-per-second", "1", "--burst", "5", "--for-tool", "run"];
     let flags = [&flags[..], &["--for-tool", "stat", "--for-tool", "read_file"]].concat();
-    let key = keys.add("slow", "invoke", &flags);
-    let daemon = limited("", &keys).await;
+    let key = keys.add_key("slow", "invoke", &flags);
+    let daemon = start_limited("", &keys).await;
     fs::write(daemon.file("file"), "text").unwrap();
-    until_too_often(async || daemon.try_run(with_key(&key, shell("true"))).await.map(drop)).await;
+    call_until_rate_limited(async || daemon.try_run(with_key(&key, shell("true"))).await.map(drop))
+        .await;
     // What is wrong in itself, or not allowed, or not there.
-    until_too_often(async || daemon.try_run(with_key(&key, shell(""))).await.map(drop)).await;
+    call_until_rate_limited(async || daemon.try_run(with_key(&key, shell(""))).await.map(drop))
+        .await;
     let list = async || {
         let request = with_key(&key, ListFilesRequest::default());
         daemon.tools().list_files(request).await.map(drop)
     };
-    until_too_often(list).await;
+    call_until_rate_limited(list).await;
     let elsewhere = async || {
         let mut request = with_key(&key, shell("true"));
         request.metadata_mut().insert("jig-workspace", "none".parse().unwrap());
         daemon.try_run(request).await.map(drop)
     };
-    until_too_often(elsewhere).await;
+    call_until_rate_limited(elsewhere).await;
     // What was done already.
     let repeated = async || {
         let mut request = with_key(&key, shell("echo ran >> ran"));
         request.metadata_mut().insert("jig-request-id", "id".parse().unwrap());
         daemon.try_run(request).await.map(drop)
     };
-    until_too_often(repeated).await;
-    let start = async || daemon.try_watch(with_key(&key, started(shell("")))).await.map(drop);
-    until_too_often(start).await;
+    call_until_rate_limited(repeated).await;
+    let start =
+        async || daemon.try_start_process(with_key(&key, start_request(shell("")))).await.map(drop);
+    call_until_rate_limited(start).await;
     let download = async || {
         let path = "file".to_owned();
         let request = DownloadRequest { path, ..DownloadRequest::default() };
         let mut transfers = TransferServiceClient::new(daemon.channel());
         transfers.download(with_key(&key, request)).await.map(drop)
     };
-    until_too_often(download).await;
+    call_until_rate_limited(download).await;
     let upload = async || {
         let nothing = tokio_stream::iter(Vec::<UploadRequest>::new());
         let mut transfers = TransferServiceClient::new(daemon.channel());
         transfers.upload(with_key(&key, nothing)).await.map(drop)
     };
-    until_too_often(upload).await;
+    call_until_rate_limited(upload).await;
     // What only looks at sessions and artifacts, and what is wrong with it.
     let events = EventServiceClient::new(daemon.channel());
     let watch =
         WatchEventsRequest { types: vec!["nothing".to_owned()], ..WatchEventsRequest::default() };
-    until_too_often(async || {
+    call_until_rate_limited(async || {
         let request = with_key(&key, watch.clone());
         events.clone().watch_events(request).await.map(drop)
     })
@@ -137,25 +140,25 @@ async fn each_call_counts_whatever_comes_of_it() {
     let page_token = Some("of nothing".to_owned());
     let sessions =
         ListSessionsRequest { page_token: page_token.clone(), ..ListSessionsRequest::default() };
-    until_too_often(async || {
+    call_until_rate_limited(async || {
         let request = with_key(&key, sessions.clone());
         events.clone().list_sessions(request).await.map(drop)
     })
     .await;
     let artifacts = ArtifactServiceClient::new(daemon.channel());
     let list = ListArtifactsRequest { page_token, ..ListArtifactsRequest::default() };
-    until_too_often(async || {
+    call_until_rate_limited(async || {
         let request = with_key(&key, list.clone());
         artifacts.clone().list_artifacts(request).await.map(drop)
     })
     .await;
-    until_too_often(async || {
+    call_until_rate_limited(async || {
         let request = with_key(&key, ReadArtifactRequest::default());
         artifacts.clone().read_artifact(request).await.map(drop)
     })
     .await;
     let jobs = JobServiceClient::new(daemon.channel());
-    until_too_often(async || {
+    call_until_rate_limited(async || {
         let request = with_key(&key, SubmitJobRequest::default());
         jobs.clone().submit_job(request).await.map(drop)
     })
@@ -163,18 +166,18 @@ async fn each_call_counts_whatever_comes_of_it() {
 }
 
 #[tokio::test]
-async fn a_call_that_somebody_has_approved_is_not_refused_for_its_rate() {
+async fn approved_call_is_not_rate_limited() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("slow", "invoke", &["--calls-per-second", "1", "--burst", "1"]);
-    let admin = keys.add("admin", "admin", &[]);
+    let key = keys.add_key("slow", "invoke", &["--calls-per-second", "1", "--burst", "1"]);
+    let admin = keys.add_key("admin", "admin", &[]);
     let path = keys.path().display().to_string();
     let daemon = Setup::new()
         .workspace_table("[policy]\ndangerous = \"ask\"")
         .arguments(&["--keys", &path])
-        .keeping(Arc::clone(&keys) as _)
+        .with_resource(Arc::clone(&keys) as _)
         .start()
         .await;
-    let asked = daemon.begin(with_key(&key, shell("echo done")));
+    let asked = daemon.spawn_run(with_key(&key, shell("echo done")));
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
     let mut approval_id = String::new();
     eventually("it is asked about", async || {
@@ -185,7 +188,7 @@ async fn a_call_that_somebody_has_approved_is_not_refused_for_its_rate() {
         !approval_id.is_empty()
     })
     .await;
-    all_at_once(&daemon, &key).await;
+    call_until_refused(&daemon, &key).await;
     let decision = DecideApprovalRequest {
         approval_id,
         decision: Decision::Allow.into(),

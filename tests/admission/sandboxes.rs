@@ -4,18 +4,18 @@ use std::{fs, sync::Arc, time::Duration};
 
 use jig::api::v1::RunRequest;
 
-use super::{in_vain, limited, of_one_user, settled, until};
-use crate::support::{KeyFile, Refusal, eventually, promptly, shell, started, with_key};
+use super::{deadline_refusal, run_until, start_limited, start_without_keys, wait_for_call_counts};
+use crate::support::{KeyFile, Refusal, eventually, promptly, shell, start_request, with_key};
 
 #[tokio::test]
-async fn who_waits_for_a_sandbox_for_too_long_is_told_so() {
-    let daemon = of_one_user("concurrent_runs = 1\nqueue_timeout = \"2s\"\n").await;
-    let blocker = daemon.begin(until("go"));
-    settled(&daemon, None, (1, 0)).await;
-    let waiting = daemon.begin(shell("touch ran"));
-    settled(&daemon, None, (1, 1)).await;
+async fn queue_timeout_rejects_run_waiting_for_sandbox() {
+    let daemon = start_without_keys("concurrent_runs = 1\nqueue_timeout = \"2s\"\n").await;
+    let blocker = daemon.spawn_run(run_until("go"));
+    wait_for_call_counts(&daemon, None, (1, 0)).await;
+    let waiting = daemon.spawn_run(shell("touch ran"));
+    wait_for_call_counts(&daemon, None, (1, 1)).await;
     let refused = promptly("it is refused", waiting).await.unwrap();
-    let refusal = Refusal::of(&refused.unwrap_err());
+    let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert!(refusal.message.contains("2s"), "{refusal:?}");
     assert!(refusal.retry_after.is_some());
@@ -24,7 +24,7 @@ async fn who_waits_for_a_sandbox_for_too_long_is_told_so() {
         late.set_timeout(Duration::from_secs(1));
         late
     };
-    let refusal = in_vain(&daemon, late).await;
+    let refusal = deadline_refusal(&daemon, late).await;
     assert_eq!(refusal.reason, "TIMEOUT");
     assert!(refusal.message.contains("not started"), "{refusal:?}");
     fs::write(daemon.file("go"), "").unwrap();
@@ -34,23 +34,23 @@ async fn who_waits_for_a_sandbox_for_too_long_is_told_so() {
 }
 
 #[tokio::test]
-async fn runs_that_wait_for_a_sandbox_hold_a_bounded_number_of_bytes() {
+async fn runs_waiting_for_sandbox_are_limited_in_bytes() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("a", "invoke", &[]);
-    let daemon = limited("concurrent_runs = 1\nqueue_timeout = \"10m\"\n", &keys).await;
-    let blocker = daemon.begin(with_key(&key, until("go")));
-    settled(&daemon, Some(&key), (1, 0)).await;
+    let key = keys.add_key("a", "invoke", &[]);
+    let daemon = start_limited("concurrent_runs = 1\nqueue_timeout = \"10m\"\n", &keys).await;
+    let blocker = daemon.spawn_run(with_key(&key, run_until("go")));
+    wait_for_call_counts(&daemon, Some(&key), (1, 0)).await;
     let large = || {
         let request = RunRequest { stdin: vec![b'x'; 8 << 20].into(), ..shell("wc -c") };
         with_key(&key, request)
     };
     let mut calls = Vec::new();
     for number in 1..=7 {
-        calls.push(daemon.begin(large()));
-        settled(&daemon, Some(&key), (1, number)).await;
+        calls.push(daemon.spawn_run(large()));
+        wait_for_call_counts(&daemon, Some(&key), (1, number)).await;
     }
     let refused = promptly("it is refused", daemon.try_run(large())).await;
-    let refusal = Refusal::of(&refused.unwrap_err());
+    let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert!(refusal.message.contains("no room"), "{refusal:?}");
     fs::write(daemon.file("go"), "").unwrap();
@@ -62,15 +62,15 @@ async fn runs_that_wait_for_a_sandbox_hold_a_bounded_number_of_bytes() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_ends_sends_away_who_waits_for_a_sandbox() {
-    let mut daemon = of_one_user("concurrent_runs = 1\nqueue_timeout = \"10m\"\n").await;
-    let blocker = daemon.begin(until("go"));
-    settled(&daemon, None, (1, 0)).await;
-    let run = daemon.begin(shell("touch ran"));
-    settled(&daemon, None, (1, 1)).await;
+async fn shutdown_rejects_runs_waiting_for_sandbox() {
+    let mut daemon = start_without_keys("concurrent_runs = 1\nqueue_timeout = \"10m\"\n").await;
+    let blocker = daemon.spawn_run(run_until("go"));
+    wait_for_call_counts(&daemon, None, (1, 0)).await;
+    let run = daemon.spawn_run(shell("touch ran"));
+    wait_for_call_counts(&daemon, None, (1, 1)).await;
     let mut processes = daemon.processes();
     let process = tokio::spawn(async move {
-        let mut stream = processes.start(started(shell("touch ran"))).await?.into_inner();
+        let mut stream = processes.start(start_request(shell("touch ran"))).await?.into_inner();
         while stream.message().await?.is_some() {}
         Ok::<(), tonic::Status>(())
     });
@@ -79,11 +79,11 @@ async fn a_daemon_that_ends_sends_away_who_waits_for_a_sandbox() {
     let run = promptly("the run is sent away", run).await.unwrap().unwrap_err();
     let process = promptly("the process is sent away", process).await.unwrap();
     for refused in [run, process.unwrap_err()] {
-        assert_eq!(Refusal::of(&refused).reason, "DRAINING");
+        assert_eq!(Refusal::from_status(&refused).reason, "DRAINING");
     }
     // Only then it ends what goes on.
     fs::write(daemon.file("go"), "").unwrap();
     assert_eq!(blocker.await.unwrap().unwrap().exit_code, Some(0));
-    assert!(daemon.exit().await.success());
+    assert!(daemon.wait_for_exit().await.success());
     assert!(!daemon.file("ran").exists());
 }

@@ -7,21 +7,23 @@ use jig::api::v1::{
     transfer_service_client::TransferServiceClient, upload_request::Part,
 };
 
-use super::{events, file, pending, with_policy, write};
-use crate::support::{KeyFile, Refusal, Setup, jigd, shell, started, with, with_key};
+use super::{events_named, pending_approvals, spawn_write, start_with_policy, write_request};
+use crate::support::{
+    KeyFile, Refusal, Setup, run_jigd, shell, start_request, with_key, with_metadata,
+};
 
 #[tokio::test]
-async fn a_tool_that_is_switched_off_is_not_there() {
+async fn disabled_tool_rejects_every_kind_of_call() {
     for lines in [
         "[policy]\nallow_tools = [\"list_files\"]",
         "[policy]\ndeny_tools = [\"run\", \"write_file\", \"read_file\"]",
     ] {
-        let daemon = with_policy(lines).await;
+        let daemon = start_with_policy(lines).await;
         fs::write(daemon.file("f"), "x").unwrap();
-        let refusal = daemon.refuses(shell("touch ran"), "TOOL_DISABLED").await;
+        let refusal = daemon.run_failing(shell("touch ran"), "TOOL_DISABLED").await;
         assert_eq!(refusal.metadata["tool"], "run");
-        let refused = write(&daemon, file("g", "x")).await.unwrap();
-        assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "TOOL_DISABLED");
+        let refused = spawn_write(&daemon, write_request("g", "x")).await.unwrap();
+        assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "TOOL_DISABLED");
         assert_eq!(daemon.read_file("f").await.unwrap_err().reason, "TOOL_DISABLED");
         daemon.tools().list_files(ListFilesRequest::default()).await.unwrap();
         let mut transfers = TransferServiceClient::new(daemon.channel());
@@ -29,34 +31,34 @@ async fn a_tool_that_is_switched_off_is_not_there() {
             UploadStart { path: "g".to_owned(), sha256: "0".repeat(64), ..UploadStart::default() };
         let upload = UploadRequest { part: Some(Part::Start(start)) };
         let refused = transfers.upload(tokio_stream::iter([upload])).await;
-        assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "TOOL_DISABLED");
+        assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "TOOL_DISABLED");
         let request = DownloadRequest { path: "f".to_owned(), ..DownloadRequest::default() };
         let refused = transfers.download(request).await;
-        assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "TOOL_DISABLED");
+        assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "TOOL_DISABLED");
         let mut processes =
             jig::api::v1::process_service_client::ProcessServiceClient::new(daemon.channel());
-        let refused = processes.start(started(shell("touch ran"))).await;
-        assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "TOOL_DISABLED");
+        let refused = processes.start(start_request(shell("touch ran"))).await;
+        assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "TOOL_DISABLED");
         assert!(!daemon.file("ran").exists() && !daemon.file("g").exists());
-        let denied = events(&daemon, "tool_call_denied");
+        let denied = events_named(&daemon, "tool_call_denied");
         assert_eq!(denied.len(), 6);
         assert_eq!(denied[0]["tool"], "run");
         assert_eq!(denied[0]["principal"], "uid:0");
         assert_eq!(denied[0]["denied_by"], "policy:tool_disabled");
         assert!(!denied[0]["call_id"].as_str().unwrap().is_empty());
-        assert_eq!(pending(&daemon).await.len(), 0);
+        assert_eq!(pending_approvals(&daemon).await.len(), 0);
     }
 }
 
 #[tokio::test]
-async fn rules_and_risks_decide() {
-    let daemon = with_policy(
+async fn rules_and_risk_levels_decide_calls() {
+    let daemon = start_with_policy(
         "[policy]\nread_only = \"deny\"\n[[policy.rules]]\nname = \"no-secrets\"\ntool = \"write_file\"\npattern = '\"path\":\"[^\"]*\\.env\"'\naction = \"deny\"\n[[policy.rules]]\nname = \"tests\"\ntool = \"run\"\npattern = '^{\"argv\":\\[\"true\"\\]}$'\naction = \"allow\"\n[[policy.rules]]\nname = \"readme\"\ntool = \"read_file\"\npattern = '\"path\":\"README\"'\naction = \"allow\"\n[[policy.rules]]\nname = \"off\"\ntool = \"run\"\naction = \"deny\"\nenabled = false\n[[policy.rules]]\nname = \"over\"\ntool = \"run\"\naction = \"deny\"\nexpires = \"2020-01-01T00:00:00Z\"",
     )
     .await;
-    write(&daemon, file("README", "x")).await.unwrap().unwrap();
-    let refused = write(&daemon, file("a/.env", "KEY=1")).await.unwrap();
-    let refusal = Refusal::of(&refused.unwrap_err());
+    spawn_write(&daemon, write_request("README", "x")).await.unwrap().unwrap();
+    let refused = spawn_write(&daemon, write_request("a/.env", "KEY=1")).await.unwrap();
+    let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "POLICY_DENIED");
     assert_eq!(refusal.metadata["rule_id"], "file:no-secrets");
     assert!(!daemon.file("a").exists());
@@ -64,46 +66,46 @@ async fn rules_and_risks_decide() {
     assert_eq!(daemon.read_file("other").await.unwrap_err().reason, "POLICY_DENIED");
     daemon.run(crate::support::argv(&["true"])).await;
     daemon.run(shell("true")).await;
-    let begun = events(&daemon, "tool_call_started");
+    let begun = events_named(&daemon, "tool_call_started");
     let by: Vec<_> = begun.iter().map(|record| record["allowed_by"].as_str()).collect();
     assert_eq!(by, [None, Some("rule:file:readme"), Some("rule:file:tests"), None]);
-    let denied = events(&daemon, "tool_call_denied");
+    let denied = events_named(&daemon, "tool_call_denied");
     let by: Vec<_> = denied.iter().map(|record| record["denied_by"].as_str()).collect();
     assert_eq!(by, [Some("rule:file:no-secrets"), Some("risk:read_only")]);
     assert!(denied.iter().all(|record| record["step"] == 0));
     // Under a request id it may be tried again: it was not done.
-    let request = || with("jig-request-id", "one", file("b/.env", "x"));
+    let request = || with_metadata("jig-request-id", "one", write_request("b/.env", "x"));
     for _ in 0..2 {
-        let refused = write(&daemon, request()).await.unwrap();
-        assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "POLICY_DENIED");
+        let refused = spawn_write(&daemon, request()).await.unwrap();
+        assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "POLICY_DENIED");
     }
-    assert_eq!(events(&daemon, "tool_call_denied").len(), 4);
+    assert_eq!(events_named(&daemon, "tool_call_denied").len(), 4);
 }
 
 #[tokio::test]
-async fn a_rule_is_for_the_workspaces_that_it_names() {
+async fn rule_applies_only_to_its_workspaces() {
     let folder = tempfile::tempdir().unwrap();
     let keys = Arc::new(KeyFile::new());
     let [one, other] =
-        ["workspace", "other"].map(|name| keys.add(name, "invoke", &["--for-workspace", name]));
+        ["workspace", "other"].map(|name| keys.add_key(name, "invoke", &["--for-workspace", name]));
     let path = keys.path().display().to_string();
     let tables = format!(
         "[[workspaces]]\nname = \"other\"\npath = {:?}\n[[policy.rules]]\nname = \"closed\"\ntool = \"run\"\naction = \"deny\"\nworkspaces = [\"other\"]",
         folder.path()
     );
     let setup = Setup::new().workspace_table(&tables).arguments(&["--keys", &path]);
-    let daemon = setup.keeping(keys).start().await;
+    let daemon = setup.with_resource(keys).start().await;
     daemon.run(with_key(&one, shell("true"))).await;
     let refused = daemon.try_run(with_key(&other, shell("true"))).await;
-    let refusal = Refusal::of(&refused.unwrap_err());
+    let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "POLICY_DENIED");
     let read = ReadFileRequest { path: "none".to_owned(), ..ReadFileRequest::default() };
     let read = daemon.tools().read_file(with_key(&other, read)).await;
-    assert_eq!(Refusal::of(&read.unwrap_err()).reason, "FILE_NOT_FOUND");
+    assert_eq!(Refusal::from_status(&read.unwrap_err()).reason, "FILE_NOT_FOUND");
 }
 
 #[tokio::test]
-async fn a_bad_policy_is_refused_with_all_that_is_wrong() {
+async fn daemon_reports_every_policy_error() {
     let folder = tempfile::tempdir().unwrap();
     let [workspace, config] = ["w", "jig.toml"].map(|name| folder.path().join(name));
     fs::create_dir(&workspace).unwrap();
@@ -125,33 +127,33 @@ async fn a_bad_policy_is_refused_with_all_that_is_wrong() {
             "--listen",
             "127.0.0.1:0",
         ];
-        let output = jigd(&[&words[..], more].concat());
+        let output = run_jigd(&[&words[..], more].concat());
         assert_eq!(output.status.code(), Some(78), "{output:?}");
-        let told = String::from_utf8(output.stderr).unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
         for part in ["\"dance\"", "\"sing\"", "\"nowhere\"", "unclosed group"] {
-            assert!(told.contains(part), "{part}: {told}");
+            assert!(stderr.contains(part), "{part}: {stderr}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_key_for_some_tools_is_for_their_transfers_alone() {
+async fn tool_key_allows_only_transfers_of_its_tools() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("lister", "invoke", &["--for-tool", "list_files"]);
-    let reader = keys.add("reader", "invoke", &["--for-tool", "read_file"]);
+    let key = keys.add_key("lister", "invoke", &["--for-tool", "list_files"]);
+    let reader = keys.add_key("reader", "invoke", &["--for-tool", "read_file"]);
     let path = keys.path().display().to_string();
-    let setup = Setup::new().arguments(&["--keys", &path]).keeping(keys);
+    let setup = Setup::new().arguments(&["--keys", &path]).with_resource(keys);
     let daemon = setup.start().await;
     fs::write(daemon.file("f"), "x").unwrap();
     let mut transfers = TransferServiceClient::new(daemon.channel());
     let request = || DownloadRequest { path: "f".to_owned(), ..DownloadRequest::default() };
     let refused = transfers.download(with_key(&key, request())).await;
-    assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "FORBIDDEN");
+    assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "FORBIDDEN");
     transfers.download(with_key(&reader, request())).await.unwrap();
     let start =
         UploadStart { path: "g".to_owned(), sha256: "0".repeat(64), ..UploadStart::default() };
     let upload = UploadRequest { part: Some(Part::Start(start)) };
     let upload = with_key(&reader, tokio_stream::iter([upload]));
     let refused = transfers.upload(upload).await;
-    assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "FORBIDDEN");
+    assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "FORBIDDEN");
 }

@@ -14,57 +14,57 @@ use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
 };
 
-use super::{ASK, decide, decision, wait_for_one, with_policy};
-use crate::support::{Daemon, KeyFile, Refusal, Setup, binary, eventually, shell, with_key};
+use super::{ASK_POLICY, await_pending_approval, decide, decide_request, start_with_policy};
+use crate::support::{Daemon, KeyFile, Refusal, Setup, daemon_binary, eventually, shell, with_key};
 
-fn count(daemon: &Daemon, text: &str) -> usize {
+fn count_in_log(daemon: &Daemon, text: &str) -> usize {
     daemon.log().matches(text).count()
 }
 
-fn rewrite(daemon: &Daemon, lines: &str) {
-    let path = daemon.beside("jig.toml");
+fn rewrite_config(daemon: &Daemon, lines: &str) {
+    let path = daemon.sibling_path("jig.toml");
     let workspace = daemon.workspace();
     let text = format!("[[workspaces]]\npath = {workspace:?}\n{lines}\n");
     fs::write(path, text).unwrap();
 }
 
 #[tokio::test]
-async fn another_policy_counts_from_then_on_and_what_waits_goes_on_waiting() {
-    let daemon = with_policy(ASK).await;
-    let waiting = daemon.begin(shell("echo waited"));
-    let approval = wait_for_one(&daemon).await;
-    rewrite(&daemon, "[policy]\ndangerous = \"allow\"");
-    daemon.reload(Daemon::READ_AGAIN).await;
+async fn reloaded_policy_applies_to_new_and_approved_calls() {
+    let daemon = start_with_policy(ASK_POLICY).await;
+    let waiting = daemon.spawn_run(shell("echo waited"));
+    let approval = await_pending_approval(&daemon).await;
+    rewrite_config(&daemon, "[policy]\ndangerous = \"allow\"");
+    daemon.reload_config(Daemon::RELOADED).await;
     assert_eq!(daemon.run(shell("echo free")).await.stdout, "free\n");
     let running =
-        daemon.begin(shell("touch begun; echo begun; until [ -e go ]; do sleep 0.01; done"));
+        daemon.spawn_run(shell("touch begun; echo begun; until [ -e go ]; do sleep 0.01; done"));
     eventually("it runs", async || daemon.file("begun").exists()).await;
-    rewrite(&daemon, "[policy]\ndeny_tools = [\"run\"]");
-    daemon.reload(Daemon::READ_AGAIN).await;
-    daemon.refuses(shell("true"), "TOOL_DISABLED").await;
+    rewrite_config(&daemon, "[policy]\ndeny_tools = [\"run\"]");
+    daemon.reload_config(Daemon::RELOADED).await;
+    daemon.run_failing(shell("true"), "TOOL_DISABLED").await;
     fs::write(daemon.file("go"), "").unwrap();
     assert_eq!(running.await.unwrap().unwrap().stdout, "begun\n");
     assert!(!waiting.is_finished());
-    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
+    decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     // Who has allowed it was not asked about a tool that there is not any more.
     let refused = waiting.await.unwrap().unwrap_err();
-    assert_eq!(Refusal::of(&refused).reason, "TOOL_DISABLED");
-    assert_eq!(count(&daemon, Daemon::NOT_READ_AGAIN), 0, "{}", daemon.log());
+    assert_eq!(Refusal::from_status(&refused).reason, "TOOL_DISABLED");
+    assert_eq!(count_in_log(&daemon, Daemon::RELOAD_FAILED), 0, "{}", daemon.log());
     // The tool's own settings are not these.
-    assert_eq!(count(&daemon, "need a restart to take effect"), 0);
-    rewrite(&daemon, "[limits]\nprocesses = 7");
-    daemon.reload("need a restart to take effect").await;
+    assert_eq!(count_in_log(&daemon, "need a restart to take effect"), 0);
+    rewrite_config(&daemon, "[limits]\nprocesses = 7");
+    daemon.reload_config("need a restart to take effect").await;
 }
 
 #[tokio::test]
-async fn a_bad_file_is_refused_as_a_whole() {
+async fn reload_rejects_a_bad_file_as_a_whole() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("one", "admin", &[]);
+    let key = keys.add_key("one", "admin", &[]);
     let path = keys.path().display().to_string();
     let setup = Setup::new()
         .workspace_table("[policy]\ndeny_tools = [\"stat\"]")
         .arguments(&["--keys", &path]);
-    let daemon = setup.keeping(Arc::clone(&keys) as Arc<KeyFile>).start().await;
+    let daemon = setup.with_resource(Arc::clone(&keys) as Arc<KeyFile>).start().await;
     let run = async || daemon.try_run(with_key(&key, shell("true"))).await;
     let good = fs::read_to_string(&path).unwrap();
     for (lines, key_file, parts) in [
@@ -84,77 +84,84 @@ async fn a_bad_file_is_refused_as_a_whole() {
             &["unclosed group"],
         ),
     ] {
-        rewrite(&daemon, lines);
+        rewrite_config(&daemon, lines);
         fs::write(&path, key_file).unwrap();
-        let told = parts.iter().map(|part| count(&daemon, part)).collect::<Vec<_>>();
-        daemon.reload(Daemon::NOT_READ_AGAIN).await;
+        let counts_before =
+            parts.iter().map(|part| count_in_log(&daemon, part)).collect::<Vec<_>>();
+        daemon.reload_config(Daemon::RELOAD_FAILED).await;
         eventually("every problem is told", async || {
-            parts.iter().zip(&told).all(|(part, before)| count(&daemon, part) > *before)
+            parts
+                .iter()
+                .zip(&counts_before)
+                .all(|(part, before)| count_in_log(&daemon, part) > *before)
         })
         .await;
         assert_eq!(run().await.unwrap().exit_code, Some(0), "{lines}");
     }
-    assert_eq!(count(&daemon, Daemon::READ_AGAIN), 0);
+    assert_eq!(count_in_log(&daemon, Daemon::RELOADED), 0);
     assert_eq!(
-        Refusal::of(&daemon.try_run(shell("true")).await.unwrap_err()).reason,
+        Refusal::from_status(&daemon.try_run(shell("true")).await.unwrap_err()).reason,
         "UNAUTHENTICATED"
     );
 }
 
 #[tokio::test]
-async fn keys_come_and_go() {
+async fn reload_adds_and_revokes_keys() {
     let keys = Arc::new(KeyFile::new());
-    let [old, kept] = ["old", "kept"].map(|name| keys.add(name, "invoke", &[]));
+    let [old, kept] = ["old", "kept"].map(|name| keys.add_key(name, "invoke", &[]));
     let path = keys.path().display().to_string();
     let setup =
-        Setup::new().arguments(&["--keys", &path]).keeping(Arc::clone(&keys) as Arc<KeyFile>);
+        Setup::new().arguments(&["--keys", &path]).with_resource(Arc::clone(&keys) as Arc<KeyFile>);
     let daemon = setup.start().await;
     let works = async |key: &str| match daemon.try_run(with_key(key, shell("true"))).await {
         Ok(_) => true,
         Err(refused) => {
-            assert_eq!(Refusal::of(&refused).reason, "UNAUTHENTICATED");
+            assert_eq!(Refusal::from_status(&refused).reason, "UNAUTHENTICATED");
             false
         }
     };
     assert!(works(&old).await && works(&kept).await);
-    assert!(keys.jig(&["revoke", "old"]).status.success());
-    let new = keys.add("new", "invoke", &[]);
+    assert!(keys.run_jig_key(&["revoke", "old"]).status.success());
+    let new = keys.add_key("new", "invoke", &[]);
     assert!(works(&old).await && !works(&new).await);
-    daemon.reload(Daemon::READ_AGAIN).await;
+    daemon.reload_config(Daemon::RELOADED).await;
     assert!(!works(&old).await && works(&kept).await && works(&new).await);
     // One that does not exist any more lets nobody in, and takes nothing away.
     fs::rename(&path, format!("{path}.away")).unwrap();
-    daemon.reload(Daemon::NOT_READ_AGAIN).await;
+    daemon.reload_config(Daemon::RELOAD_FAILED).await;
     assert!(works(&kept).await);
 }
 
 #[tokio::test]
-async fn keys_are_not_taken_away_by_a_file_that_does_not_name_them() {
+async fn reload_keeps_keys_that_the_config_omits() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("one", "invoke", &[]);
+    let key = keys.add_key("one", "invoke", &[]);
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("jig.toml");
     let line = format!("keys = {:?}\n", keys.path());
     fs::write(&config, &line).unwrap();
     let words = ["--config", &config.display().to_string()];
-    let daemon =
-        Setup::new().arguments(&words).keeping(Arc::clone(&keys) as Arc<KeyFile>).start().await;
+    let daemon = Setup::new()
+        .arguments(&words)
+        .with_resource(Arc::clone(&keys) as Arc<KeyFile>)
+        .start()
+        .await;
     daemon.run(with_key(&key, shell("true"))).await;
     fs::write(&config, "").unwrap();
-    daemon.reload(Daemon::NOT_READ_AGAIN).await;
+    daemon.reload_config(Daemon::RELOAD_FAILED).await;
     assert!(daemon.try_run(shell("true")).await.is_err());
     daemon.run(with_key(&key, shell("true"))).await;
 }
 
 #[tokio::test]
-async fn a_daemon_without_a_file_goes_on() {
+async fn daemon_without_a_config_survives_reload() {
     let daemon = Daemon::start().await;
-    daemon.reload(Daemon::READ_AGAIN).await;
+    daemon.reload_config(Daemon::RELOADED).await;
     daemon.run(shell("true")).await;
 }
 
 #[tokio::test]
-async fn a_terminal_that_is_closed_ends_what_was_started_in_it() {
+async fn terminal_hangup_ends_the_daemon() {
     let folder = tempfile::tempdir().unwrap();
     let [workspace, state] = ["w", "s"].map(|name| folder.path().join(name));
     fs::create_dir(&workspace).unwrap();
@@ -165,7 +172,7 @@ async fn a_terminal_that_is_closed_ends_what_was_started_in_it() {
     let name = ptsname(&screen, Vec::new()).unwrap();
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let terminal = openat(CWD, name, flags, Mode::empty()).unwrap();
-    let mut child = Command::new(binary())
+    let mut child = Command::new(daemon_binary())
         .args(["--listen", "127.0.0.1:0", "--drain-timeout", "1s"])
         .args(["--workspace".as_ref(), workspace.as_os_str()])
         .args(["--state-dir".as_ref(), state.as_os_str()])

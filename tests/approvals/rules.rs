@@ -8,16 +8,17 @@ use jig::api::v1::{
 };
 
 use super::{
-    ASK, approvals, decide, decision, ended_once, events, file, find, pending, wait_for,
-    wait_for_one, with_policy, write,
+    ASK_POLICY, approval_client, assert_decided_once, await_pending, await_pending_approval,
+    decide, decide_request, events_named, find_approval, pending_approvals, spawn_write,
+    start_with_policy, write_request,
 };
 use crate::support::{
-    Daemon, KeyFile, Refusal, Setup, eventually, promptly, shell, with, with_key,
+    Daemon, KeyFile, Refusal, Setup, eventually, promptly, shell, with_key, with_metadata,
 };
 
 /// The rules.
-pub(super) async fn rules(daemon: &Daemon) -> Vec<Rule> {
-    let listed = approvals(daemon).list_rules(ListRulesRequest::default()).await;
+pub(super) async fn list_rules(daemon: &Daemon) -> Vec<Rule> {
+    let listed = approval_client(daemon).list_rules(ListRulesRequest::default()).await;
     listed.unwrap().into_inner().rules
 }
 
@@ -31,39 +32,39 @@ fn new_rule(tool: &str, pattern: &str, action: Action) -> CreateRuleRequest {
 }
 
 /// Makes rules as large as they can be, as many as there is room for.
-pub(super) async fn fill(daemon: &Daemon, lifetime_sec: Option<u32>) {
+pub(super) async fn fill_rule_store(daemon: &Daemon, lifetime_sec: Option<u32>) {
     for _ in 0..64 {
         let request = CreateRuleRequest {
             lifetime_sec,
             ..new_rule("stat", &"x".repeat(16 << 10), Action::Deny)
         };
-        approvals(daemon).create_rule(request).await.unwrap();
+        approval_client(daemon).create_rule(request).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn rules_that_have_ended_make_room() {
-    let daemon = with_policy("").await;
+async fn expired_rules_make_room() {
+    let daemon = start_with_policy("").await;
     // They end, but not yet.
-    fill(&daemon, Some(3600)).await;
-    let full = approvals(&daemon).create_rule(new_rule("stat", "y", Action::Deny)).await;
-    let refusal = Refusal::of(&full.unwrap_err());
+    fill_rule_store(&daemon, Some(3600)).await;
+    let full = approval_client(&daemon).create_rule(new_rule("stat", "y", Action::Deny)).await;
+    let refusal = Refusal::from_status(&full.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
-    let before = rules(&daemon).await;
+    let before = list_rules(&daemon).await;
     for rule in before.iter().take(2).rev() {
         let ends = UpdateRuleRequest {
             rule_id: rule.rule_id.clone(),
             lifetime_sec: Some(1),
             ..UpdateRuleRequest::default()
         };
-        approvals(&daemon).update_rule(ends).await.unwrap();
+        approval_client(&daemon).update_rule(ends).await.unwrap();
     }
     let mut made = String::new();
     eventually("there is room", async || {
         let request = new_rule("stat", "y", Action::Deny);
-        match approvals(&daemon).create_rule(request).await {
+        match approval_client(&daemon).create_rule(request).await {
             Ok(answer) => made = answer.into_inner().rule.unwrap().rule_id,
-            Err(refused) => assert_eq!(Refusal::of(&refused).reason, "RESOURCE_EXHAUSTED"),
+            Err(refused) => assert_eq!(Refusal::from_status(&refused).reason, "RESOURCE_EXHAUSTED"),
         }
         !made.is_empty()
     })
@@ -75,7 +76,7 @@ async fn rules_that_have_ended_make_room() {
         .map(str::to_owned)
         .collect();
     let ids = async |daemon: &Daemon| -> Vec<String> {
-        let listed = rules(daemon).await.into_iter();
+        let listed = list_rules(daemon).await.into_iter();
         listed.map(|rule| rule.rule_id).collect()
     };
     assert_eq!(ids(&daemon).await, expected);
@@ -84,35 +85,35 @@ async fn rules_that_have_ended_make_room() {
 }
 
 #[tokio::test]
-async fn a_rule_that_is_made_or_switched_on_lets_calls_go_on_that_wait() {
-    let daemon = with_policy(ASK).await;
-    let first = daemon.begin(shell("echo one"));
-    let asked = wait_for_one(&daemon).await;
-    let other = write(&daemon, file("f", "x"));
-    wait_for(&daemon, 2).await;
+async fn new_or_enabled_rule_approves_pending_calls() {
+    let daemon = start_with_policy(ASK_POLICY).await;
+    let first = daemon.spawn_run(shell("echo one"));
+    let asked = await_pending_approval(&daemon).await;
+    let other = spawn_write(&daemon, write_request("f", "x"));
+    await_pending(&daemon, 2).await;
     // These are for others, or say nothing else than what is so.
     for rule in [new_rule("run", "two", Action::Allow), new_rule("run", "one", Action::Ask)] {
-        approvals(&daemon).create_rule(rule).await.unwrap();
+        approval_client(&daemon).create_rule(rule).await.unwrap();
     }
-    let made = approvals(&daemon).create_rule(new_rule("run", "one", Action::Allow)).await;
+    let made = approval_client(&daemon).create_rule(new_rule("run", "one", Action::Allow)).await;
     let rule = made.unwrap().into_inner().rule.unwrap();
     promptly("it runs", first).await.unwrap().unwrap();
-    let ended = find(&daemon, &asked.approval_id).await;
+    let ended = find_approval(&daemon, &asked.approval_id).await;
     assert_eq!(ended.state(), ApprovalState::Allowed);
     assert_eq!(ended.rule_id, rule.rule_id);
     assert_eq!(ended.decided_by, format!("rule:{}", rule.rule_id));
-    ended_once(&daemon, &asked.approval_id);
+    assert_decided_once(&daemon, &asked.approval_id);
     let switch = async |enabled| {
         let request = UpdateRuleRequest {
             rule_id: rule.rule_id.clone(),
             enabled: Some(enabled),
             ..UpdateRuleRequest::default()
         };
-        approvals(&daemon).update_rule(request).await.unwrap();
+        approval_client(&daemon).update_rule(request).await.unwrap();
     };
     switch(false).await;
-    let second = daemon.begin(shell("echo one"));
-    wait_for(&daemon, 2).await;
+    let second = daemon.spawn_run(shell("echo one"));
+    await_pending(&daemon, 2).await;
     switch(true).await;
     promptly("it runs", second).await.unwrap().unwrap();
     assert!(!other.is_finished());
@@ -120,11 +121,11 @@ async fn a_rule_that_is_made_or_switched_on_lets_calls_go_on_that_wait() {
 }
 
 #[tokio::test]
-async fn always_makes_a_rule_for_the_call_and_its_like() {
-    let daemon = with_policy(ASK).await;
-    let writing = write(&daemon, file("hello.py", "print(1)"));
-    let approval = wait_for_one(&daemon).await;
-    let decided = decide(&daemon, decision(&approval, Decision::Always)).await.unwrap();
+async fn always_creates_a_rule_for_similar_calls() {
+    let daemon = start_with_policy(ASK_POLICY).await;
+    let writing = spawn_write(&daemon, write_request("hello.py", "print(1)"));
+    let approval = await_pending_approval(&daemon).await;
+    let decided = decide(&daemon, decide_request(&approval, Decision::Always)).await.unwrap();
     writing.await.unwrap().unwrap();
     let rule = decided.rule.unwrap();
     assert_eq!(rule.pattern, approval.suggested_pattern);
@@ -135,16 +136,19 @@ async fn always_makes_a_rule_for_the_call_and_its_like() {
     assert_eq!(rule.approval_id, approval.approval_id);
     let (made, ends) = (rule.create_time.unwrap(), rule.expire_time.unwrap());
     assert!((ends.seconds - made.seconds - 30 * 86_400).abs() <= 1);
-    let end = ended_once(&daemon, &approval.approval_id);
+    let end = assert_decided_once(&daemon, &approval.approval_id);
     assert_eq!(end["rule_id"], rule.rule_id.as_str());
     // Another content is alike, another path is not; also after a restart.
     let daemon = daemon.restart().await;
-    write(&daemon, file("hello.py", "print(2)")).await.unwrap().unwrap();
+    spawn_write(&daemon, write_request("hello.py", "print(2)")).await.unwrap().unwrap();
     let by = format!("rule:{}", rule.rule_id);
-    assert_eq!(events(&daemon, "tool_call_started").last().unwrap()["allowed_by"], by.as_str());
-    let other = write(&daemon, file("other.py", "print(1)"));
-    let approval = wait_for_one(&daemon).await;
-    decide(&daemon, decision(&approval, Decision::Deny)).await.unwrap();
+    assert_eq!(
+        events_named(&daemon, "tool_call_started").last().unwrap()["allowed_by"],
+        by.as_str()
+    );
+    let other = spawn_write(&daemon, write_request("other.py", "print(1)"));
+    let approval = await_pending_approval(&daemon).await;
+    decide(&daemon, decide_request(&approval, Decision::Deny)).await.unwrap();
     other.await.unwrap().unwrap_err();
     // Switched off, it lets nothing in; switched on, it does again.
     let switch = async |enabled| {
@@ -153,92 +157,92 @@ async fn always_makes_a_rule_for_the_call_and_its_like() {
             enabled: Some(enabled),
             ..UpdateRuleRequest::default()
         };
-        let changed = approvals(&daemon).update_rule(request).await.unwrap();
+        let changed = approval_client(&daemon).update_rule(request).await.unwrap();
         assert_eq!(changed.into_inner().rule.unwrap().enabled, enabled);
     };
     switch(false).await;
-    let again = write(&daemon, file("hello.py", "print(3)"));
-    let approval = wait_for_one(&daemon).await;
-    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
+    let again = spawn_write(&daemon, write_request("hello.py", "print(3)"));
+    let approval = await_pending_approval(&daemon).await;
+    decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     again.await.unwrap().unwrap();
     switch(true).await;
-    write(&daemon, file("hello.py", "print(4)")).await.unwrap().unwrap();
+    spawn_write(&daemon, write_request("hello.py", "print(4)")).await.unwrap().unwrap();
     // It ends.
     let soon = UpdateRuleRequest {
         rule_id: rule.rule_id.clone(),
         lifetime_sec: Some(1),
         ..UpdateRuleRequest::default()
     };
-    let changed = approvals(&daemon).update_rule(soon).await.unwrap();
+    let changed = approval_client(&daemon).update_rule(soon).await.unwrap();
     let ends = changed.into_inner().rule.unwrap().expire_time.unwrap();
     let ends = std::time::SystemTime::try_from(ends).unwrap();
     eventually("the rule ends", async || std::time::SystemTime::now() > ends).await;
-    let late = write(&daemon, file("hello.py", "print(5)"));
-    wait_for_one(&daemon).await;
+    let late = spawn_write(&daemon, write_request("hello.py", "print(5)"));
+    await_pending_approval(&daemon).await;
     late.abort();
     let request = DeleteRuleRequest { rule_id: rule.rule_id.clone() };
-    approvals(&daemon).delete_rule(request.clone()).await.unwrap();
-    let missing = approvals(&daemon).delete_rule(request).await.unwrap_err();
-    assert_eq!(Refusal::of(&missing).reason, "RULE_NOT_FOUND");
-    assert_eq!(rules(&daemon).await, []);
+    approval_client(&daemon).delete_rule(request.clone()).await.unwrap();
+    let missing = approval_client(&daemon).delete_rule(request).await.unwrap_err();
+    assert_eq!(Refusal::from_status(&missing).reason, "RULE_NOT_FOUND");
+    assert_eq!(list_rules(&daemon).await, []);
 }
 
 #[tokio::test]
-async fn always_takes_a_pattern_that_matches_the_call() {
-    let daemon = with_policy(ASK).await;
-    let run = daemon.begin(shell("make test"));
-    let approval = wait_for_one(&daemon).await;
+async fn always_accepts_only_patterns_that_match_the_call() {
+    let daemon = start_with_policy(ASK_POLICY).await;
+    let run = daemon.spawn_run(shell("make test"));
+    let approval = await_pending_approval(&daemon).await;
     let with_pattern = |pattern: &str| {
-        let mut request = decision(&approval, Decision::Always);
+        let mut request = decide_request(&approval, Decision::Always);
         request.pattern = Some(pattern.to_owned());
         request.rule_lifetime_sec = Some(60);
         request
     };
     for (pattern, reason) in [("(", "INVALID_REGEX"), ("^make", "INVALID_PARAMS")] {
         let refused = decide(&daemon, with_pattern(pattern)).await.unwrap_err();
-        let refusal = Refusal::of(&refused);
-        assert_eq!((refusal.reason.as_str(), refusal.fields()), (reason, vec!["pattern"]));
+        let refusal = Refusal::from_status(&refused);
+        assert_eq!((refusal.reason.as_str(), refusal.invalid_fields()), (reason, vec!["pattern"]));
     }
-    let mut wrong = decision(&approval, Decision::Deny);
+    let mut wrong = decide_request(&approval, Decision::Deny);
     wrong.pattern = Some("x".to_owned());
     wrong.rule_lifetime_sec = Some(1);
-    let refusal = Refusal::of(&decide(&daemon, wrong).await.unwrap_err());
-    assert_eq!(refusal.fields(), ["pattern", "rule_lifetime_sec"]);
-    let unknown = decision(&approval, Decision::Unspecified);
-    let refusal = Refusal::of(&decide(&daemon, unknown).await.unwrap_err());
-    assert_eq!(refusal.fields(), ["decision"]);
-    assert_eq!(pending(&daemon).await.len(), 1, "nothing is decided");
+    let refusal = Refusal::from_status(&decide(&daemon, wrong).await.unwrap_err());
+    assert_eq!(refusal.invalid_fields(), ["pattern", "rule_lifetime_sec"]);
+    let unknown = decide_request(&approval, Decision::Unspecified);
+    let refusal = Refusal::from_status(&decide(&daemon, unknown).await.unwrap_err());
+    assert_eq!(refusal.invalid_fields(), ["decision"]);
+    assert_eq!(pending_approvals(&daemon).await.len(), 1, "nothing is decided");
     decide(&daemon, with_pattern(r#"^{"command":"make [a-z]+"}$"#)).await.unwrap();
     run.await.unwrap().unwrap();
     daemon.run(shell("make clean")).await;
-    let other = daemon.begin(shell("make clean; rm -rf x"));
-    wait_for_one(&daemon).await;
+    let other = daemon.spawn_run(shell("make clean; rm -rf x"));
+    await_pending_approval(&daemon).await;
     other.abort();
 }
 
 #[tokio::test]
-async fn rules_are_listed_in_the_order_in_which_they_are_asked() {
+async fn list_rules_returns_evaluation_order() {
     let file_rule = "[[policy.rules]]\nname = \"first\"\ntool = \"run\"\naction = \"ask\"";
-    let daemon = with_policy(file_rule).await;
-    let one = approvals(&daemon).create_rule(new_rule("run", "one", Action::Allow)).await;
+    let daemon = start_with_policy(file_rule).await;
+    let one = approval_client(&daemon).create_rule(new_rule("run", "one", Action::Allow)).await;
     let one = one.unwrap().into_inner().rule.unwrap();
-    let request = || with("jig-request-id", "two", new_rule("run", "two", Action::Deny));
-    let two = approvals(&daemon).create_rule(request()).await.unwrap().into_inner();
-    assert_eq!(approvals(&daemon).create_rule(request()).await.unwrap().into_inner(), two);
+    let request = || with_metadata("jig-request-id", "two", new_rule("run", "two", Action::Deny));
+    let two = approval_client(&daemon).create_rule(request()).await.unwrap().into_inner();
+    assert_eq!(approval_client(&daemon).create_rule(request()).await.unwrap().into_inner(), two);
     let two = two.rule.unwrap();
     assert_eq!((two.name.as_str(), two.enabled, two.expire_time), ("deny run", true, None));
-    let listed = rules(&daemon).await;
+    let listed = list_rules(&daemon).await;
     let ids: Vec<_> = listed.iter().map(|rule| rule.rule_id.as_str()).collect();
     assert_eq!(ids, [&two.rule_id, &one.rule_id, "file:first"]);
     assert_eq!(listed[2].origin(), RuleOrigin::File);
     daemon.run(shell("echo one")).await;
-    daemon.refuses(shell("echo one two"), "POLICY_DENIED").await;
+    daemon.run_failing(shell("echo one two"), "POLICY_DENIED").await;
     for refused in [
-        approvals(&daemon)
+        approval_client(&daemon)
             .delete_rule(DeleteRuleRequest { rule_id: "file:first".to_owned() })
             .await
             .unwrap_err(),
-        approvals(&daemon)
+        approval_client(&daemon)
             .update_rule(UpdateRuleRequest {
                 rule_id: "file:first".to_owned(),
                 enabled: Some(false),
@@ -247,39 +251,39 @@ async fn rules_are_listed_in_the_order_in_which_they_are_asked() {
             .await
             .unwrap_err(),
     ] {
-        let refusal = Refusal::of(&refused);
-        assert_eq!(refusal.fields(), ["rule_id"]);
+        let refusal = Refusal::from_status(&refused);
+        assert_eq!(refusal.invalid_fields(), ["rule_id"]);
         assert!(refusal.message.contains("SIGHUP"), "{refusal:?}");
     }
     let nothing = UpdateRuleRequest { rule_id: one.rule_id, ..UpdateRuleRequest::default() };
-    let refused = approvals(&daemon).update_rule(nothing).await.unwrap_err();
-    assert_eq!(Refusal::of(&refused).fields(), ["enabled"]);
+    let refused = approval_client(&daemon).update_rule(nothing).await.unwrap_err();
+    assert_eq!(Refusal::from_status(&refused).invalid_fields(), ["enabled"]);
     let wrong = CreateRuleRequest { tool: "dance".to_owned(), ..CreateRuleRequest::default() };
-    let refused = approvals(&daemon).create_rule(wrong).await.unwrap_err();
-    assert_eq!(Refusal::of(&refused).fields(), ["action", "tool"]);
-    let refused = approvals(&daemon).create_rule(new_rule("run", "[", Action::Deny)).await;
-    assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "INVALID_REGEX");
-    assert_eq!(rules(&daemon).await.len(), 3);
+    let refused = approval_client(&daemon).create_rule(wrong).await.unwrap_err();
+    assert_eq!(Refusal::from_status(&refused).invalid_fields(), ["action", "tool"]);
+    let refused = approval_client(&daemon).create_rule(new_rule("run", "[", Action::Deny)).await;
+    assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "INVALID_REGEX");
+    assert_eq!(list_rules(&daemon).await.len(), 3);
 }
 
 #[tokio::test]
-async fn who_is_for_one_workspace_sees_and_decides_nothing_of_another() {
+async fn workspace_admin_cannot_see_or_decide_for_other_workspaces() {
     let folder = tempfile::tempdir().unwrap();
     let keys = Arc::new(KeyFile::new());
     let names = ["workspace", "other"];
-    let [one, other] = names.map(|name| keys.add(name, "admin", &["--for-workspace", name]));
-    let both = keys.add("both", "admin", &[]);
+    let [one, other] = names.map(|name| keys.add_key(name, "admin", &["--for-workspace", name]));
+    let both = keys.add_key("both", "admin", &[]);
     let path = keys.path().display().to_string();
     let tables = format!(
-        "[[workspaces]]\nname = \"other\"\npath = {:?}\n{ASK}\n[[policy.rules]]\nname = \"there\"\ntool = \"stat\"\naction = \"ask\"\nworkspaces = [\"other\"]",
+        "[[workspaces]]\nname = \"other\"\npath = {:?}\n{ASK_POLICY}\n[[policy.rules]]\nname = \"there\"\ntool = \"stat\"\naction = \"ask\"\nworkspaces = [\"other\"]",
         folder.path()
     );
     let setup = Setup::new().workspace_table(&format!("name = \"workspace\"\n{tables}"));
-    let daemon = setup.arguments(&["--keys", &path]).keeping(keys).start().await;
-    let run = daemon.begin(with_key(&one, shell("true")));
+    let daemon = setup.arguments(&["--keys", &path]).with_resource(keys).start().await;
+    let run = daemon.spawn_run(with_key(&one, shell("true")));
     let list = async |key: &str| {
         let request = with_key(key, ListApprovalsRequest::default());
-        let listed = approvals(&daemon).list_approvals(request).await.unwrap();
+        let listed = approval_client(&daemon).list_approvals(request).await.unwrap();
         listed.into_inner().approvals
     };
     let mut found = Vec::new();
@@ -290,21 +294,21 @@ async fn who_is_for_one_workspace_sees_and_decides_nothing_of_another() {
     .await;
     assert_eq!(list(&both).await.len(), 1);
     assert_eq!(list(&other).await, []);
-    let request = || decision(&found[0], Decision::Always);
+    let request = || decide_request(&found[0], Decision::Always);
     let refused = decide(&daemon, with_key(&other, request())).await.unwrap_err();
-    assert_eq!(Refusal::of(&refused).reason, "APPROVAL_NOT_FOUND");
+    assert_eq!(Refusal::from_status(&refused).reason, "APPROVAL_NOT_FOUND");
     // The one that is for both says which it means.
     let mut elsewhere = with_key(&both, request());
     elsewhere.metadata_mut().insert("jig-workspace", "other".parse().unwrap());
     let refused = decide(&daemon, elsewhere).await.unwrap_err();
-    assert_eq!(Refusal::of(&refused).reason, "APPROVAL_NOT_FOUND");
+    assert_eq!(Refusal::from_status(&refused).reason, "APPROVAL_NOT_FOUND");
     let rule = decide(&daemon, with_key(&one, request())).await.unwrap().rule.unwrap();
     run.await.unwrap().unwrap();
     let refused = decide(&daemon, with_key(&other, request())).await.unwrap_err();
-    assert_eq!(Refusal::of(&refused).reason, "APPROVAL_NOT_FOUND");
+    assert_eq!(Refusal::from_status(&refused).reason, "APPROVAL_NOT_FOUND");
     let rules = async |key: &str| {
         let listed =
-            approvals(&daemon).list_rules(with_key(key, ListRulesRequest::default())).await;
+            approval_client(&daemon).list_rules(with_key(key, ListRulesRequest::default())).await;
         let rules = listed.unwrap().into_inner().rules;
         rules.into_iter().map(|rule| rule.rule_id).collect::<Vec<_>>()
     };
@@ -312,11 +316,12 @@ async fn who_is_for_one_workspace_sees_and_decides_nothing_of_another() {
     assert_eq!(rules(&other).await, ["file:there"]);
     assert_eq!(rules(&both).await.len(), 2);
     let delete = || DeleteRuleRequest { rule_id: rule.rule_id.clone() };
-    let refused = approvals(&daemon).delete_rule(with_key(&other, delete())).await.unwrap_err();
-    assert_eq!(Refusal::of(&refused).reason, "RULE_NOT_FOUND");
+    let refused =
+        approval_client(&daemon).delete_rule(with_key(&other, delete())).await.unwrap_err();
+    assert_eq!(Refusal::from_status(&refused).reason, "RULE_NOT_FOUND");
     // What is allowed in one is not in the other.
-    let there = daemon.begin(with_key(&other, shell("true")));
+    let there = daemon.spawn_run(with_key(&other, shell("true")));
     eventually("the other's waits", async || list(&other).await.len() == 1).await;
     there.abort();
-    approvals(&daemon).delete_rule(with_key(&both, delete())).await.unwrap();
+    approval_client(&daemon).delete_rule(with_key(&both, delete())).await.unwrap();
 }

@@ -4,8 +4,11 @@ use std::{fs, path::Path};
 
 use jig::api::v1::{Decision, RunRequest, WatchApprovalsRequest};
 
-use super::{ASK, approvals, decide, decision, file, wait_for_one, with_policy, write};
-use crate::support::{shell, started};
+use super::{
+    ASK_POLICY, approval_client, await_pending_approval, decide, decide_request, spawn_write,
+    start_with_policy, write_request,
+};
+use crate::support::{shell, start_request};
 
 /// What is in none of these.
 const SECRETS: [&str; 4] = [
@@ -17,30 +20,30 @@ const SECRETS: [&str; 4] = [
 ];
 
 /// A pattern for the command, whatever its secrets are.
-const LIKE: &str = r#"^{"command":"true","env":{"TOKEN":"[^"]*"},"stdin":"[^"]*"}$"#;
+const COMMAND_PATTERN: &str = r#"^{"command":"true","env":{"TOKEN":"[^"]*"},"stdin":"[^"]*"}$"#;
 
-fn holds(bytes: &[u8], text: &str) -> bool {
+fn contains_text(bytes: &[u8], text: &str) -> bool {
     bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }
 
-fn search(folder: &Path, found: &mut Vec<String>) {
+fn find_secrets(folder: &Path, found: &mut Vec<String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            search(&path, found);
+            find_secrets(&path, found);
         } else {
             let bytes = fs::read(&path).unwrap();
-            let secrets = SECRETS.iter().filter(|secret| holds(&bytes, secret));
+            let secrets = SECRETS.iter().filter(|secret| contains_text(&bytes, secret));
             found.extend(secrets.map(|secret| format!("{secret} in {}", path.display())));
         }
     }
 }
 
 #[tokio::test]
-async fn what_may_be_secret_is_kept_and_shown_nowhere() {
+async fn daemon_neither_stores_nor_displays_secrets() {
     // A rule looks at them, and keeps nothing.
-    let daemon = with_policy(&format!(
-        "{ASK}\n[[policy.rules]]\nname = \"x\"\ntool = \"run\"\npattern = \"no such thing\"\naction = \"deny\""
+    let daemon = start_with_policy(&format!(
+        "{ASK_POLICY}\n[[policy.rules]]\nname = \"x\"\ntool = \"run\"\npattern = \"no such thing\"\naction = \"deny\""
     ))
     .await;
     let request = || RunRequest {
@@ -48,50 +51,51 @@ async fn what_may_be_secret_is_kept_and_shown_nowhere() {
         stdin: SECRETS[1].into(),
         ..shell("true")
     };
-    let mut shown = String::new();
-    let mut events = approvals(&daemon)
+    let mut displayed = String::new();
+    let mut events = approval_client(&daemon)
         .watch_approvals(WatchApprovalsRequest::default())
         .await
         .unwrap()
         .into_inner();
     for wish in [Decision::Deny, Decision::Allow, Decision::Always] {
-        let run = daemon.begin(request());
-        let approval = wait_for_one(&daemon).await;
-        let mut request = decision(&approval, wish);
+        let run = daemon.spawn_run(request());
+        let approval = await_pending_approval(&daemon).await;
+        let mut request = decide_request(&approval, wish);
         // None is made of what nobody is shown.
         assert_eq!(approval.suggested_pattern, "");
-        request.pattern = (wish == Decision::Always).then(|| LIKE.to_owned());
+        request.pattern = (wish == Decision::Always).then(|| COMMAND_PATTERN.to_owned());
         let decided = decide(&daemon, request).await.unwrap();
-        shown += &format!("{approval:?} {decided:?} {:?}", run.await.unwrap());
+        displayed += &format!("{approval:?} {decided:?} {:?}", run.await.unwrap());
     }
     // The rule is for these, whatever they hold, as it says.
     let mut like = request();
     like.stdin = "another".into();
     daemon.run(like).await;
-    let watching = daemon.watch(started(RunRequest { cwd: Some(".".to_owned()), ..request() }));
+    let watching =
+        daemon.start_process(start_request(RunRequest { cwd: Some(".".to_owned()), ..request() }));
     let deciding = async {
-        let approval = wait_for_one(&daemon).await;
-        shown += &format!("{approval:?}");
-        decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
+        let approval = await_pending_approval(&daemon).await;
+        displayed += &format!("{approval:?}");
+        decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     };
     let (mut watching, ()) = tokio::join!(watching, deciding);
-    watching.finish().await;
+    watching.wait_for_exit().await;
     for wish in [Decision::Deny, Decision::Always] {
-        let writing = write(&daemon, file("f", "hunter2-in-a-file"));
-        let approval = wait_for_one(&daemon).await;
+        let writing = spawn_write(&daemon, write_request("f", "hunter2-in-a-file"));
+        let approval = await_pending_approval(&daemon).await;
         assert!(approval.parameters.iter().any(|parameter| parameter.value == "<17 bytes>"));
-        let decided = decide(&daemon, decision(&approval, wish)).await.unwrap();
-        shown += &format!("{approval:?} {decided:?} {:?}", writing.await.unwrap());
+        let decided = decide(&daemon, decide_request(&approval, wish)).await.unwrap();
+        displayed += &format!("{approval:?} {decided:?} {:?}", writing.await.unwrap());
     }
     for _ in 0..12 {
-        shown += &format!("{:?}", events.message().await.unwrap());
+        displayed += &format!("{:?}", events.message().await.unwrap());
     }
-    assert!(shown.contains("<26 bytes>"), "{shown}");
+    assert!(displayed.contains("<26 bytes>"), "{displayed}");
     for secret in SECRETS {
-        assert!(!shown.contains(secret), "{secret}: {shown}");
+        assert!(!displayed.contains(secret), "{secret}: {displayed}");
         assert!(!daemon.log().contains(secret), "{secret}: {}", daemon.log());
     }
     let mut found = Vec::new();
-    search(&daemon.state(), &mut found);
+    find_secrets(&daemon.state_dir(), &mut found);
     assert_eq!(found, [""; 0]);
 }

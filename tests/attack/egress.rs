@@ -8,28 +8,29 @@ use std::{
 use jig::api::v1::RunRequest;
 
 use crate::support::{
-    Daemon, Mark, PROMPT, Setup, World, argv, check_answers, compile, eventually, in_network_of,
-    name_server, serve, shell,
+    Daemon, Mark, PROMPT_TIMEOUT, Setup, TestNetwork, argv, check_answers, compile_in_workspace,
+    eventually, run_in_network_of, shell, start_http_server, start_name_server,
 };
 
 /// A public address, a private one, and those of metadata services: all in the daemon's own network.
-const PUBLIC: &str = "8.8.8.8";
-const PRIVATE: &str = "10.1.2.3";
-const THERE: [&str; 5] = [PUBLIC, PRIVATE, "169.254.169.254", "fd00:ec2::254", "100.64.0.1"];
+const PUBLIC_ADDRESS: &str = "8.8.8.8";
+const PRIVATE_ADDRESS: &str = "10.1.2.3";
+const NETWORK_ADDRESSES: [&str; 5] =
+    [PUBLIC_ADDRESS, PRIVATE_ADDRESS, "169.254.169.254", "fd00:ec2::254", "100.64.0.1"];
 
-fn world() -> World {
-    World::with(&THERE.map(|address| ("", address)))
+fn test_network() -> TestNetwork {
+    TestNetwork::with_hosts(&NETWORK_ADDRESSES.map(|address| ("", address)))
 }
 
 /// A daemon whose commands may connect to `rebind.jig.test` and what is below `jig.test`, on any of
 /// the ports that the tests use.
-async fn proxied(world: &World) -> Daemon {
-    let hosts = ["*.jig.test", "*.jig.test:8080", "169.254.169.254", PRIVATE];
-    world.proxy(&hosts, &[]).tcp().start().await
+async fn start_proxied_daemon(world: &TestNetwork) -> Daemon {
+    let hosts = ["*.jig.test", "*.jig.test:8080", "169.254.169.254", PRIVATE_ADDRESS];
+    world.proxy_setup(&hosts, &[]).listen_tcp().start().await
 }
 
 /// Sends requests to the proxy, each over a connection of its own; each answer must begin so.
-async fn answers(daemon: &Daemon, requests: &[String], begin: &str) -> Vec<String> {
+async fn send_to_proxy(daemon: &Daemon, requests: &[String], begin: &str) -> Vec<String> {
     let program = "
 import socket, sys
 for request in sys.stdin.buffer.read().split(b'\\0'):
@@ -54,26 +55,26 @@ for request in sys.stdin.buffer.read().split(b'\\0'):
 }
 
 /// The same for one request.
-async fn answer(daemon: &Daemon, request: String, begin: &str) -> String {
-    answers(daemon, &[request], begin).await.remove(0)
+async fn send_one_to_proxy(daemon: &Daemon, request: String, begin: &str) -> String {
+    send_to_proxy(daemon, &[request], begin).await.remove(0)
 }
 
-fn get(host: &str) -> String {
+fn get_request(host: &str) -> String {
     format!("GET http://{host}/x HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
 }
 
-fn connect(target: &str) -> String {
+fn connect_request(target: &str) -> String {
     format!("CONNECT {target} HTTP/1.1\r\nConnection: close\r\n\r\n")
 }
 
-const DENIED: &str = "HTTP/1.1 403 EGRESS_DENIED\r\n";
+const DENIED_STATUS_LINE: &str = "HTTP/1.1 403 EGRESS_DENIED\r\n";
 
 #[tokio::test]
-async fn case_75_beside_the_proxy_there_is_no_way_out_and_that_is_told_at_once() {
-    let world = world();
-    let daemon = proxied(&world).await;
+async fn case_75_connections_bypassing_the_proxy_fail_promptly() {
+    let world = test_network();
+    let daemon = start_proxied_daemon(&world).await;
     let mut tries = Vec::new();
-    for address in THERE {
+    for address in NETWORK_ADDRESSES {
         tries.extend([["tcp", address, "80"], ["tcp", address, "443"], ["udp", address, "53"]]);
     }
     let expected: Vec<String> = tries.iter().map(|three| three.join(" ")).collect();
@@ -81,7 +82,7 @@ async fn case_75_beside_the_proxy_there_is_no_way_out_and_that_is_told_at_once()
         .iter()
         .map(|what| (what.as_str(), "ENETUNREACH|EADDRNOTAVAIL|EACCES|EPERM"))
         .collect();
-    let program = compile(&daemon, "reach");
+    let program = compile_in_workspace(&daemon, "reach");
     let words: Vec<&str> =
         [program.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
     let began = Instant::now();
@@ -95,23 +96,25 @@ async fn case_75_beside_the_proxy_there_is_no_way_out_and_that_is_told_at_once()
         let response = daemon.run(argv(&["bash", "-c", command])).await;
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
     }
-    assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
+    assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
 }
 
 #[tokio::test]
-async fn case_75_with_the_daemons_network_a_command_reaches_what_the_daemon_does() {
-    let world = world();
+async fn case_75_command_in_host_network_reaches_the_daemons_addresses() {
+    let world = test_network();
     let daemon = world.setup().arguments(&["--network", "host"]).start().await;
-    let listeners = in_network_of(&daemon, || {
-        THERE.map(|address| {
+    let listeners = run_in_network_of(&daemon, || {
+        NETWORK_ADDRESSES.map(|address| {
             (TcpListener::bind((address, 80)).unwrap(), UdpSocket::bind((address, 53)).unwrap())
         })
     });
-    let tries: Vec<[&str; 3]> =
-        THERE.iter().flat_map(|address| [["tcp", address, "80"], ["udp", address, "53"]]).collect();
+    let tries: Vec<[&str; 3]> = NETWORK_ADDRESSES
+        .iter()
+        .flat_map(|address| [["tcp", address, "80"], ["udp", address, "53"]])
+        .collect();
     let expected: Vec<String> = tries.iter().map(|three| three.join(" ")).collect();
     let expected: Vec<_> = expected.iter().map(|what| (what.as_str(), "ok")).collect();
-    let program = compile(&daemon, "reach");
+    let program = compile_in_workspace(&daemon, "reach");
     let words: Vec<&str> =
         [program.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
     check_answers(&daemon.run(argv(&words)).await, &expected);
@@ -119,12 +122,13 @@ async fn case_75_with_the_daemons_network_a_command_reaches_what_the_daemon_does
 }
 
 #[tokio::test]
-async fn case_76_the_proxy_is_no_way_to_the_daemon_or_its_neighbours() {
-    let world = World::with(&[("loop.jig.test", "127.0.0.1"), ("all.jig.test", "0.0.0.0")]);
-    let daemon = proxied(&world).await;
+async fn case_76_proxy_denies_the_daemon_and_its_neighbours() {
+    let world =
+        TestNetwork::with_hosts(&[("loop.jig.test", "127.0.0.1"), ("all.jig.test", "0.0.0.0")]);
+    let daemon = start_proxied_daemon(&world).await;
     let port = daemon.port();
-    let neighbour = in_network_of(&daemon, || TcpListener::bind("127.0.0.1:8080").unwrap());
-    let program = compile(&daemon, "reach");
+    let neighbour = run_in_network_of(&daemon, || TcpListener::bind("127.0.0.1:8080").unwrap());
+    let program = compile_in_workspace(&daemon, "reach");
     let (own, socket) = (port.to_string(), daemon.socket());
     let socket = socket.to_str().unwrap();
     let tries = [
@@ -150,26 +154,26 @@ async fn case_76_the_proxy_is_no_way_to_the_daemon_or_its_neighbours() {
         "loop.jig.test:8080".to_owned(),
         "all.jig.test:8080".to_owned(),
     ];
-    let requests = hosts.iter().flat_map(|host| [connect(host), get(host)]);
-    answers(&daemon, &requests.collect::<Vec<_>>(), DENIED).await;
+    let requests = hosts.iter().flat_map(|host| [connect_request(host), get_request(host)]);
+    send_to_proxy(&daemon, &requests.collect::<Vec<_>>(), DENIED_STATUS_LINE).await;
     neighbour.set_nonblocking(true).unwrap();
     neighbour.accept().expect_err("nobody came");
 }
 
 #[tokio::test]
-async fn case_76_with_the_daemons_network_its_sockets_without_a_port_are_still_apart() {
-    let world = World::with(&[]);
+async fn case_76_host_network_does_not_expose_unix_sockets() {
+    let world = TestNetwork::with_hosts(&[]);
     let daemon = world.setup().arguments(&["--network", "host"]).start().await;
     let name = format!("jig-test-host-{}", std::process::id());
     let listening = name.clone();
-    let _listener = in_network_of(&daemon, move || {
+    let _listener = run_in_network_of(&daemon, move || {
         use std::os::{
             linux::net::SocketAddrExt as _,
             unix::net::{SocketAddr, UnixListener},
         };
         UnixListener::bind_addr(&SocketAddr::from_abstract_name(listening).unwrap()).unwrap()
     });
-    let program = compile(&daemon, "reach");
+    let program = compile_in_workspace(&daemon, "reach");
     let socket = daemon.socket();
     let socket = socket.to_str().unwrap();
     let response = daemon.run(argv(&[&program, "unix", socket, "-", "abstract", &name, "-"])).await;
@@ -180,11 +184,11 @@ async fn case_76_with_the_daemons_network_its_sockets_without_a_port_are_still_a
 }
 
 #[tokio::test]
-async fn case_77_no_network_gives_sockets_of_other_families() {
-    let world = World::with(&[]);
+async fn case_77_every_network_mode_blocks_other_socket_families() {
+    let world = TestNetwork::with_hosts(&[]);
     for mode in ["host", "proxy"] {
         let daemon = world.setup().arguments(&["--network", mode]).start().await;
-        let program = compile(&daemon, "families");
+        let program = compile_in_workspace(&daemon, "families");
         let response = daemon.run(argv(&[&program])).await;
         let unsupported = [
             "AF_VSOCK",
@@ -215,37 +219,37 @@ async fn case_77_no_network_gives_sockets_of_other_families() {
 }
 
 #[tokio::test]
-async fn case_78_two_runs_may_listen_on_the_same_port_unless_they_share_the_daemons_network() {
-    let world = World::with(&[]);
+async fn case_78_runs_share_ports_only_in_the_host_network() {
+    let world = TestNetwork::with_hosts(&[]);
     for (mode, expected) in [("none", "ok"), ("proxy", "ok"), ("host", "EADDRINUSE")] {
         let daemon = world.setup().arguments(&["--network", mode]).start().await;
-        let listen = compile(&daemon, "listen");
+        let listen = compile_in_workspace(&daemon, "listen");
         let mark = Mark::new();
-        let first = daemon.begin(mark.on(argv(&[&listen])));
+        let first = daemon.spawn_run(mark.on(argv(&[&listen])));
         eventually("the first listens", async || daemon.file("listening").exists()).await;
         let bind = "import errno, socket\nend = socket.socket()\ntry:\n    end.bind(('127.0.0.1', 8080))\n    end.listen()\n    print('bind: ok')\nexcept OSError as error:\n    print('bind: ' + errno.errorcode[error.errno])";
         let response = daemon.run(argv(&["python3", "-c", bind])).await;
         check_answers(&response, &[("bind", expected)]);
         first.abort();
-        mark.vanishes().await;
+        mark.wait_until_gone().await;
     }
 }
 
 #[tokio::test]
-async fn case_79_the_proxy_connects_to_what_is_allowed_and_to_nothing_else() {
-    let world = World::with(&[
-        ("good.jig.test", PUBLIC),
-        ("evil.test", PUBLIC),
-        ("private.jig.test", PRIVATE),
+async fn case_79_proxy_connects_only_to_allowed_targets() {
+    let world = TestNetwork::with_hosts(&[
+        ("good.jig.test", PUBLIC_ADDRESS),
+        ("evil.test", PUBLIC_ADDRESS),
+        ("private.jig.test", PRIVATE_ADDRESS),
         ("metadata.jig.test", "169.254.169.254"),
         ("metadata6.jig.test", "fd00:ec2::254"),
         ("nat.jig.test", "100.64.0.1"),
     ]);
-    let daemon = proxied(&world).await;
-    let good = serve(&daemon, PUBLIC, 80, None);
-    let others = [PRIVATE, "169.254.169.254", "fd00:ec2::254", "100.64.0.1"]
-        .map(|address| serve(&daemon, address, 80, None));
-    answer(&daemon, get("good.jig.test"), "HTTP/1.1 200 OK\r\n").await;
+    let daemon = start_proxied_daemon(&world).await;
+    let good = start_http_server(&daemon, PUBLIC_ADDRESS, 80, None);
+    let others = [PRIVATE_ADDRESS, "169.254.169.254", "fd00:ec2::254", "100.64.0.1"]
+        .map(|address| start_http_server(&daemon, address, 80, None));
+    send_one_to_proxy(&daemon, get_request("good.jig.test"), "HTTP/1.1 200 OK\r\n").await;
     let hosts = [
         // Not allowed by name.
         "evil.test",
@@ -267,7 +271,7 @@ async fn case_79_the_proxy_connects_to_what_is_allowed_and_to_nothing_else() {
         "metadata6.jig.test",
         "nat.jig.test",
         "169.254.169.254",
-        PRIVATE,
+        PRIVATE_ADDRESS,
         // On another port.
         "good.jig.test:22",
     ];
@@ -277,10 +281,10 @@ async fn case_79_the_proxy_connects_to_what_is_allowed_and_to_nothing_else() {
             true => (*host).to_owned(),
             false => format!("{host}:80"),
         };
-        [get(host), connect(&target)]
+        [get_request(host), connect_request(&target)]
     });
     let requests: Vec<String> = requests.collect();
-    for text in answers(&daemon, &requests, DENIED).await {
+    for text in send_to_proxy(&daemon, &requests, DENIED_STATUS_LINE).await {
         assert!(text.contains("EGRESS_DENIED: "), "{text}");
     }
     assert_eq!(good.heads().len(), 1, "{:?}", good.heads());
@@ -300,51 +304,54 @@ async fn case_79_the_proxy_connects_to_what_is_allowed_and_to_nothing_else() {
 }
 
 #[tokio::test]
-async fn case_79_a_name_that_leads_elsewhere_the_second_time_leads_nowhere() {
-    let world = world();
-    let daemon = proxied(&world).await;
-    let (public, private) = (serve(&daemon, PUBLIC, 80, None), serve(&daemon, PRIVATE, 80, None));
-    let names = name_server(
+async fn case_79_proxy_blocks_dns_rebinding() {
+    let world = test_network();
+    let daemon = start_proxied_daemon(&world).await;
+    let (public, private) = (
+        start_http_server(&daemon, PUBLIC_ADDRESS, 80, None),
+        start_http_server(&daemon, PRIVATE_ADDRESS, 80, None),
+    );
+    let names = start_name_server(
         &daemon,
         &[
-            &[PUBLIC],
-            &[PRIVATE],
-            &[PRIVATE, PUBLIC],
+            &[PUBLIC_ADDRESS],
+            &[PRIVATE_ADDRESS],
+            &[PRIVATE_ADDRESS, PUBLIC_ADDRESS],
             &["::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "fd00:ec2::254"],
         ],
     );
     // Asked once, and what was answered is what is connected to.
-    answer(&daemon, get("rebind.jig.test"), "HTTP/1.1 200 OK\r\n").await;
-    assert_eq!((names.asked(), public.heads().len()), (1, 1));
+    send_one_to_proxy(&daemon, get_request("rebind.jig.test"), "HTTP/1.1 200 OK\r\n").await;
+    assert_eq!((names.question_count(), public.heads().len()), (1, 1));
     // Then it leads to what must not be reached.
-    let text = answer(&daemon, get("rebind.jig.test"), DENIED).await;
+    let text = send_one_to_proxy(&daemon, get_request("rebind.jig.test"), DENIED_STATUS_LINE).await;
     assert!(text.contains("leads to 10.1.2.3, a private address"), "{text}");
-    assert_eq!(names.asked(), 2);
+    assert_eq!(names.question_count(), 2);
     // Of several addresses those that may be reached are.
-    answer(&daemon, get("rebind.jig.test"), "HTTP/1.1 200 OK\r\n").await;
-    assert_eq!((names.asked(), public.heads().len()), (3, 2));
+    send_one_to_proxy(&daemon, get_request("rebind.jig.test"), "HTTP/1.1 200 OK\r\n").await;
+    assert_eq!((names.question_count(), public.heads().len()), (3, 2));
     // Addresses that hold others.
-    answer(&daemon, get("rebind.jig.test"), DENIED).await;
+    send_one_to_proxy(&daemon, get_request("rebind.jig.test"), DENIED_STATUS_LINE).await;
     assert_eq!(private.heads(), [""; 0]);
     assert_eq!(public.heads().len(), 2);
     // Each request of one connection is looked at anew.
-    let keep = get("rebind.jig.test").replace("close", "keep-alive");
-    answer(&daemon, keep + &get("rebind.jig.test"), DENIED).await;
+    let keep = get_request("rebind.jig.test").replace("close", "keep-alive");
+    send_one_to_proxy(&daemon, keep + &get_request("rebind.jig.test"), DENIED_STATUS_LINE).await;
     // A name that is not allowed is not even looked up.
-    let before = names.asked();
-    answer(&daemon, get("rebind.evil.test"), DENIED).await;
-    assert_eq!(names.asked(), before);
+    let before = names.question_count();
+    send_one_to_proxy(&daemon, get_request("rebind.evil.test"), DENIED_STATUS_LINE).await;
+    assert_eq!(names.question_count(), before);
     // The tunnel of a tool is under the same rule.
     let response = daemon.run(shell("curl -sS https://rebind.jig.test/")).await;
     assert_eq!(response.exit_code, Some(56), "{response:?}");
 }
 
 #[tokio::test]
-async fn case_79_without_rules_nothing_is_reached() {
-    let world = World::with(&[("good.jig.test", PUBLIC)]);
+async fn case_79_proxy_without_rules_connects_to_nothing() {
+    let world = TestNetwork::with_hosts(&[("good.jig.test", PUBLIC_ADDRESS)]);
     let daemon = world.setup().arguments(&["--network", "proxy"]).start().await;
-    let requests = serve(&daemon, PUBLIC, 80, None);
-    answer(&daemon, get("good.jig.test"), DENIED).await;
+    let requests = start_http_server(&daemon, PUBLIC_ADDRESS, 80, None);
+    send_one_to_proxy(&daemon, get_request("good.jig.test"), DENIED_STATUS_LINE).await;
     assert_eq!(requests.heads(), [""; 0]);
     assert!(daemon.log().contains("commands can connect to nothing"), "{}", daemon.log());
     let without: Daemon = Setup::new().start().await;
@@ -353,8 +360,8 @@ async fn case_79_without_rules_nothing_is_reached() {
 }
 
 #[tokio::test]
-async fn case_75_the_proxy_never_connects_a_command_to_the_daemon() {
-    let world = world();
+async fn case_75_proxy_never_connects_a_command_to_the_daemon() {
+    let world = test_network();
     // Whatever the operator allows.
     let targets = [
         "127.0.0.1:50051",
@@ -365,10 +372,10 @@ async fn case_75_the_proxy_never_connects_a_command_to_the_daemon() {
         "10.1.2.3:50051",
         "8.8.8.8:50051",
     ];
-    let setup = world.proxy(&targets, &["0.0.0.0/0", "::/0"]);
+    let setup = world.proxy_setup(&targets, &["0.0.0.0/0", "::/0"]);
     let daemon = setup.arguments(&["--listen", "127.0.0.1:50051"]).start().await;
-    let requests = targets.map(connect);
-    for answer in answers(&daemon, &requests, DENIED).await {
+    let requests = targets.map(connect_request);
+    for answer in send_to_proxy(&daemon, &requests, DENIED_STATUS_LINE).await {
         assert!(answer.contains("jigd itself"), "{answer:?}");
     }
 }

@@ -11,8 +11,8 @@ use crate::{
 };
 
 #[tokio::test]
-async fn case_30_a_full_workspace_stops_its_writers_and_nothing_else() {
-    let daemon = Setup::new().on_small_disk().start().await;
+async fn case_30_full_workspace_fails_only_writes() {
+    let daemon = Setup::new().workspace_on_small_disk().start().await;
     Tool::Write.call(&daemon, "f").await.unwrap();
     let response = daemon.run(shell("head -c 9000000 /dev/zero > fill")).await;
     assert_ne!(response.exit_code, Some(0));
@@ -21,7 +21,7 @@ async fn case_30_a_full_workspace_stops_its_writers_and_nothing_else() {
     assert_eq!(space.trim(), "0");
     for tool in [Tool::Write, Tool::Edit, Tool::Patch, Tool::Upload] {
         let status = tool.call(&daemon, "f").await.unwrap_err();
-        let refusal = Refusal::of(&status);
+        let refusal = Refusal::from_status(&status);
         assert_eq!(refusal.reason, "NO_SPACE", "{tool:?}: {refusal:?}");
         assert_eq!(refusal.metadata["path"], "f", "{tool:?}: {refusal:?}");
     }
@@ -34,7 +34,7 @@ async fn case_30_a_full_workspace_stops_its_writers_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn case_31_the_largest_file_that_there_can_be_is_no_burden() {
+async fn case_31_file_tools_reject_a_huge_file_cheaply() {
     let daemon = Daemon::start().await;
     let file = fs::File::create(daemon.file("huge")).unwrap();
     let mut size = i64::MAX as u64;
@@ -45,7 +45,7 @@ async fn case_31_the_largest_file_that_there_can_be_is_no_burden() {
     let before = daemon.resident_bytes();
     for tool in [Tool::Read, Tool::Edit, Tool::ReadNotebook] {
         let status = promptly("a tool", tool.call(&daemon, "huge")).await.unwrap_err();
-        assert_eq!(Refusal::of(&status).reason, "FILE_TOO_LARGE", "{tool:?}: {status:?}");
+        assert_eq!(Refusal::from_status(&status).reason, "FILE_TOO_LARGE", "{tool:?}: {status:?}");
     }
     for tool in [Tool::Stat, Tool::ListFiles, Tool::ListDirectory] {
         let path = if tool == Tool::Stat { "huge" } else { "." };
@@ -57,9 +57,9 @@ async fn case_31_the_largest_file_that_there_can_be_is_no_burden() {
 }
 
 #[tokio::test]
-async fn case_32_neither_many_entries_nor_deep_directories_are_a_burden() {
+async fn case_32_file_tools_handle_wide_and_deep_directories() {
     let entries = full_size(100_000, 20_000);
-    let daemon = Setup::new().alone().start().await;
+    let daemon = Setup::new().exclusive().start().await;
     fs::create_dir(daemon.file("wide")).unwrap();
     for entry in 0..entries {
         fs::write(daemon.file(&format!("wide/{entry}")), "").unwrap();
@@ -83,7 +83,7 @@ async fn case_32_neither_many_entries_nor_deep_directories_are_a_burden() {
 }
 
 #[tokio::test]
-async fn case_34_a_command_gets_no_priority() {
+async fn case_34_command_cannot_raise_its_priority() {
     let daemon = Daemon::start().await;
     for command in [
         "nice -n -20 true",
@@ -99,15 +99,15 @@ async fn case_34_a_command_gets_no_priority() {
 }
 
 #[tokio::test]
-async fn case_35_descriptors_that_a_command_uses_up_are_its_own() {
+async fn case_35_descriptor_exhaustion_does_not_affect_others() {
     let daemon = Daemon::start().await;
     let script = "ulimit -Sn $(ulimit -Hn); ulimit -n; \
         for i in $(seq 12); do (exec bash -c 'while eval \"exec {fd}</dev/null\"; do :; done 2>/dev/null; sleep 100') & done; sleep 100";
-    let greedy = daemon.begin(RunRequest { timeout_sec: Some(5), ..shell(script) });
+    let greedy = daemon.spawn_run(RunRequest { timeout_sec: Some(5), ..shell(script) });
     for _ in 0..20 {
         daemon.output(shell("exec 9</dev/null; true")).await;
         Tool::ListDirectory.call(&daemon, ".").await.unwrap();
-        daemon.tools_on_a_new_connection();
+        daemon.tools_on_new_connection();
     }
     let response = greedy.await.unwrap().unwrap();
     assert_eq!(response.outcome(), Outcome::TimedOut);
@@ -115,7 +115,7 @@ async fn case_35_descriptors_that_a_command_uses_up_are_its_own() {
 }
 
 #[tokio::test]
-async fn case_36_long_arguments_come_through_whole_or_are_refused() {
+async fn case_36_long_arguments_are_passed_complete_or_rejected() {
     let daemon = Daemon::start().await;
     // One argument may have 128 KiB, all of them together 2 MiB (execve(2)).
     let long = "x".repeat((128 << 10) - 1);
@@ -126,7 +126,7 @@ async fn case_36_long_arguments_come_through_whole_or_are_refused() {
     let words: Vec<&str> = words.chain(many.iter().map(String::as_str)).collect();
     assert_eq!(daemon.run(argv(&words)).await.stdout.trim(), "10000");
     let too_long = "x".repeat(1 << 20);
-    daemon.refuses(argv(&["echo", &too_long]), "INVALID_PARAMS").await;
+    daemon.run_failing(argv(&["echo", &too_long]), "INVALID_PARAMS").await;
     let environment = RunRequest { env: [("LONG".to_owned(), too_long)].into(), ..argv(&["true"]) };
-    daemon.refuses(environment, "INVALID_PARAMS").await;
+    daemon.run_failing(environment, "INVALID_PARAMS").await;
 }

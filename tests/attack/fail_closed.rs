@@ -9,11 +9,11 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tonic_health::pb::health_check_response::ServingStatus;
 
-use super::death::keeper_and_launcher;
+use super::killed_processes::keeper_and_launcher_pids;
 use crate::support::{Daemon, HostProgram, Refusal, Setup, eventually, shell};
 
 /// Sets how many user namespaces a daemon of root's may have in its own.
-fn allow_namespaces(daemon: &Daemon, count: u32) {
+fn set_max_user_namespaces(daemon: &Daemon, count: u32) {
     let pid = daemon.pid().to_string();
     let set = format!("echo {count} > /proc/sys/user/max_user_namespaces");
     let mut command = Command::new("nsenter");
@@ -23,23 +23,23 @@ fn allow_namespaces(daemon: &Daemon, count: u32) {
 }
 
 /// Takes the namespaces away, and then the sandboxes that were made before.
-async fn namespaces_are_turned_off(setup: Setup) {
+async fn check_daemon_fails_closed(setup: Setup) {
     let many = ("JIG_TEST_LIMIT", "max_user_namespaces=1000");
     let host = HostProgram::compile("no_namespaces");
-    let setup = setup.environment(many.0, many.1).under([&host.path]);
+    let setup = setup.environment(many.0, many.1).wrapped_by([&host.path]);
     let daemon = setup.arguments(&["--chown-workspace"]).start().await;
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
-    allow_namespaces(&daemon, 0);
+    set_max_user_namespaces(&daemon, 0);
     // What was made before is as good as it was.
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
-    let (_, launcher) = keeper_and_launcher(&daemon);
+    let (_, launcher) = keeper_and_launcher_pids(&daemon);
     kill_process(Pid::from_raw(launcher).unwrap(), Signal::KILL).unwrap();
     eventually("it is not ready", async || {
         match daemon.try_run(shell("touch ran")).await {
             // By a sandbox that was still alive.
             Ok(response) => assert_eq!(response.isolation, "L3"),
             Err(status) => {
-                let reason = Refusal::of(&status).reason;
+                let reason = Refusal::from_status(&status).reason;
                 let reasons = ["RESOURCE_EXHAUSTED", "SANDBOX_ERROR", "SANDBOX_UNAVAILABLE"];
                 assert!(reasons.contains(&reason.as_str()), "{reason}");
             }
@@ -50,7 +50,7 @@ async fn namespaces_are_turned_off(setup: Setup) {
     let _gone = std::fs::remove_file(daemon.file("ran"));
     for _ in 0..10 {
         let refused = daemon.try_run(shell("touch ran")).await.unwrap_err();
-        let refusal = Refusal::of(&refused);
+        let refusal = Refusal::from_status(&refused);
         assert_eq!(refusal.metadata["errno"], "ENOSPC", "{refusal:?}");
         assert!(refusal.message.contains("max_user_namespaces"), "{refusal:?}");
     }
@@ -61,7 +61,7 @@ async fn namespaces_are_turned_off(setup: Setup) {
     eventually("it tries again", async || attempts() >= before + 4).await;
     assert!(since.elapsed() >= Duration::from_secs(1));
     // It becomes ready without a call: clients send none to a daemon that is not.
-    allow_namespaces(&daemon, 1000);
+    set_max_user_namespaces(&daemon, 1000);
     eventually("it is ready again", async || daemon.health().await == ServingStatus::Serving).await;
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
     let log = daemon.log();
@@ -70,11 +70,11 @@ async fn namespaces_are_turned_off(setup: Setup) {
 }
 
 #[tokio::test]
-async fn case_n28_user_namespaces_that_are_turned_off_are_missed_by_the_next_sandbox() {
-    namespaces_are_turned_off(Setup::new()).await;
+async fn case_n28_daemon_runs_nothing_after_user_namespaces_are_disabled() {
+    check_daemon_fails_closed(Setup::new()).await;
 }
 
 #[tokio::test]
-async fn case_n28_a_lower_minimum_is_no_way_down_while_the_daemon_runs() {
-    namespaces_are_turned_off(Setup::new().arguments(&["--minimum-level", "L1"])).await;
+async fn case_n28_running_daemon_never_lowers_its_isolation_level() {
+    check_daemon_fails_closed(Setup::new().arguments(&["--minimum-level", "L1"])).await;
 }

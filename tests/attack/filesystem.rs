@@ -11,14 +11,14 @@ use jig::api::v1::RunRequest;
 use sha2::{Digest as _, Sha256};
 
 use crate::support::{
-    Daemon, HostProgram, Refusal, Setup, argv, binary, check_answers, check_nothing_is_left,
-    compile, copy_program, shell,
+    Daemon, HostProgram, Refusal, Setup, argv, check_answers, check_no_leftovers,
+    compile_in_workspace, copy_program, daemon_binary, shell,
 };
 
 #[tokio::test]
-async fn case_37_files_of_the_host_are_not_there_by_any_name() {
+async fn case_37_command_reads_no_file_of_the_host() {
     let daemon = Daemon::start().await;
-    let secret = daemon.beside("secret");
+    let secret = daemon.sibling_path("secret");
     fs::write(&secret, "of the host").unwrap();
     let outside = format!("../..{}", secret.display());
     let absolute = secret.to_str().unwrap();
@@ -51,18 +51,18 @@ async fn case_37_files_of_the_host_are_not_there_by_any_name() {
 }
 
 #[tokio::test]
-async fn case_50_set_user_id_programs_and_file_capabilities_give_nothing() {
+async fn case_50_set_id_bits_and_file_capabilities_grant_nothing() {
     let in_place = Setup::new().at_l1();
-    let of_a_container = Setup::new().root_of_a_container();
+    let of_a_container = Setup::new().as_container_root();
     for setup in [Setup::new(), in_place, of_a_container] {
-        privileged_files_give_nothing(setup).await;
+        check_privileged_files_grant_nothing(setup).await;
     }
 }
 
-async fn privileged_files_give_nothing(setup: Setup) {
+async fn check_privileged_files_grant_nothing(setup: Setup) {
     let daemon = setup.start().await;
     let uid = daemon.info().await.workspaces.first().unwrap().uid;
-    let plain = compile(&daemon, "identity");
+    let plain = compile_in_workspace(&daemon, "identity");
     let copy = |name: &str, mode: u32| {
         copy_program(&daemon.file("identity"), &daemon.file(name));
         fs::set_permissions(daemon.file(name), fs::Permissions::from_mode(mode)).unwrap();
@@ -82,15 +82,15 @@ async fn privileged_files_give_nothing(setup: Setup) {
     // The kernel gives them nothing, or does not execute a file with some that it may never give.
     match daemon.try_run(argv(&[&capable])).await {
         Ok(response) => assert_eq!(response.stdout, expected, "{response:?}"),
-        Err(status) => assert_eq!(Refusal::of(&status).reason, "COMMAND_NOT_EXECUTABLE"),
+        Err(status) => assert_eq!(Refusal::from_status(&status).reason, "COMMAND_NOT_EXECUTABLE"),
     }
 }
 
 #[tokio::test]
-async fn case_50_no_file_with_a_set_id_bit_can_be_made() {
+async fn case_50_command_cannot_create_set_id_files() {
     for setup in [Setup::new(), Setup::new().user(12345)] {
         let daemon = setup.start().await;
-        let program = compile(&daemon, "set_id");
+        let program = compile_in_workspace(&daemon, "set_id");
         let response = daemon.run(argv(&[&program])).await;
         check_answers(
             &response,
@@ -127,7 +127,7 @@ async fn case_50_no_file_with_a_set_id_bit_can_be_made() {
 }
 
 #[tokio::test]
-async fn case_50_a_set_id_program_of_the_host_that_is_changed_is_one_no_more() {
+async fn case_50_modified_set_id_program_loses_its_bits() {
     let daemon = Daemon::start().await;
     let path = daemon.file("tool");
     fs::write(&path, "trusted").unwrap();
@@ -139,7 +139,7 @@ async fn case_50_a_set_id_program_of_the_host_that_is_changed_is_one_no_more() {
 }
 
 #[tokio::test]
-async fn case_51_the_system_cannot_be_written() {
+async fn case_51_command_cannot_write_system_files() {
     let daemon = Daemon::start().await;
     // `-w` asks access(2), which knows read-only mounts; writing asks everything else.
     let found = daemon
@@ -213,7 +213,7 @@ async fn case_51_the_system_cannot_be_written() {
 }
 
 #[tokio::test]
-async fn case_52_what_tells_about_the_machine_or_the_init_cannot_be_read() {
+async fn case_52_command_cannot_read_details_of_machine_or_init() {
     let daemon = Daemon::start().await;
     for path in [
         "/proc/kcore",
@@ -252,9 +252,9 @@ async fn case_52_what_tells_about_the_machine_or_the_init_cannot_be_read() {
 }
 
 #[tokio::test]
-async fn case_53_the_daemons_binary_is_beyond_reach() {
+async fn case_53_command_cannot_reach_the_daemons_binary() {
     let daemon = Daemon::start().await;
-    let before = Sha256::digest(fs::read(binary()).unwrap());
+    let before = Sha256::digest(fs::read(daemon_binary()).unwrap());
     for command in [
         "echo x > /proc/1/exe",
         "cat /proc/1/exe",
@@ -267,23 +267,23 @@ async fn case_53_the_daemons_binary_is_beyond_reach() {
         let response = daemon.run(shell(command)).await;
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
     }
-    assert_eq!(Sha256::digest(fs::read(binary()).unwrap()), before);
+    assert_eq!(Sha256::digest(fs::read(daemon_binary()).unwrap()), before);
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
 }
 
 #[tokio::test]
-async fn case_54_a_leaked_descriptor_is_no_way_out_for_the_working_directory() {
+async fn case_54_working_directory_cannot_use_leaked_descriptors() {
     let daemon = Daemon::start().await;
     let request = |cwd: &str| RunRequest {
         cwd: Some(cwd.to_owned()),
         ..argv(&["sh", "-c", "touch /workspace/ran; /bin/pwd; ls -A ."])
     };
     for number in 3..=64 {
-        daemon.refuses(request(&format!("/proc/self/fd/{number}")), "PATH_ESCAPE").await;
+        daemon.run_failing(request(&format!("/proc/self/fd/{number}")), "PATH_ESCAPE").await;
         let link = daemon.file("link");
         symlink(format!("/proc/self/fd/{number}"), &link).unwrap();
         let refused = daemon.try_run(request("link")).await;
-        let reason = Refusal::of(&refused.expect_err("no such descriptor is open")).reason;
+        let reason = Refusal::from_status(&refused.expect_err("no such descriptor is open")).reason;
         let right = [
             "DIRECTORY_NOT_FOUND",
             "NOT_A_DIRECTORY",
@@ -311,10 +311,10 @@ async fn case_54_a_leaked_descriptor_is_no_way_out_for_the_working_directory() {
 }
 
 #[tokio::test]
-async fn case_55_no_descriptor_is_open_but_the_standard_ones() {
-    for setup in [Setup::new().tcp(), Setup::new().user(12345)] {
+async fn case_55_command_inherits_only_standard_descriptors() {
+    for setup in [Setup::new().listen_tcp(), Setup::new().user(12345)] {
         let daemon = setup.start().await;
-        let program = compile(&daemon, "descriptors");
+        let program = compile_in_workspace(&daemon, "descriptors");
         let plain = daemon.output(argv(&[&program])).await;
         let with_input = RunRequest { stdin: "input".into(), ..argv(&[&program]) };
         // One that is too large for a message comes another way.
@@ -335,9 +335,9 @@ async fn case_55_no_descriptor_is_open_but_the_standard_ones() {
 }
 
 #[tokio::test]
-async fn case_63_nothing_of_one_run_is_there_in_the_next() {
+async fn case_63_run_leaves_nothing_for_the_next_run() {
     let daemon = Daemon::start().await;
-    let program = compile(&daemon, "carry_over");
+    let program = compile_in_workspace(&daemon, "carry_over");
     for _ in 0..4 {
         let response = daemon.run(argv(&[&program, "leave"])).await;
         check_answers(
@@ -358,7 +358,7 @@ async fn case_63_nothing_of_one_run_is_there_in_the_next() {
         // More runs than sandboxes are kept warm: one of them has the place of the one before.
         for _ in 0..4 {
             let response = daemon.run(argv(&[&program, "find"])).await;
-            check_nothing_is_left(&response);
+            check_no_leftovers(&response);
         }
     }
 }

@@ -2,14 +2,14 @@
 
 use std::fs;
 
-use super::{operator::git, repository::run};
+use super::{operator_git::run_git, repository::run_attack_script};
 use crate::{
     files::tools::Tool,
     support::{Daemon, Refusal, Setup},
 };
 
 /// Where a workspace has its git directory.
-struct Layout {
+struct RepositoryLayout {
     /// Content of the file `.git`, where there is one.
     pointer: Option<&'static str>,
     /// Begin of the names in the git directory.
@@ -18,14 +18,14 @@ struct Layout {
     is_bare: bool,
 }
 
-const LAYOUTS: [Layout; 3] = [
-    Layout { pointer: None, prefix: "", is_bare: true },
-    Layout { pointer: Some("gitdir: ./.gd\n"), prefix: ".gd/", is_bare: false },
-    Layout { pointer: Some("gitdir: deep/git\n"), prefix: "deep/git/", is_bare: false },
+const REPOSITORY_LAYOUTS: [RepositoryLayout; 3] = [
+    RepositoryLayout { pointer: None, prefix: "", is_bare: true },
+    RepositoryLayout { pointer: Some("gitdir: ./.gd\n"), prefix: ".gd/", is_bare: false },
+    RepositoryLayout { pointer: Some("gitdir: deep/git\n"), prefix: "deep/git/", is_bare: false },
 ];
 
 /// Attacks with the program as `$1`, in the git directory. They may fail at any step.
-const ATTACKS: &[&str] = &[
+const ATTACK_SCRIPTS: &[&str] = &[
     "git config core.fsmonitor \"$1\"",
     "[ $PWD != /workspace ] || w='worktree = .'; printf '[core]\\nbare = false\\n%s\\nfsmonitor = \"%s\"\\n' \"$w\" \"$1\" >> config",
     "printf '#!/bin/sh\\n%s\\n' \"$1\" > hooks/reference-transaction; chmod 755 hooks/*",
@@ -35,7 +35,7 @@ const ATTACKS: &[&str] = &[
     "mkdir g g/refs g/objects; cp HEAD g; git config -f g/config core.fsmonitor \"$1\"; cd /workspace; rm -rf .git; mv $OLDPWD/g .git; echo 'gitdir: g' > .git",
 ];
 
-impl Layout {
+impl RepositoryLayout {
     fn setup(&self) -> Setup {
         let config = format!("[core]\n\trepositoryformatversion = 0\n\tbare = {}\n", self.is_bare);
         let setup = [
@@ -54,24 +54,24 @@ impl Layout {
         }
     }
 
-    async fn attack(&self, daemon: &Daemon, attack: &str) {
-        run(daemon, &format!("cd ./{}\n{attack}", self.prefix)).await;
-        operator_works(daemon);
+    async fn run_attack(&self, daemon: &Daemon, attack: &str) {
+        run_attack_script(daemon, &format!("cd ./{}\n{attack}", self.prefix)).await;
+        use_git_as_operator(daemon);
     }
 }
 
 /// Does what a prompt does, and changes a reference.
-fn operator_works(daemon: &Daemon) {
+fn use_git_as_operator(daemon: &Daemon) {
     let root = daemon.workspace();
-    git(&root, &["status"]);
-    let tree = git(&root, &["hash-object", "-t", "tree", "-w", "/dev/null"]);
-    let commit = git(&root, &["commit-tree", "-m", "x", tree.trim()]);
-    git(&root, &["update-ref", "refs/heads/operator", commit.trim()]);
+    run_git(&root, &["status"]);
+    let tree = run_git(&root, &["hash-object", "-t", "tree", "-w", "/dev/null"]);
+    let commit = run_git(&root, &["commit-tree", "-m", "x", tree.trim()]);
+    run_git(&root, &["update-ref", "refs/heads/operator", commit.trim()]);
 }
 
 #[tokio::test]
-async fn repositories_elsewhere_in_the_workspace_make_git_run_nothing() {
-    for layout in LAYOUTS {
+async fn git_runs_nothing_from_relocated_repositories() {
+    for layout in REPOSITORY_LAYOUTS {
         for setup in [layout.setup(), layout.setup().user(12345)] {
             let daemon = setup.start().await;
             let log = daemon.log();
@@ -80,31 +80,31 @@ async fn repositories_elsewhere_in_the_workspace_make_git_run_nothing() {
                 log.contains("git run programs are protected") && log.contains(&config),
                 "{log}"
             );
-            for attack in ATTACKS {
-                layout.attack(&daemon, attack).await;
+            for attack in ATTACK_SCRIPTS {
+                layout.run_attack(&daemon, attack).await;
                 assert!(!daemon.file("PWNED").exists(), "{attack}");
             }
-            operator_works(&daemon);
+            use_git_as_operator(&daemon);
             let reference = format!("{}refs/heads/operator", layout.prefix);
             assert!(daemon.file(&reference).exists(), "the operator can work");
 
             for name in ["config", "hooks/pre-commit"] {
                 let path = format!("{}{name}", layout.prefix);
                 let status = Tool::Write.call(&daemon, &path).await.unwrap_err();
-                assert_eq!(Refusal::of(&status).reason, "POLICY_DENIED", "{path}");
+                assert_eq!(Refusal::from_status(&status).reason, "POLICY_DENIED", "{path}");
             }
         }
     }
 }
 
 #[tokio::test]
-async fn the_attacks_on_repositories_elsewhere_work_without_protection() {
-    for layout in LAYOUTS {
-        for attack in [ATTACKS[1], "mkdir hooks", ATTACKS[2]] {
+async fn attacks_on_relocated_repositories_succeed_without_protection() {
+    for layout in REPOSITORY_LAYOUTS {
+        for attack in [ATTACK_SCRIPTS[1], "mkdir hooks", ATTACK_SCRIPTS[2]] {
             let setup = layout.setup().arguments(&["--protect", "none"]);
             let daemon = setup.start().await;
-            run(&daemon, &format!("mkdir ./{}hooks", layout.prefix)).await;
-            layout.attack(&daemon, attack).await;
+            run_attack_script(&daemon, &format!("mkdir ./{}hooks", layout.prefix)).await;
+            layout.run_attack(&daemon, attack).await;
             let is_attack = attack != "mkdir hooks";
             assert_eq!(daemon.file("PWNED").exists(), is_attack, "{attack}");
         }
@@ -112,7 +112,7 @@ async fn the_attacks_on_repositories_elsewhere_work_without_protection() {
 }
 
 #[tokio::test]
-async fn a_directory_without_a_repository_gets_no_placeholders() {
+async fn daemon_adds_no_placeholders_without_a_repository() {
     let setup = Setup::new().workspace_file("HEAD", "a headline\n");
     let daemon = setup.workspace_file("refs/x", "").start().await;
     assert!(!daemon.log().contains("repository"), "{}", daemon.log());

@@ -3,14 +3,14 @@
 
 use jig::api::v1::RunRequest;
 
-use crate::support::{Daemon, World, argv, name_server, serve};
+use crate::support::{Daemon, TestNetwork, argv, start_http_server, start_name_server};
 
 /// A public address, in the daemon's own network, to which every name leads.
-const PUBLIC: &str = "8.8.8.8";
-const GOOD: &str = "good.jig.test";
+const PUBLIC_ADDRESS: &str = "8.8.8.8";
+const ALLOWED_NAME: &str = "good.jig.test";
 
 /// Hosts that end as an allowed name does, or begin so, or look like one.
-fn hostile() -> Vec<Vec<u8>> {
+fn hostile_names() -> Vec<Vec<u8>> {
     let mut hosts: Vec<Vec<u8>> = [
         "evil.test\0.jig.test",
         "good.jig.test\0",
@@ -63,7 +63,7 @@ fn hostile() -> Vec<Vec<u8>> {
 }
 
 /// Sends requests to the proxy, each over a connection of its own, and answers what came back.
-async fn ask(daemon: &Daemon, requests: &[Vec<u8>]) -> Vec<String> {
+async fn send_to_proxy(daemon: &Daemon, requests: &[Vec<u8>]) -> Vec<String> {
     let program = "
 import socket, sys
 for line in sys.stdin:
@@ -94,32 +94,37 @@ for line in sys.stdin:
     answers
 }
 
-fn request(parts: &[&[u8]]) -> Vec<u8> {
+fn join_parts(parts: &[&[u8]]) -> Vec<u8> {
     parts.concat()
 }
 
 #[tokio::test]
-async fn case_n14_what_is_no_plain_name_is_refused_and_not_looked_up() {
-    let world = World::with(&[("", PUBLIC)]);
-    let hosts = ["*.jig.test", GOOD, "[::1]"];
-    let daemon = world.proxy(&hosts, &[]).start().await;
-    let site = serve(&daemon, PUBLIC, 80, None);
-    let names = name_server(&daemon, &[&[PUBLIC]]);
+async fn case_n14_proxy_rejects_malformed_names_without_lookup() {
+    let world = TestNetwork::with_hosts(&[("", PUBLIC_ADDRESS)]);
+    let hosts = ["*.jig.test", ALLOWED_NAME, "[::1]"];
+    let daemon = world.proxy_setup(&hosts, &[]).start().await;
+    let site = start_http_server(&daemon, PUBLIC_ADDRESS, 80, None);
+    let names = start_name_server(&daemon, &[&[PUBLIC_ADDRESS]]);
     let mut requests = Vec::new();
     let end = b"\r\nConnection: close\r\n\r\n";
-    for host in hostile() {
-        requests.push(request(&[b"CONNECT ", &host, b":80 HTTP/1.1", end]));
-        requests.push(request(&[b"GET http://", &host, b"/ HTTP/1.1\r\nHost: ", &host, end]));
-        requests.push(request(&[b"GET http://", &host, b"/ HTTP/1.1\r\nHost: good.jig.test", end]));
+    for host in hostile_names() {
+        requests.push(join_parts(&[b"CONNECT ", &host, b":80 HTTP/1.1", end]));
+        requests.push(join_parts(&[b"GET http://", &host, b"/ HTTP/1.1\r\nHost: ", &host, end]));
+        requests.push(join_parts(&[
+            b"GET http://",
+            &host,
+            b"/ HTTP/1.1\r\nHost: good.jig.test",
+            end,
+        ]));
         // The same where only the field differs.
-        requests.push(request(&[b"GET http://good.jig.test/ HTTP/1.1\r\nHost: ", &host, end]));
-        requests.push(request(&[b"CONNECT good.jig.test:80 HTTP/1.1\r\nHost: ", &host, end]));
+        requests.push(join_parts(&[b"GET http://good.jig.test/ HTTP/1.1\r\nHost: ", &host, end]));
+        requests.push(join_parts(&[b"CONNECT good.jig.test:80 HTTP/1.1\r\nHost: ", &host, end]));
     }
     // Addresses that hold others are no names, whatever is allowed.
     for host in ["[::ffff:8.8.8.8]", "[::ffff:808:808]", "[64:ff9b::8.8.8.8]"] {
-        requests.push(request(&[b"CONNECT ", host.as_bytes(), b":80 HTTP/1.1", end]));
+        requests.push(join_parts(&[b"CONNECT ", host.as_bytes(), b":80 HTTP/1.1", end]));
     }
-    for (request, answer) in requests.iter().zip(ask(&daemon, &requests).await) {
+    for (request, answer) in requests.iter().zip(send_to_proxy(&daemon, &requests).await) {
         let shown = String::from_utf8_lossy(request);
         let refused = ["HTTP/1.1 400 ", "HTTP/1.1 403 EGRESS_DENIED\r\n"];
         assert!(refused.iter().any(|begin| answer.starts_with(begin)), "{shown:?}: {answer:?}");
@@ -129,11 +134,11 @@ async fn case_n14_what_is_no_plain_name_is_refused_and_not_looked_up() {
 }
 
 #[tokio::test]
-async fn case_n14_what_is_checked_is_looked_up_connected_to_and_passed_on() {
-    let world = World::with(&[("", PUBLIC)]);
-    let daemon = world.proxy(&["*.jig.test"], &[]).start().await;
-    let site = serve(&daemon, PUBLIC, 80, None);
-    let names = name_server(&daemon, &[&[PUBLIC]]);
+async fn case_n14_proxy_checks_resolves_and_forwards_the_same_name() {
+    let world = TestNetwork::with_hosts(&[("", PUBLIC_ADDRESS)]);
+    let daemon = world.proxy_setup(&["*.jig.test"], &[]).start().await;
+    let site = start_http_server(&daemon, PUBLIC_ADDRESS, 80, None);
+    let names = start_name_server(&daemon, &[&[PUBLIC_ADDRESS]]);
     let longest = format!("{}.jig.test", "a.".repeat(122).trim_end_matches('.'));
     assert_eq!(longest.len(), 252);
     let hosts = [
@@ -144,7 +149,7 @@ async fn case_n14_what_is_checked_is_looked_up_connected_to_and_passed_on() {
         (longest.as_str(), longest.as_str()),
     ];
     for (written, meant) in hosts {
-        let (asked, passed) = (names.asked(), site.heads().len());
+        let (asked, passed) = (names.question_count(), site.heads().len());
         let get = format!(
             "GET http://{written}/ HTTP/1.1\r\nHost: {written}\r\nConnection: close\r\n\r\n"
         );
@@ -152,7 +157,7 @@ async fn case_n14_what_is_checked_is_looked_up_connected_to_and_passed_on() {
         let connect = format!(
             "CONNECT {written}:80 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nHost: in-the-tunnel\r\n\r\n"
         );
-        for answer in ask(&daemon, &[get.into_bytes(), connect.into_bytes()]).await {
+        for answer in send_to_proxy(&daemon, &[get.into_bytes(), connect.into_bytes()]).await {
             assert!(answer.starts_with("HTTP/1.1 200 "), "{written}: {answer}");
         }
         assert_eq!(names.questions().split_off(asked), [meant, meant]);

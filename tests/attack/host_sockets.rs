@@ -7,15 +7,15 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::support::{Daemon, Setup, argv, check_answers, compile, shell};
+use crate::support::{Daemon, Setup, argv, check_answers, compile_in_workspace, shell};
 
 /// The first version of Landlock that refuses commands the sockets of others.
-const REFUSES: u32 = 9;
+const MIN_LANDLOCK_VERSION: u32 = 9;
 /// What the log says where the kernel does not refuse them.
-const WARNING: &str = "commands can connect to Unix sockets of the host";
+const LOG_WARNING: &str = "commands can connect to Unix sockets of the host";
 
 /// The version of Landlock that the daemon tells.
-async fn landlock(daemon: &Daemon) -> u32 {
+async fn landlock_version(daemon: &Daemon) -> u32 {
     let layers = daemon.info().await.isolation.unwrap().layers;
     let layer = layers.iter().find(|layer| layer.name == "landlock").unwrap();
     let version = layer.detail.strip_prefix("version ").unwrap_or("0");
@@ -24,7 +24,7 @@ async fn landlock(daemon: &Daemon) -> u32 {
 }
 
 #[tokio::test]
-async fn sockets_of_the_host_in_what_commands_are_shown_are_refused_or_named() {
+async fn daemon_blocks_host_sockets_or_warns_about_them() {
     for user in [None, Some(12345)] {
         let shown = TempDir::with_prefix("jig-test-shown-").unwrap();
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -51,7 +51,7 @@ async fn sockets_of_the_host_in_what_commands_are_shown_are_refused_or_named() {
         let daemon = setup.start().await;
         let _own = bind_socket(daemon.file("in the workspace.sock"));
         let daemon = daemon.restart().await;
-        let reach = compile(&daemon, "reach");
+        let reach = compile_in_workspace(&daemon, "reach");
         let response = daemon
             .run(argv(&[
                 &reach,
@@ -64,9 +64,9 @@ async fn sockets_of_the_host_in_what_commands_are_shown_are_refused_or_named() {
             ]))
             .await;
         let names = ["in the workspace.sock", "shown.sock"];
-        let report = String::from_utf8(daemon.check().stdout).unwrap();
+        let report = String::from_utf8(daemon.run_check().stdout).unwrap();
         let log = daemon.log();
-        let refuses = landlock(&daemon).await >= REFUSES;
+        let refuses = landlock_version(&daemon).await >= MIN_LANDLOCK_VERSION;
         let right = if refuses { "EACCES" } else { "ok" };
         check_answers(
             &response,
@@ -81,13 +81,13 @@ async fn sockets_of_the_host_in_what_commands_are_shown_are_refused_or_named() {
             }
             assert!(!text.contains("elsewhere.sock"), "{text}");
         }
-        let warnings = log.matches(WARNING).count();
+        let warnings = log.matches(LOG_WARNING).count();
         assert_eq!(warnings, usize::from(!refuses), "{log}");
     }
 }
 
 #[tokio::test]
-async fn a_run_reaches_the_sockets_that_it_makes_itself() {
+async fn command_reaches_its_own_sockets() {
     let daemon = Daemon::start().await;
     for folder in ["/workspace", "/tmp", "/dev/shm", "/home/agent"] {
         let line = format!(

@@ -22,18 +22,18 @@ use crate::{
 };
 
 /// Tells what isolates it, whatever its environment is.
-const PROBE: &str = r#"PATH=/usr/bin:/bin; unset LD_PRELOAD
+const PROBE_SCRIPT: &str = r#"PATH=/usr/bin:/bin; unset LD_PRELOAD
 sed 's/^[0-9]* [0-9]* [^ ]* //; s/,size=[^ ,]*//; s/,nr_inodes=[^ ,]*//' /proc/self/mountinfo
 grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp)' /proc/self/status
 tail -n +3 /proc/net/dev | cut -d: -f1
 ls /dev; cat /proc/sys/kernel/hostname
 cat /proc/self/uid_map /proc/self/gid_map; touch /etc/x /usr/x /x 2>&1; ls / "#;
 /// Fields that say what is run, and how much of its output is returned.
-const PROBING: [&str; 3] = ["command", "argv", "max_output_bytes"];
+const PROBE_FIELDS: [&str; 3] = ["command", "argv", "max_output_bytes"];
 /// Words that would turn something off, if there were such fields.
-const WORDS: [&str; 8] = ["", "/", "..", "0", "root", "host", "none", "L0"];
+const DISABLING_WORDS: [&str; 8] = ["", "/", "..", "0", "root", "host", "none", "L0"];
 /// Parameters by which other products let a model leave their sandbox, and some that could be.
-const INVENTED: [&str; 20] = [
+const INVENTED_PARAMETERS: [&str; 20] = [
     "dangerouslyDisableSandbox",
     "dangerously_disable_sandbox",
     "disable_sandbox",
@@ -57,7 +57,7 @@ const INVENTED: [&str; 20] = [
 ];
 
 /// Values of one field that are worth a try.
-fn values(field: &FieldDescriptor) -> Vec<Value> {
+fn values_to_try(field: &FieldDescriptor) -> Vec<Value> {
     let single = match field.kind() {
         Kind::Bool => vec![Value::Bool(true), Value::Bool(false)],
         Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => [0, -1, i32::MAX].map(Value::I32).to_vec(),
@@ -66,13 +66,13 @@ fn values(field: &FieldDescriptor) -> Vec<Value> {
         Kind::Uint64 | Kind::Fixed64 => [0, 1, 1 << 30, u64::MAX].map(Value::U64).to_vec(),
         Kind::Double => [0.0, -1.0, f64::MAX].map(Value::F64).to_vec(),
         Kind::Float => [0.0, -1.0, f32::MAX].map(Value::F32).to_vec(),
-        Kind::String => WORDS.map(|word| Value::String(word.to_owned())).to_vec(),
-        Kind::Bytes => WORDS.map(|word| Value::Bytes(word.into())).to_vec(),
+        Kind::String => DISABLING_WORDS.map(|word| Value::String(word.to_owned())).to_vec(),
+        Kind::Bytes => DISABLING_WORDS.map(|word| Value::Bytes(word.into())).to_vec(),
         Kind::Enum(kind) => {
             let known = kind.values().map(|value| value.number());
             known.chain([99]).map(Value::EnumNumber).collect()
         }
-        Kind::Message(message) => variants(&DynamicMessage::new(message)),
+        Kind::Message(message) => message_variants(&DynamicMessage::new(message)),
     };
     if field.is_list() {
         single.into_iter().map(|value| Value::List(vec![value])).collect()
@@ -82,14 +82,14 @@ fn values(field: &FieldDescriptor) -> Vec<Value> {
 }
 
 /// A message, once with each value of each of its fields, those of its messages included.
-fn variants(base: &DynamicMessage) -> Vec<Value> {
+fn message_variants(base: &DynamicMessage) -> Vec<Value> {
     let mut found = Vec::new();
     let descriptor = base.descriptor();
-    for field in descriptor.fields().filter(|field| !PROBING.contains(&field.name())) {
+    for field in descriptor.fields().filter(|field| !PROBE_FIELDS.contains(&field.name())) {
         if field.is_map() {
             continue; // only `env` is one, which has a test of its own
         }
-        for value in values(&field) {
+        for value in values_to_try(&field) {
             let mut changed = base.clone();
             changed.set_field(&field, value);
             found.push(Value::Message(changed));
@@ -98,38 +98,38 @@ fn variants(base: &DynamicMessage) -> Vec<Value> {
     found
 }
 
-fn pool() -> DescriptorPool {
+fn descriptor_pool() -> DescriptorPool {
     DescriptorPool::decode(FILE_DESCRIPTOR_SET).unwrap()
 }
 
 /// All requests that differ from this one in one field.
-fn requests<T: Message + Default>(name: &str, base: &T) -> Vec<T> {
-    let descriptor = pool().get_message_by_name(name).unwrap();
+fn request_variants<T: Message + Default>(name: &str, base: &T) -> Vec<T> {
+    let descriptor = descriptor_pool().get_message_by_name(name).unwrap();
     let base = DynamicMessage::decode(descriptor, base.encode_to_vec().as_slice()).unwrap();
-    let typed = variants(&base).into_iter().map(|variant| match variant {
+    let typed = message_variants(&base).into_iter().map(|variant| match variant {
         Value::Message(message) => message.transcode_to().unwrap(),
         other => panic!("{other:?}"),
     });
     typed.collect()
 }
 
-fn probe() -> RunRequest {
-    argv(&["/bin/sh", "-c", PROBE])
+fn probe_request() -> RunRequest {
+    argv(&["/bin/sh", "-c", PROBE_SCRIPT])
 }
 
 /// What the probe answers in a run as it comes.
-async fn isolation(daemon: &Daemon) -> String {
-    let first = daemon.output(probe()).await;
-    assert_eq!(first, daemon.output(probe()).await, "it says the same each time");
+async fn probe_isolation(daemon: &Daemon) -> String {
+    let first = daemon.output(probe_request()).await;
+    assert_eq!(first, daemon.output(probe_request()).await, "it says the same each time");
     assert!(first.contains("CapEff:\t0000000000000000\n"), "{first}");
     first
 }
 
 #[tokio::test]
-async fn case_n11_no_field_of_a_run_lowers_its_isolation() {
+async fn case_n11_no_run_field_lowers_isolation() {
     let daemon = Daemon::start().await;
-    let (level, expected) = (daemon.level().await, isolation(&daemon).await);
-    let requests = requests("jig.v1.RunRequest", &probe());
+    let (level, expected) = (daemon.level().await, probe_isolation(&daemon).await);
+    let requests = request_variants("jig.v1.RunRequest", &probe_request());
     let (mut same, all) = (0, requests.len());
     for request in requests {
         let text = format!("{request:?}");
@@ -146,23 +146,23 @@ async fn case_n11_no_field_of_a_run_lowers_its_isolation() {
 }
 
 #[tokio::test]
-async fn case_n11_no_field_of_a_started_process_lowers_its_isolation() {
+async fn case_n11_no_start_field_lowers_isolation() {
     let daemon = Daemon::start().await;
-    let (level, expected) = (daemon.level().await, isolation(&daemon).await);
+    let (level, expected) = (daemon.level().await, probe_isolation(&daemon).await);
     let base = StartRequest {
-        argv: probe().argv,
+        argv: probe_request().argv,
         max_output_bytes: Some(1 << 16),
         ..StartRequest::default()
     };
-    let requests = requests("jig.v1.StartRequest", &base);
+    let requests = request_variants("jig.v1.StartRequest", &base);
     let (mut same, all) = (0, requests.len());
     for request in requests {
         let text = format!("{request:?}");
         let has_terminal = request.pty.is_some();
-        let Ok(mut watch) = daemon.try_watch(request).await else {
+        let Ok(mut watch) = daemon.try_start_process(request).await else {
             continue;
         };
-        let exited = watch.finish().await;
+        let exited = watch.wait_for_exit().await;
         assert_eq!(exited.isolation, level, "{text}");
         // With a terminal there is one more device.
         if exited.exit_code == Some(0) && !has_terminal {
@@ -176,27 +176,27 @@ async fn case_n11_no_field_of_a_started_process_lowers_its_isolation() {
 #[tokio::test]
 async fn case_n11_no_variable_and_no_metadata_lowers_isolation() {
     let daemon = Daemon::start().await;
-    let expected = isolation(&daemon).await;
-    for word in WORDS.into_iter().chain(["1", "true"]) {
-        for name in INVENTED {
+    let expected = probe_isolation(&daemon).await;
+    for word in DISABLING_WORDS.into_iter().chain(["1", "true"]) {
+        for name in INVENTED_PARAMETERS {
             let key = format!("jig-{}", name.to_lowercase().replace('_', "-"));
-            let mut request = tonic::Request::new(probe());
+            let mut request = tonic::Request::new(probe_request());
             let key = MetadataKey::from_bytes(key.as_bytes()).unwrap();
             request.metadata_mut().insert(key.clone(), word.parse().unwrap());
             let answer = daemon.try_run(request).await;
             assert!(answer.is_ok_and(|response| response.stdout == expected), "{key}: {word}");
         }
-        let all =
-            INVENTED.map(|name| [name.to_uppercase(), format!("JIG_{}", name.to_uppercase())]);
+        let all = INVENTED_PARAMETERS
+            .map(|name| [name.to_uppercase(), format!("JIG_{}", name.to_uppercase())]);
         let env = all.into_iter().flatten().map(|name| (name, word.to_owned())).collect();
-        let request = RunRequest { env, ..probe() };
+        let request = RunRequest { env, ..probe_request() };
         assert_eq!(daemon.output(request).await, expected, "{word}");
     }
 }
 
 /// The tool of each vocabulary that runs a command, and whether its document has it ignore what it does
 /// not know.
-const RUNNING: [(&str, &str, bool); 8] = [
+const RUN_TOOLS: [(&str, &str, bool); 8] = [
     ("", "run", false),
     ("agentbench", "run", false),
     ("dracode", "run_command", true),
@@ -212,7 +212,7 @@ async fn case_n11_no_invented_parameter_lowers_isolation() {
     let daemon = Daemon::start().await;
     let command = "id -u; tail -n +3 /proc/net/dev | cut -d: -f1; grep CapEff /proc/self/status; touch /etc/x; \
         touch ran";
-    for (dialect, tool, ignores) in RUNNING {
+    for (dialect, tool, ignores) in RUN_TOOLS {
         let given = |name: Option<&str>| {
             let mut params = match dialect {
                 "dracode" => json!({"command": "sh", "arguments": format!("-c \"{command}\"")}),
@@ -226,7 +226,7 @@ async fn case_n11_no_invented_parameter_lowers_isolation() {
         };
         let expected = try_invoke(&daemon, given(None)).await.unwrap();
         assert!(daemon.file("ran").exists(), "{dialect}: {expected:?}");
-        for name in INVENTED {
+        for name in INVENTED_PARAMETERS {
             std::fs::remove_file(daemon.file("ran")).unwrap_or_default();
             let answer = try_invoke(&daemon, given(Some(name))).await;
             let was_run = daemon.file("ran").exists();
@@ -239,21 +239,22 @@ async fn case_n11_no_invented_parameter_lowers_isolation() {
 }
 
 /// All messages that a request can hold.
-fn collect(message: &MessageDescriptor, found: &mut BTreeSet<String>) {
+fn collect_fields(message: &MessageDescriptor, found: &mut BTreeSet<String>) {
     for field in message.fields() {
         let name = format!("{}.{}", message.full_name(), field.name());
         if let (true, Kind::Message(inner)) = (found.insert(name), field.kind()) {
-            collect(&inner, found);
+            collect_fields(&inner, found);
         }
     }
 }
 
 #[test]
-fn case_n11_no_field_of_any_request_sounds_as_if_it_did() {
+fn case_n11_no_request_field_name_suggests_lower_isolation() {
     let mut fields = BTreeSet::new();
-    for service in pool().services().filter(|service| service.package_name() == "jig.v1") {
+    for service in descriptor_pool().services().filter(|service| service.package_name() == "jig.v1")
+    {
         for method in service.methods() {
-            collect(&method.input(), &mut fields);
+            collect_fields(&method.input(), &mut fields);
         }
     }
     assert!(fields.len() > 150, "{}", fields.len());

@@ -5,29 +5,31 @@ use std::fs;
 
 use jig::api::v1::{Outcome, RunResponse};
 
-use crate::support::{Daemon, Mark, Setup, argv, check_answers, compile, eventually, shell};
+use crate::support::{
+    Daemon, Mark, Setup, argv, check_answers, compile_in_workspace, eventually, shell,
+};
 
 /// Compiles a program and runs it.
 async fn run_program(daemon: &Daemon, name: &str, arguments: &[&str]) -> RunResponse {
-    let program = compile(daemon, name);
+    let program = compile_in_workspace(daemon, name);
     let words: Vec<&str> =
         [program.as_str()].into_iter().chain(arguments.iter().copied()).collect();
     daemon.run(argv(&words)).await
 }
 
 #[tokio::test]
-async fn cases_58_and_n22_nothing_can_be_mounted_unmounted_or_made_writable() {
+async fn cases_58_and_n22_command_cannot_change_mounts() {
     for setup in [Setup::new(), Setup::new().user(12345), Setup::new().at_l2()] {
-        nothing_can_be_mounted(setup).await;
+        check_mounts_are_blocked(setup).await;
     }
 }
 
 #[tokio::test]
-async fn cases_58_and_n22_nothing_can_be_mounted_in_place() {
-    nothing_can_be_mounted(Setup::new().at_l1()).await;
+async fn cases_58_and_n22_command_cannot_change_mounts_at_l1() {
+    check_mounts_are_blocked(Setup::new().at_l1()).await;
 }
 
-async fn nothing_can_be_mounted(setup: Setup) {
+async fn check_mounts_are_blocked(setup: Setup) {
     let mut expected: Vec<(String, &str)> = [
         ("fsopen", "ENOSYS"),
         ("fsconfig", "ENOSYS"),
@@ -75,7 +77,7 @@ async fn nothing_can_be_mounted(setup: Setup) {
 }
 
 #[tokio::test]
-async fn case_59_no_namespace_can_be_made() {
+async fn case_59_command_cannot_create_namespaces() {
     let daemon = Daemon::start().await;
     let mut expected = vec![
         ("unshare user and mount".to_owned(), "EPERM"),
@@ -106,7 +108,7 @@ async fn case_59_no_namespace_can_be_made() {
 }
 
 #[tokio::test]
-async fn case_60_no_namespace_can_be_entered() {
+async fn case_60_command_cannot_enter_namespaces() {
     let daemon = Daemon::start().await;
     let mut expected = vec![
         ("pidfd of process 1".to_owned(), "ok|EPERM"),
@@ -127,11 +129,11 @@ async fn case_60_no_namespace_can_be_entered() {
 }
 
 #[tokio::test]
-async fn case_65_no_other_process_can_be_looked_into() {
+async fn case_65_command_cannot_inspect_other_processes() {
     let daemon = Daemon::start().await;
     let other = Mark::new();
-    let running = daemon.begin(other.on(argv(&["sleep", "1000"])));
-    let sleeping = *other.appears(1).await.first().unwrap();
+    let running = daemon.spawn_run(other.on(argv(&["sleep", "1000"])));
+    let sleeping = *other.wait_for_processes(1).await.first().unwrap();
     let (daemon_pid, sleeping) = (daemon.pid().to_string(), sleeping.to_string());
     let mut expected = vec![("be traced".to_owned(), "EPERM")];
     for whom in ["process 1", "a child"] {
@@ -156,11 +158,11 @@ async fn case_65_no_other_process_can_be_looked_into() {
     let response = run_program(&daemon, "inspect", &[&daemon_pid, &sleeping]).await;
     check_answers(&response, &expected);
     running.abort();
-    other.vanishes().await;
+    other.wait_until_gone().await;
 }
 
 #[tokio::test]
-async fn case_67_calls_that_only_an_attacker_needs_are_refused() {
+async fn case_67_seccomp_blocks_dangerous_system_calls() {
     let daemon = Daemon::start().await;
     let not_permitted = [
         "keyctl",
@@ -203,7 +205,7 @@ async fn case_67_calls_that_only_an_attacker_needs_are_refused() {
 }
 
 #[tokio::test]
-async fn case_68_nothing_can_be_typed_into_a_terminal() {
+async fn case_68_command_cannot_inject_terminal_input() {
     let daemon = Daemon::start().await;
     let mut expected = vec![
         ("open /dev/tty".to_owned(), "ENXIO"),
@@ -223,7 +225,7 @@ async fn case_68_nothing_can_be_typed_into_a_terminal() {
 }
 
 #[tokio::test]
-async fn case_69_calls_of_other_architectures_do_not_pass_the_filter() {
+async fn case_69_seccomp_blocks_calls_of_other_architectures() {
     let daemon = Daemon::start().await;
     // A kernel without 32-bit calls answers with SIGSEGV before any filter is asked.
     let expected: Vec<_> = ["getpid", "mount", "ptrace", "chmod u+s", "unshare", "socketcall"]
@@ -242,7 +244,7 @@ async fn case_69_calls_of_other_architectures_do_not_pass_the_filter() {
 }
 
 #[tokio::test]
-async fn case_72_there_is_no_capability_and_no_other_user() {
+async fn case_72_command_cannot_gain_capabilities_or_change_user() {
     let daemon = Daemon::start().await;
     check_answers(
         &run_program(&daemon, "capabilities", &[]).await,
@@ -268,19 +270,19 @@ async fn case_72_there_is_no_capability_and_no_other_user() {
 }
 
 #[tokio::test]
-async fn one_run_cannot_take_all_inotify_instances() {
+async fn inotify_instances_are_limited_per_run() {
     // On a kernel that counts them by user, who is the same in all runs.
     let daemon = Daemon::start().await;
-    let program = compile(&daemon, "watchers");
+    let program = compile_in_workspace(&daemon, "watchers");
     let count = |stdout: &str| -> u32 {
         let first = stdout.lines().next().unwrap();
         first.strip_prefix("instances ").unwrap().parse().unwrap()
     };
-    let greedy = daemon.begin(argv(&[&program]));
+    let greedy = daemon.spawn_run(argv(&[&program]));
     let taken = daemon.file("taken");
     eventually("the first has them", async || taken.exists()).await;
     fs::remove_file(&taken).unwrap();
-    let modest = daemon.begin(argv(&[&program]));
+    let modest = daemon.spawn_run(argv(&[&program]));
     eventually("the second has some", async || taken.exists()).await;
     fs::write(daemon.file("go"), "").unwrap();
     let (greedy, modest) = (greedy.await.unwrap().unwrap(), modest.await.unwrap().unwrap());

@@ -10,13 +10,14 @@ use jig::api::v1::{Outcome, RunRequest};
 use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::support::{
-    Daemon, HostProgram, Mark, PROMPT, Setup, argv, compile, descendants, eventually, is_alive,
-    marked_count, promptly, shell, while_waiting,
+    Daemon, HostProgram, Mark, PROMPT_TIMEOUT, Setup, argv, compile_in_workspace,
+    count_marked_processes, descendants, eventually, is_alive, probe_while_waiting, promptly,
+    shell,
 };
 
 /// Signals whose default is to end a process (signal(7)), by their numbers: no shell knows all
 /// names.
-const FATAL: &[(i32, &str)] = &[
+const FATAL_SIGNALS: &[(i32, &str)] = &[
     (1, "SIGHUP"),
     (2, "SIGINT"),
     (3, "SIGQUIT"),
@@ -43,7 +44,7 @@ const FATAL: &[(i32, &str)] = &[
 ];
 
 #[tokio::test]
-async fn case_01_a_command_past_its_timeout_is_killed() {
+async fn case_01_timeout_kills_the_command() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
     let began = Instant::now();
@@ -55,11 +56,11 @@ async fn case_01_a_command_past_its_timeout_is_killed() {
     assert_eq!(response.exit_code, None);
     assert_eq!(response.stdout, "before\n", "what was written is not lost");
     assert!(response.duration_ms >= 1000, "{response:?}");
-    assert!(began.elapsed() < Duration::from_secs(1) + PROMPT);
+    assert!(began.elapsed() < Duration::from_secs(1) + PROMPT_TIMEOUT);
 }
 
 #[tokio::test]
-async fn case_02_a_command_that_ignores_sigterm_is_killed_after_the_grace() {
+async fn case_02_command_ignoring_sigterm_is_killed_after_the_grace() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
     let response = daemon
@@ -75,7 +76,7 @@ async fn case_02_a_command_that_ignores_sigterm_is_killed_after_the_grace() {
 }
 
 #[tokio::test]
-async fn case_02_a_command_may_clean_up_within_the_grace() {
+async fn case_02_command_can_clean_up_within_the_grace() {
     let daemon = Daemon::start().await;
     let response = daemon
         .run(RunRequest {
@@ -89,21 +90,21 @@ async fn case_02_a_command_may_clean_up_within_the_grace() {
 }
 
 #[tokio::test]
-async fn case_03_a_straggler_that_holds_stdout_is_not_waited_for() {
+async fn case_03_background_process_does_not_delay_the_response() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
     let began = Instant::now();
     let response = daemon.run(mark.on(argv(&["sh", "-c", "sleep 100 & exit 5"]))).await;
     mark.assert_gone();
-    assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
+    assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
     assert_eq!(response.outcome(), Outcome::Exited);
     assert_eq!(response.exit_code, Some(5));
 }
 
 #[tokio::test]
-async fn case_04_a_daemonised_process_is_gone_after_the_run() {
+async fn case_04_daemonized_process_ends_with_the_run() {
     let daemon = Daemon::start().await;
-    let program = compile(&daemon, "daemonize");
+    let program = compile_in_workspace(&daemon, "daemonize");
     let mark = Mark::new();
     let output = daemon.output(mark.on(argv(&[&program]))).await;
     mark.assert_gone();
@@ -111,9 +112,9 @@ async fn case_04_a_daemonised_process_is_gone_after_the_run() {
 }
 
 #[tokio::test]
-async fn case_05_a_process_that_forks_anew_every_millisecond_is_gone_after_the_run() {
+async fn case_05_continually_forking_process_ends_with_the_run() {
     let daemon = Daemon::start().await;
-    let program = compile(&daemon, "dodge");
+    let program = compile_in_workspace(&daemon, "dodge");
     let mark = Mark::new();
     let output = daemon.output(mark.on(argv(&[&program]))).await;
     mark.assert_gone();
@@ -121,7 +122,7 @@ async fn case_05_a_process_that_forks_anew_every_millisecond_is_gone_after_the_r
 }
 
 #[tokio::test]
-async fn case_06_stopped_processes_are_killed_on_timeout() {
+async fn case_06_timeout_kills_stopped_processes() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
     let response = daemon
@@ -135,24 +136,24 @@ async fn case_06_stopped_processes_are_killed_on_timeout() {
 }
 
 #[tokio::test]
-async fn case_07_a_fork_bomb_of_the_shell_reaches_its_limit_and_nothing_else() {
-    bomb(argv(&["bash", "-c", ":(){ :|:& };: 2> /dev/null; sleep 1000"])).await;
+async fn case_07_shell_fork_bomb_is_contained_by_its_limit() {
+    check_fork_bomb(argv(&["bash", "-c", ":(){ :|:& };: 2> /dev/null; sleep 1000"])).await;
 }
 
 #[tokio::test]
-async fn case_07_a_fork_bomb_that_ignores_sigterm_reaches_its_limit_and_nothing_else() {
-    bomb(argv(&["./fork_bomb"])).await;
+async fn case_07_fork_bomb_ignoring_sigterm_is_contained_by_its_limit() {
+    check_fork_bomb(argv(&["./fork_bomb"])).await;
 }
 
 /// Runs a bomb beside a daemon's other work.
-async fn bomb(request: RunRequest) {
-    let daemon = Setup::new().alone().start().await;
-    let _program = compile(&daemon, "fork_bomb");
+async fn check_fork_bomb(request: RunRequest) {
+    let daemon = Setup::new().exclusive().start().await;
+    let _program = compile_in_workspace(&daemon, "fork_bomb");
     let limit = usize::try_from(daemon.info().await.run_limits.unwrap().processes).unwrap();
     let mark = Mark::new();
-    let mut running = daemon.begin(mark.on(RunRequest { timeout_sec: Some(5), ..request }));
-    mark.appears(limit / 4).await;
-    let mut most = 0;
+    let mut running = daemon.spawn_run(mark.on(RunRequest { timeout_sec: Some(5), ..request }));
+    mark.wait_for_processes(limit / 4).await;
+    let mut max_processes = 0;
     let others = async {
         for _ in 0..5 {
             let output = daemon.output(shell("echo unharmed")).await;
@@ -160,13 +161,16 @@ async fn bomb(request: RunRequest) {
             assert_eq!(daemon.health().await, ServingStatus::Serving);
         }
     };
-    while_waiting(others, || most = most.max(marked_count(&mark))).await;
-    assert!(most <= limit, "{most} processes at one time, {limit} allowed");
+    probe_while_waiting(others, || {
+        max_processes = max_processes.max(count_marked_processes(&mark))
+    })
+    .await;
+    assert!(max_processes <= limit, "{max_processes} processes at one time, {limit} allowed");
     let response = promptly("the bomb's end", &mut running).await.unwrap().unwrap();
     if response.kill_pending {
         // A machine that has other work too may need longer than the daemon waits; then it must say
         // so.
-        mark.vanishes().await;
+        mark.wait_until_gone().await;
     } else {
         mark.assert_gone();
     }
@@ -175,9 +179,9 @@ async fn bomb(request: RunRequest) {
 }
 
 #[tokio::test]
-async fn case_08_a_thread_bomb_reaches_its_limit_and_nothing_else() {
-    let daemon = Setup::new().alone().start().await;
-    let program = compile(&daemon, "thread_bomb");
+async fn case_08_thread_bomb_is_contained_by_its_limit() {
+    let daemon = Setup::new().exclusive().start().await;
+    let program = compile_in_workspace(&daemon, "thread_bomb");
     let limit = daemon.info().await.run_limits.unwrap().processes;
     let mark = Mark::new();
     let (bomb, other) = tokio::join!(
@@ -192,37 +196,37 @@ async fn case_08_a_thread_bomb_reaches_its_limit_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn case_09_killing_everybody_kills_only_the_runs_own() {
+async fn case_09_kill_all_reaches_only_the_runs_own_processes() {
     let daemon = Daemon::start().await;
     let (killer, other) = (Mark::new(), Mark::new());
-    let waiting = daemon.begin(other.on(argv(&["sleep", "1000"])));
-    other.appears(1).await;
+    let waiting = daemon.spawn_run(other.on(argv(&["sleep", "1000"])));
+    other.wait_for_processes(1).await;
     let response =
         daemon.run(killer.on(shell("sleep 1000 & kill -9 -1; echo alive; exit 4"))).await;
     killer.assert_gone();
     assert_eq!(response.exit_code, Some(4), "{response:?}");
     assert_eq!(response.stdout, "alive\n");
-    assert_eq!(marked_count(&other), 1, "the other run lives");
+    assert_eq!(count_marked_processes(&other), 1, "the other run lives");
     waiting.abort();
-    other.vanishes().await;
+    other.wait_until_gone().await;
 }
 
 #[tokio::test]
-async fn case_10_the_init_is_beyond_every_signal() {
+async fn case_10_command_cannot_signal_the_init() {
     let daemon = Daemon::start().await;
     let response = daemon
         .run(shell("kill -9 1; kill -STOP 1; kill -9 $PPID; kill -STOP $PPID; echo alive; exit 7"))
         .await;
     assert_eq!(response.exit_code, Some(7), "{response:?}");
     assert_eq!(response.stdout, "alive\n");
-    let program = compile(&daemon, "signal_init");
+    let program = compile_in_workspace(&daemon, "signal_init");
     let response = daemon.run(argv(&[&program])).await;
     assert_eq!(response.exit_code, Some(7), "{response:?}");
     assert_eq!(response.stdout, "alive\n");
 }
 
 #[tokio::test]
-async fn case_11_a_command_that_closes_its_output_goes_on_to_its_end() {
+async fn case_11_command_continues_after_closing_its_output() {
     let daemon = Daemon::start().await;
     let response =
         daemon.run(shell("echo begun; exec >&- 2>&-; sleep 1; touch done; exit 7")).await;
@@ -239,7 +243,7 @@ async fn case_11_a_command_that_closes_its_output_goes_on_to_its_end() {
 }
 
 #[tokio::test]
-async fn case_15_every_exit_code_is_told_as_it_is() {
+async fn case_15_daemon_reports_every_exit_code() {
     let daemon = Daemon::start().await;
     for code in [0, 1, 2, 126, 127, 128, 137, 255] {
         let response = daemon.run(shell(&format!("exit {code}"))).await;
@@ -250,9 +254,9 @@ async fn case_15_every_exit_code_is_told_as_it_is() {
 }
 
 #[tokio::test]
-async fn case_15_every_signal_is_told_by_its_name() {
+async fn case_15_daemon_reports_signals_by_name() {
     let daemon = Daemon::start().await;
-    for (number, name) in FATAL {
+    for (number, name) in FATAL_SIGNALS {
         let response = daemon.run(shell(&format!("kill -{number} $$"))).await;
         assert_eq!(response.outcome(), Outcome::Signaled, "{name}: {response:?}");
         assert_eq!(response.exit_code, None, "{name}");
@@ -266,7 +270,7 @@ async fn case_15_every_signal_is_told_by_its_name() {
 }
 
 #[tokio::test]
-async fn case_15_what_cannot_be_executed_says_why() {
+async fn case_15_daemon_reports_why_a_program_cannot_be_executed() {
     let daemon = Daemon::start().await;
     daemon
         .output(shell(
@@ -286,7 +290,7 @@ async fn case_15_what_cannot_be_executed_says_why() {
         ("./broken", "COMMAND_NOT_EXECUTABLE"),
         ("./busy", "COMMAND_NOT_EXECUTABLE"),
     ] {
-        daemon.refuses(argv(&[program]), reason).await;
+        daemon.run_failing(argv(&[program]), reason).await;
     }
     drop(busy);
     daemon.output(argv(&["./busy"])).await;
@@ -299,9 +303,9 @@ async fn case_15_what_cannot_be_executed_says_why() {
 }
 
 #[tokio::test]
-async fn case_16_a_flood_of_orphans_and_zombies_is_reaped() {
-    let daemon = Setup::new().alone().start().await;
-    let program = compile(&daemon, "orphans");
+async fn case_16_sandbox_reaps_orphans_and_zombies() {
+    let daemon = Setup::new().exclusive().start().await;
+    let program = compile_in_workspace(&daemon, "orphans");
     let mark = Mark::new();
     let output = daemon.output(mark.on(argv(&[&program]))).await;
     mark.assert_gone();
@@ -314,7 +318,7 @@ async fn case_16_a_flood_of_orphans_and_zombies_is_reaped() {
 }
 
 #[tokio::test]
-async fn case_17_a_process_that_cannot_be_killed_does_not_hold_the_answer() {
+async fn case_17_unkillable_process_does_not_delay_the_response() {
     // Its server takes requests and answers none: no signal reaches who waits for it.
     let daemon = Setup::new().workspace_owner(1234).start().await;
     let folder = daemon.file("hangs");
@@ -344,7 +348,7 @@ async fn case_17_a_process_that_cannot_be_killed_does_not_hold_the_answer() {
     // Its standard input ends, and so does it, and what waits for it.
     drop(server.stdin.take());
     server.wait().unwrap();
-    mark.vanishes().await;
+    mark.wait_until_gone().await;
     eventually("nothing is set aside any more", async || {
         daemon.info().await.counts.unwrap().sandboxes_quarantined == 0
     })

@@ -16,28 +16,29 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
 
 use crate::support::{
-    Daemon, Mark, PROMPT, Setup, argv, check_answers, compile, copy_program, eventually, promptly,
-    shell, with,
+    Daemon, Mark, PROMPT_TIMEOUT, Setup, argv, check_answers, compile_in_workspace, copy_program,
+    eventually, promptly, shell, with_metadata,
 };
 
 /// Addresses that are on the daemon's own loopback interface in these tests, so that whoever has
 /// its network reaches them: the metadata service of clouds, a cluster's API server, a public name
 /// server.
-const HOST: [&str; 4] = ["169.254.169.254", "fd00:ec2::254", "10.96.0.1", "8.8.8.8"];
+const HOST_ADDRESSES: [&str; 4] = ["169.254.169.254", "fd00:ec2::254", "10.96.0.1", "8.8.8.8"];
 
 #[tokio::test]
-async fn case_75_what_the_daemon_reaches_a_command_does_not_and_is_told_at_once() {
-    let addresses: Vec<String> = HOST
+async fn case_75_command_fails_promptly_to_reach_the_daemons_network() {
+    let addresses: Vec<String> = HOST_ADDRESSES
         .iter()
         .map(|address| format!("{address}/{}", if address.contains(':') { 128 } else { 32 }))
         .collect();
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-    let daemon = Setup::new().network_with(&addresses).start().await;
+    let daemon = Setup::new().with_network_addresses(&addresses).start().await;
     // The daemon's neighbour in its network, to see that the addresses answer there.
     let network = File::open(format!("/proc/{}/ns/net", daemon.pid())).unwrap();
     let listeners: Vec<(TcpListener, UdpSocket)> = thread::spawn(move || {
         move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-        HOST.iter()
+        HOST_ADDRESSES
+            .iter()
             .map(|address| {
                 let listener = TcpListener::bind((*address, 80)).unwrap();
                 TcpStream::connect((*address, 80)).expect("it is reached from there");
@@ -48,7 +49,7 @@ async fn case_75_what_the_daemon_reaches_a_command_does_not_and_is_told_at_once(
     .join()
     .unwrap();
     let mut tries = Vec::new();
-    for address in HOST {
+    for address in HOST_ADDRESSES {
         tries.extend([["tcp", address, "80"], ["tcp", address, "443"], ["udp", address, "53"]]);
     }
     let expected: Vec<String> = tries.iter().map(|three| three.join(" ")).collect();
@@ -56,7 +57,7 @@ async fn case_75_what_the_daemon_reaches_a_command_does_not_and_is_told_at_once(
         .iter()
         .map(|what| (what.as_str(), "ENETUNREACH|EADDRNOTAVAIL|EACCES|EPERM"))
         .collect();
-    let program = compile(&daemon, "reach");
+    let program = compile_in_workspace(&daemon, "reach");
     let words: Vec<&str> =
         [program.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
     let began = Instant::now();
@@ -71,7 +72,7 @@ async fn case_75_what_the_daemon_reaches_a_command_does_not_and_is_told_at_once(
         let response = daemon.run(argv(&["bash", "-c", command])).await;
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
     }
-    assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
+    assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
     for (listener, datagrams) in listeners {
         datagrams.set_nonblocking(true).unwrap();
         datagrams.recv(&mut [0; 8]).expect_err("nothing came");
@@ -83,8 +84,8 @@ async fn case_75_what_the_daemon_reaches_a_command_does_not_and_is_told_at_once(
 }
 
 #[tokio::test]
-async fn case_76_neither_the_daemon_nor_its_neighbours_can_be_reached() {
-    let daemon = Setup::new().tcp().start().await;
+async fn case_76_command_cannot_reach_the_daemon_or_its_neighbours() {
+    let daemon = Setup::new().listen_tcp().start().await;
     let neighbour = TcpListener::bind("127.0.0.1:0").unwrap();
     let neighbour_port = neighbour.local_addr().unwrap().port().to_string();
     let name = format!("jig-test-{}", std::process::id());
@@ -108,7 +109,7 @@ async fn case_76_neither_the_daemon_nor_its_neighbours_can_be_reached() {
     ];
     let expected: Vec<_> = tries.iter().map(|(three, right)| (three.join(" "), *right)).collect();
     let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
-    let program = compile(&daemon, "reach");
+    let program = compile_in_workspace(&daemon, "reach");
     let words: Vec<&str> = [program.as_str()]
         .into_iter()
         .chain(tries.iter().flat_map(|(three, _)| three.iter().copied()))
@@ -117,12 +118,12 @@ async fn case_76_neither_the_daemon_nor_its_neighbours_can_be_reached() {
 }
 
 #[tokio::test]
-async fn case_76_two_runs_at_a_time_do_not_reach_each_other() {
+async fn case_76_concurrent_runs_cannot_reach_each_other() {
     let daemon = Daemon::start().await;
-    let program = compile(&daemon, "reach");
-    let listen = compile(&daemon, "listen");
+    let program = compile_in_workspace(&daemon, "reach");
+    let listen = compile_in_workspace(&daemon, "listen");
     let listening = Mark::new();
-    let listener = daemon.begin(listening.on(argv(&[&listen])));
+    let listener = daemon.spawn_run(listening.on(argv(&[&listen])));
     eventually("the other run listens", async || daemon.file("listening").exists()).await;
     let response = daemon
         .run(argv(&[&program, "tcp", "127.0.0.1", "8080", "abstract", "neighbour", "-"]))
@@ -132,15 +133,19 @@ async fn case_76_two_runs_at_a_time_do_not_reach_each_other() {
         &[("tcp 127.0.0.1 8080", "ECONNREFUSED"), ("abstract neighbour -", "ECONNREFUSED|EPERM")],
     );
     listener.abort();
-    listening.vanishes().await;
+    listening.wait_until_gone().await;
 }
 
 #[tokio::test]
-async fn case_76_a_socket_that_another_run_passes_on_reaches_that_run_and_nothing_else() {
+async fn case_76_passed_socket_reaches_only_the_run_that_passed_it() {
     // Runs of one workspace share its files, so that they meet in it is no secret of either.
-    let daemon = Setup::new().network_with(&["10.96.0.1/32", "8.8.8.8/32"]).tcp().start().await;
-    let program = compile(&daemon, "pass_network");
-    let giver = daemon.begin(argv(&[&program, "give", "meet"]));
+    let daemon = Setup::new()
+        .with_network_addresses(&["10.96.0.1/32", "8.8.8.8/32"])
+        .listen_tcp()
+        .start()
+        .await;
+    let program = compile_in_workspace(&daemon, "pass_network");
+    let giver = daemon.spawn_run(argv(&[&program, "give", "meet"]));
     let port = daemon.port().to_string();
     let response =
         daemon.run(argv(&[&program, "take", "meet", &port, "10.96.0.1", "8.8.8.8"])).await;
@@ -167,23 +172,24 @@ async fn case_76_a_socket_that_another_run_passes_on_reaches_that_run_and_nothin
 }
 
 #[tokio::test]
-async fn case_76_runs_of_two_workspaces_meet_nowhere() {
+async fn case_76_runs_of_two_workspaces_cannot_reach_each_other() {
     let other = TempDir::with_prefix("jig-test-other-").unwrap();
     let named = format!("other={}", other.path().display());
     let daemon = Setup::new().arguments(&["--workspace", &named]).start().await;
-    let (listen, reach) = (compile(&daemon, "listen"), compile(&daemon, "reach"));
+    let (listen, reach) =
+        (compile_in_workspace(&daemon, "listen"), compile_in_workspace(&daemon, "reach"));
     copy_program(&daemon.file("reach"), &other.path().join("reach"));
     let places = ["/workspace/meet", "/tmp/meet", "/dev/shm/meet", "/home/agent/meet"];
     let mark = Mark::new();
     let words: Vec<&str> = [listen.as_str()].into_iter().chain(places).collect();
-    let listener = daemon.begin(mark.on(argv(&words)));
+    let listener = daemon.spawn_run(mark.on(argv(&words)));
     eventually("the other run listens", async || daemon.file("listening").exists()).await;
     let mut tries = vec![["tcp", "127.0.0.1", "8080"], ["abstract", "neighbour", "-"]];
     tries.extend(places.map(|place| ["unix", place, "-"]));
     let words: Vec<&str> =
         [reach.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
     for (workspace, there) in [("workspace", "ok"), ("other", "ENOENT")] {
-        let response = daemon.run(with("jig-workspace", workspace, argv(&words))).await;
+        let response = daemon.run(with_metadata("jig-workspace", workspace, argv(&words))).await;
         check_answers(
             &response,
             &[
@@ -197,13 +203,13 @@ async fn case_76_runs_of_two_workspaces_meet_nowhere() {
         );
     }
     listener.abort();
-    mark.vanishes().await;
+    mark.wait_until_gone().await;
 }
 
 #[tokio::test]
-async fn case_77_sockets_of_other_families_cannot_be_made() {
+async fn case_77_command_cannot_create_sockets_of_other_families() {
     let daemon = Daemon::start().await;
-    let program = compile(&daemon, "families");
+    let program = compile_in_workspace(&daemon, "families");
     let response = daemon.run(argv(&[&program])).await;
     let unsupported = [
         "AF_VSOCK",

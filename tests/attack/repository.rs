@@ -8,12 +8,12 @@ use std::{
 
 use crate::{
     files::tools::Tool,
-    support::{Daemon, Refusal, Setup, jigd, shell},
+    support::{Daemon, Refusal, Setup, run_jigd, shell},
 };
 
 /// A repository without a commit, as `git init` makes it. Names that begin with a dot stand for
 /// directories that are otherwise empty.
-const REPOSITORY: &[(&str, &str)] = &[
+const REPOSITORY_FILES: &[(&str, &str)] = &[
     (".git/HEAD", "ref: refs/heads/main\n"),
     (".git/config", "[core]\n\trepositoryformatversion = 0\n\tbare = false\n[a]\n\tb = c\n"),
     (".git/objects/.directory", ""),
@@ -23,10 +23,10 @@ const REPOSITORY: &[(&str, &str)] = &[
 ];
 
 /// What each attack has git run: a hook or a monitor that leaves a file in the workspace.
-const PROGRAM: &str = "touch PWNED; false";
+const ATTACK_PROGRAM: &str = "touch PWNED; false";
 
 /// Attacks, with the program as `$1`. They may fail at any step.
-const ATTACKS: &[&str] = &[
+const ATTACK_SCRIPTS: &[&str] = &[
     "git config core.fsmonitor \"$1\"",
     "printf '[core]\\n fsmonitor = \"%s\"\\n' \"$1\" >> .git/config",
     "sed -i \"1i [core]\\nfsmonitor = \\\"$1\\\"\" .git/config",
@@ -41,35 +41,39 @@ const ATTACKS: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn a_repository_makes_git_run_nothing_for_the_operator() {
-    for setup in [repository(), repository().workspace_owner(12345), repository().user(12345)] {
+async fn git_runs_nothing_for_the_operator_in_an_attacked_repository() {
+    for setup in [
+        setup_with_repository(),
+        setup_with_repository().workspace_owner(12345),
+        setup_with_repository().user(12345),
+    ] {
         let daemon = setup.start().await;
-        developers_can_work(&daemon).await;
-        tools_change_nothing(&daemon).await;
+        check_git_workflows(&daemon).await;
+        check_tools_are_denied(&daemon).await;
         // Some destroy the repository, which is theirs to change.
-        attack(&daemon).await;
+        run_all_attacks(&daemon).await;
         let log = daemon.log();
         assert!(log.contains("files that make git run programs are protected"), "{log}");
     }
 }
 
 #[tokio::test]
-async fn the_attacks_work_where_the_operator_protects_nothing() {
-    let daemon = repository().arguments(&["--protect", "none"]).start().await;
-    run(&daemon, ATTACKS[0]).await;
-    operator_works(&daemon);
+async fn attacks_succeed_without_protection() {
+    let daemon = setup_with_repository().arguments(&["--protect", "none"]).start().await;
+    run_attack_script(&daemon, ATTACK_SCRIPTS[0]).await;
+    use_git_as_operator(&daemon);
     assert!(daemon.file("PWNED").exists(), "the test finds an attack that succeeds");
     assert!(!daemon.file(".git/commondir").exists());
 }
 
 #[tokio::test]
-async fn a_level_without_mounts_is_given_all_the_same() {
-    let daemon = repository().at_l1().start().await;
+async fn l1_is_available_with_default_protection() {
+    let daemon = setup_with_repository().at_l1().start().await;
     let isolation = daemon.info().await.isolation.unwrap();
     assert_eq!(isolation.level, "L1");
     let layer = isolation.layers.iter().find(|layer| layer.name == "protected_paths").unwrap();
     assert!(!layer.applied && layer.detail.contains("commands can"), "{layer:?}");
-    tools_change_nothing(&daemon).await;
+    check_tools_are_denied(&daemon).await;
 
     // The daemon says so, since commands do change them.
     let command = shell("git config core.fsmonitor x && git config core.fsmonitor");
@@ -83,10 +87,10 @@ async fn a_level_without_mounts_is_given_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_level_without_mounts_is_refused_with_what_would_run_commands() {
-    let setup = repository().at_l1().arguments(&["--protect", "@git"]);
+async fn l1_is_unavailable_with_explicit_protection() {
+    let setup = setup_with_repository().at_l1().arguments(&["--protect", "@git"]);
     let daemon = setup.start().await;
-    let refusal = daemon.refuses(shell("true"), "SANDBOX_UNAVAILABLE").await;
+    let refusal = daemon.run_failing(shell("true"), "SANDBOX_UNAVAILABLE").await;
     for text in ["max_user_namespaces", "leave out --protect", "at L1"] {
         assert!(refusal.message.contains(text), "{text}: {refusal:?}");
     }
@@ -96,7 +100,7 @@ async fn a_level_without_mounts_is_refused_with_what_would_run_commands() {
 }
 
 #[tokio::test]
-async fn a_git_file_is_not_exchanged() {
+async fn commands_cannot_replace_a_git_file() {
     let link = "gitdir: ../elsewhere\n";
     let daemon = Setup::new().workspace_file(".git", link).start().await;
     for command in ["rm -f .git; mkdir .git", "echo gitdir: x > .git", "mv .git x"] {
@@ -106,52 +110,52 @@ async fn a_git_file_is_not_exchanged() {
 }
 
 #[tokio::test]
-async fn presets_cover_what_agents_and_editors_read() {
+async fn presets_protect_configurations_of_agents_and_editors() {
     let table = "protected = [\"@git\", \"@agent-configs\"]";
-    let setup = repository().workspace_file(".venv/pyvenv.cfg", "home = /usr\n");
+    let setup = setup_with_repository().workspace_file(".venv/pyvenv.cfg", "home = /usr\n");
     let daemon = setup.workspace_file(".mcp.json", "{}\n").workspace_table(table).start().await;
     for path in
         [".mcp.json", ".vscode/tasks.json", ".claude/settings.json", ".envrc", ".venv/pyvenv.cfg"]
     {
         let command = format!("mkdir -p $(dirname {path}); echo x > {path}");
         assert_ne!(daemon.run(shell(&command)).await.exit_code, Some(0), "{path}");
-        check_denied(&daemon, path).await;
+        assert_write_denied(&daemon, path).await;
     }
     assert_eq!(fs::read_to_string(daemon.file(".mcp.json")).unwrap(), "{}\n");
-    attack(&daemon).await;
+    run_all_attacks(&daemon).await;
 }
 
 #[test]
-fn values_that_stand_for_nothing_are_refused() {
+fn daemon_rejects_unknown_protect_values() {
     for value in ["@gti", "/etc", "../x"] {
-        let output = jigd(&["--workspace", "/usr/share/doc", "--protect", value, "--check"]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(78), "{said}");
-        assert!(said.contains("@git, @agent-configs, or none alone"), "{said}");
+        let output = run_jigd(&["--workspace", "/usr/share/doc", "--protect", value, "--check"]);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(78), "{stderr}");
+        assert!(stderr.contains("@git, @agent-configs, or none alone"), "{stderr}");
     }
 }
 
-pub(super) fn repository() -> Setup {
+pub(super) fn setup_with_repository() -> Setup {
     let add = |setup: Setup, (path, content): &(&str, &str)| setup.workspace_file(path, content);
-    REPOSITORY.iter().fold(Setup::new(), add)
+    REPOSITORY_FILES.iter().fold(Setup::new(), add)
 }
 
-async fn attack(daemon: &Daemon) {
-    for attack in ATTACKS {
-        run(daemon, attack).await;
-        operator_works(daemon);
+async fn run_all_attacks(daemon: &Daemon) {
+    for attack in ATTACK_SCRIPTS {
+        run_attack_script(daemon, attack).await;
+        use_git_as_operator(daemon);
         assert!(!daemon.file("PWNED").exists(), "{attack}");
-        run(daemon, "rm -rf x g c h").await;
+        run_attack_script(daemon, "rm -rf x g c h").await;
     }
 }
 
-pub(super) async fn run(daemon: &Daemon, script: &str) {
-    let command = format!("set -- '{PROGRAM}'; cd /workspace 2>/dev/null\n{script}");
+pub(super) async fn run_attack_script(daemon: &Daemon, script: &str) {
+    let command = format!("set -- '{ATTACK_PROGRAM}'; cd /workspace 2>/dev/null\n{script}");
     daemon.run(shell(&command)).await;
 }
 
 /// Does what a shell's prompt, an editor and the operator do.
-fn operator_works(daemon: &Daemon) {
+fn use_git_as_operator(daemon: &Daemon) {
     let owner = fs::metadata(daemon.file(".git")).unwrap();
     for arguments in [&["status"][..], &["add", "-A"], &["commit", "--allow-empty", "-qm", "x"]] {
         let git = Command::new("git")
@@ -167,19 +171,19 @@ fn operator_works(daemon: &Daemon) {
     }
 }
 
-async fn tools_change_nothing(daemon: &Daemon) {
+async fn check_tools_are_denied(daemon: &Daemon) {
     for path in [".git/config", ".git/commondir", ".git/hooks/pre-commit", ".git/config.worktree"] {
-        check_denied(daemon, path).await;
+        assert_write_denied(daemon, path).await;
     }
 }
 
-async fn check_denied(daemon: &Daemon, path: &str) {
+async fn assert_write_denied(daemon: &Daemon, path: &str) {
     let status = Tool::Write.call(daemon, path).await.unwrap_err();
-    assert_eq!(Refusal::of(&status).reason, "POLICY_DENIED", "{path}");
+    assert_eq!(Refusal::from_status(&status).reason, "POLICY_DENIED", "{path}");
 }
 
 /// Commits, branches, merges and stashes work; the configuration can be read, and says what it is.
-async fn developers_can_work(daemon: &Daemon) {
+async fn check_git_workflows(daemon: &Daemon) {
     let script = "
 export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@localhost GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@localhost
 set -e

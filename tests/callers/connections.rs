@@ -13,14 +13,16 @@ use jig::api::v1::{GetInfoRequest, daemon_service_client::DaemonServiceClient};
 use tokio::{io::copy, net::TcpListener, time::timeout};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
-use super::with_keys;
-use crate::support::{KeyFile, Refusal, Setup, USER, eventually, lazy_channel, promptly, with_key};
+use super::start_daemon_with_keys;
+use crate::support::{
+    DAEMON_UID, KeyFile, Refusal, Setup, eventually, lazy_channel, promptly, with_key,
+};
 
 /// A user that is neither root nor the daemon's.
-const OTHER: u32 = 23_457;
+const OTHER_UID: u32 = 23_457;
 /// Opens connections as HTTP/2 begins them, and leaves them open. Tells how many stay so: the daemon has said
 /// its part there.
-const FLOOD: &str = r"
+const IDLE_CONNECTIONS_SCRIPT: &str = r"
 import socket, sys
 port, number = int(sys.argv[1]), int(sys.argv[2])
 held = []
@@ -37,7 +39,7 @@ print(len(held), flush=True)
 sys.stdin.read()
 ";
 /// Opens connections and watches the health of the daemon on each, which keeps them.
-const WATCHERS: &str = r"
+const HEALTH_WATCHERS_SCRIPT: &str = r"
 import socket, sys
 port, number = int(sys.argv[1]), int(sys.argv[2])
 def text(value):
@@ -71,14 +73,14 @@ sys.stdin.read()
 ";
 
 /// A user's connections.
-struct Flood {
+struct ConnectionFlood {
     child: Child,
     /// How many were served.
     held: usize,
 }
 
-impl Flood {
-    fn of(user: u32, port: u16, number: usize, flood: &str) -> Self {
+impl ConnectionFlood {
+    fn open(user: u32, port: u16, number: usize, flood: &str) -> Self {
         let mut child = Command::new("python3")
             .args(["-c", flood, &port.to_string(), &number.to_string()])
             .current_dir("/")
@@ -89,14 +91,14 @@ impl Flood {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        let mut told = BufReader::new(child.stdout.take().unwrap());
-        told.read_line(&mut line).unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        stdout.read_line(&mut line).unwrap();
         let held = line.trim().parse().unwrap();
         Self { child, held }
     }
 }
 
-impl Drop for Flood {
+impl Drop for ConnectionFlood {
     fn drop(&mut self) {
         let _dead_already = self.child.kill();
         let _reaped = self.child.wait();
@@ -104,12 +106,14 @@ impl Drop for Flood {
 }
 
 #[tokio::test]
-async fn who_has_no_key_leaves_places_for_those_who_have() {
+async fn connections_without_keys_do_not_block_a_key_holder() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("owner", "read", &[]);
-    let daemon = with_keys(Setup::new().tcp(), &keys).await;
+    let key = keys.add_key("owner", "read", &[]);
+    let daemon = start_daemon_with_keys(Setup::new().listen_tcp(), &keys).await;
     let port = daemon.port();
-    let flood = tokio::task::spawn_blocking(move || Flood::of(OTHER, port, 1100, FLOOD));
+    let flood = tokio::task::spawn_blocking(move || {
+        ConnectionFlood::open(OTHER_UID, port, 1100, IDLE_CONNECTIONS_SCRIPT)
+    });
     let flood = flood.await.unwrap();
     assert!((64..512).contains(&flood.held), "{}", flood.held);
     for channel in [lazy_channel(&format!("http://127.0.0.1:{port}")), daemon.new_connection()] {
@@ -120,13 +124,15 @@ async fn who_has_no_key_leaves_places_for_those_who_have() {
 }
 
 #[tokio::test]
-async fn many_who_have_no_key_leave_a_place_for_one_who_has() {
+async fn health_watchers_without_keys_do_not_block_a_key_holder() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("owner", "read", &[]);
-    let daemon = with_keys(Setup::new().tcp(), &keys).await;
+    let key = keys.add_key("owner", "read", &[]);
+    let daemon = start_daemon_with_keys(Setup::new().listen_tcp(), &keys).await;
     let port = daemon.port();
     let watching = (0..4).map(|user| {
-        tokio::task::spawn_blocking(move || Flood::of(OTHER + user, port, 256, WATCHERS))
+        tokio::task::spawn_blocking(move || {
+            ConnectionFlood::open(OTHER_UID + user, port, 256, HEALTH_WATCHERS_SCRIPT)
+        })
     });
     let mut floods = Vec::new();
     for flood in watching.collect::<Vec<_>>() {
@@ -140,10 +146,10 @@ async fn many_who_have_no_key_leave_a_place_for_one_who_has() {
 }
 
 #[tokio::test]
-async fn a_connection_without_a_call_that_is_let_in_ends() {
+async fn idle_connection_without_an_authorized_call_is_closed() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("owner", "read", &[]);
-    let daemon = with_keys(Setup::new().tcp(), &keys).await;
+    let key = keys.add_key("owner", "read", &[]);
+    let daemon = start_daemon_with_keys(Setup::new().listen_tcp(), &keys).await;
     let address = format!("http://127.0.0.1:{}", daemon.port());
     // One that is let in once, one that watches over the daemon without a key, and one that does nothing.
     let known = lazy_channel(&address);
@@ -171,36 +177,37 @@ async fn a_connection_without_a_call_that_is_let_in_ends() {
 }
 
 #[tokio::test]
-async fn who_can_never_be_let_in_is_told_so_and_let_go() {
+async fn unauthenticated_caller_gets_an_error_and_is_disconnected() {
     // Commands of an ordinary daemon with its network could be anybody on loopback.
-    let setup = Setup::new().user(USER).tcp();
+    let setup = Setup::new().user(DAEMON_UID).listen_tcp();
     let daemon = setup.arguments(&["--network", "host"]).start().await;
-    let way = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("http://{}", way.local_addr().unwrap());
+    let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", relay.local_addr().unwrap());
     let port = daemon.port();
     let passed = tokio::spawn(async move {
-        let (from, _) = way.accept().await.unwrap();
+        let (from, _) = relay.accept().await.unwrap();
         let to = TcpStream::connect(("127.0.0.1", port)).unwrap();
         to.set_nonblocking(true).unwrap();
         let to = tokio::net::TcpStream::from_std(to).unwrap();
-        let ((mut asks, mut hears), (mut told, mut say)) = (from.into_split(), to.into_split());
-        let there = tokio::spawn(async move { copy(&mut asks, &mut say).await });
+        let ((mut client_read, mut client_write), (mut daemon_read, mut daemon_write)) =
+            (from.into_split(), to.into_split());
+        let there = tokio::spawn(async move { copy(&mut client_read, &mut daemon_write).await });
         // Until the daemon closes its end; nobody else does.
-        let ended = copy(&mut told, &mut hears).await;
+        let ended = copy(&mut daemon_read, &mut client_write).await;
         there.abort();
         ended
     });
     let mut info = DaemonServiceClient::new(lazy_channel(&address));
     let refused = info.get_info(GetInfoRequest {}).await.unwrap_err();
-    assert_eq!(Refusal::of(&refused).reason, "UNAUTHENTICATED");
+    assert_eq!(Refusal::from_status(&refused).reason, "UNAUTHENTICATED");
     promptly("the daemon closes the connection", passed).await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn who_has_no_key_has_a_few_health_checks_on_a_connection() {
+async fn health_watches_without_a_key_are_limited_per_connection() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("owner", "read", &[]);
-    let daemon = with_keys(Setup::new().tcp(), &keys).await;
+    let key = keys.add_key("owner", "read", &[]);
+    let daemon = start_daemon_with_keys(Setup::new().listen_tcp(), &keys).await;
     let address = format!("http://127.0.0.1:{}", daemon.port());
     let channel = lazy_channel(&address);
     let watch = async || {
@@ -213,7 +220,7 @@ async fn who_has_no_key_has_a_few_health_checks_on_a_connection() {
     let refusal = loop {
         match watch().await {
             Ok(watched) => held.push(watched),
-            Err(status) => break Refusal::of(&status),
+            Err(status) => break Refusal::from_status(&status),
         }
         assert!(held.len() < 100, "nothing is refused");
     };

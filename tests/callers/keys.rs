@@ -8,10 +8,10 @@ use jig::api::v1::{
 };
 use tonic::{Request, Status};
 
-use super::with_keys;
-use crate::support::{Daemon, KeyFile, Refusal, Setup, jigd, shell, with, with_key};
+use super::start_daemon_with_keys;
+use crate::support::{Daemon, KeyFile, Refusal, Setup, run_jigd, shell, with_key, with_metadata};
 
-async fn info(
+async fn get_info(
     daemon: &Daemon,
     request: Request<GetInfoRequest>,
 ) -> Result<GetInfoResponse, Status> {
@@ -19,25 +19,25 @@ async fn info(
     client.get_info(request).await.map(tonic::Response::into_inner)
 }
 
-async fn caller(
+async fn caller_of(
     daemon: &Daemon,
     request: Request<GetInfoRequest>,
 ) -> Result<(String, Role), String> {
-    match info(daemon, request).await {
+    match get_info(daemon, request).await {
         Ok(info) => {
             let caller = info.caller.unwrap();
             Ok((caller.name.clone(), caller.role()))
         }
-        Err(status) => Err(Refusal::of(&status).reason),
+        Err(status) => Err(Refusal::from_status(&status).reason),
     }
 }
 
 #[tokio::test]
-async fn a_key_is_shown_in_either_of_two_ways() {
+async fn key_is_accepted_in_either_of_two_headers() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("builder", "invoke", &[]);
-    let other = keys.add("other", "read", &[]);
-    let daemon = with_keys(Setup::new(), &keys).await;
+    let key = keys.add_key("builder", "invoke", &[]);
+    let other = keys.add_key("other", "read", &[]);
+    let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
     let builder = Ok(("key:builder".to_owned(), Role::Invoke));
     let refused = Err("UNAUTHENTICATED".to_owned());
     for (name, value, expected) in [
@@ -51,53 +51,53 @@ async fn a_key_is_shown_in_either_of_two_ways() {
         ("x-api-key", key[..key.len() - 1].to_owned(), &refused),
         ("x-other", key.clone(), &refused),
     ] {
-        let request = with(name, &value, GetInfoRequest {});
-        assert_eq!(&caller(&daemon, request).await, expected, "{name}: {value}");
+        let request = with_metadata(name, &value, GetInfoRequest {});
+        assert_eq!(&caller_of(&daemon, request).await, expected, "{name}: {value}");
     }
     let mut both = with_key(&key, GetInfoRequest {});
     both.metadata_mut().insert("x-api-key", key.parse().unwrap());
-    assert_eq!(caller(&daemon, both).await, builder);
+    assert_eq!(caller_of(&daemon, both).await, builder);
     let mut two = with_key(&key, GetInfoRequest {});
     two.metadata_mut().insert("x-api-key", other.parse().unwrap());
-    assert_eq!(caller(&daemon, two).await, refused);
+    assert_eq!(caller_of(&daemon, two).await, refused);
 }
 
 #[tokio::test]
-async fn a_key_for_some_tools_is_for_no_others() {
+async fn key_for_some_tools_cannot_call_others() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("lister", "invoke", &["--for-tool", "list_files"]);
-    let daemon = with_keys(Setup::new(), &keys).await;
+    let key = keys.add_key("lister", "invoke", &["--for-tool", "list_files"]);
+    let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
     let request = with_key(&key, ListFilesRequest::default());
     daemon.tools().list_files(request).await.unwrap();
     let refused = daemon.try_run(with_key(&key, shell("touch ran"))).await;
-    let refusal = Refusal::of(&refused.unwrap_err());
+    let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "FORBIDDEN");
     assert!(refusal.message.contains("key:lister"), "{refusal:?}");
     assert!(!daemon.file("ran").exists());
 }
 
 #[tokio::test]
-async fn an_expired_key_is_none() {
+async fn expired_key_is_rejected() {
     let keys = Arc::new(KeyFile::new());
-    let old = keys.add("old", "admin", &["--expires", "2020-01-01T00:00:00Z"]);
-    let new = keys.add("new", "admin", &["--expires", "2999-01-01T00:00:00Z"]);
-    let daemon = with_keys(Setup::new(), &keys).await;
-    let refusal = info(&daemon, with_key(&old, GetInfoRequest {})).await;
-    let refusal = Refusal::of(&refusal.unwrap_err());
+    let old = keys.add_key("old", "admin", &["--expires", "2020-01-01T00:00:00Z"]);
+    let new = keys.add_key("new", "admin", &["--expires", "2999-01-01T00:00:00Z"]);
+    let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
+    let refusal = get_info(&daemon, with_key(&old, GetInfoRequest {})).await;
+    let refusal = Refusal::from_status(&refusal.unwrap_err());
     assert_eq!(refusal.reason, "UNAUTHENTICATED");
     assert!(refusal.message.contains("expired"), "{refusal:?}");
-    info(&daemon, with_key(&new, GetInfoRequest {})).await.unwrap();
+    get_info(&daemon, with_key(&new, GetInfoRequest {})).await.unwrap();
 }
 
 #[tokio::test]
-async fn wrong_keys_leave_latency_memory_and_the_log_as_they_are() {
+async fn wrong_keys_do_not_affect_latency_memory_or_log() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("builder", "invoke", &[]);
-    let daemon = with_keys(Setup::new(), &keys).await;
+    let key = keys.add_key("builder", "invoke", &[]);
+    let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
     let many = async |count: usize, key: &dyn Fn(usize) -> String| {
         for number in 0..count {
             let request = with_key(&key(number), GetInfoRequest {});
-            assert_eq!(info(&daemon, request).await.is_ok(), key(0) == key(1));
+            assert_eq!(get_info(&daemon, request).await.is_ok(), key(0) == key(1));
         }
     };
     let right = |_: usize| key.clone();
@@ -132,7 +132,7 @@ async fn wrong_keys_leave_latency_memory_and_the_log_as_they_are() {
 }
 
 #[tokio::test]
-async fn a_daemon_for_other_machines_needs_keys() {
+async fn non_loopback_daemon_needs_a_valid_key_file() {
     let folder = tempfile::tempdir().unwrap();
     let workspace = folder.path().join("w");
     fs::create_dir(&workspace).unwrap();
@@ -140,7 +140,7 @@ async fn a_daemon_for_other_machines_needs_keys() {
         [workspace, folder.path().join("s")].map(|path| path.display().to_string());
     let refused = |more: &[&str]| {
         let words = ["--workspace", &workspace, "--state-dir", &state, "--listen", "0.0.0.0:0"];
-        let output = jigd(&[&words[..], more].concat());
+        let output = run_jigd(&[&words[..], more].concat());
         assert_eq!(output.status.code(), Some(78), "{output:?}");
         String::from_utf8(output.stderr).unwrap()
     };
@@ -150,7 +150,7 @@ async fn a_daemon_for_other_machines_needs_keys() {
     let path = keys.path().display().to_string();
     let text = refused(&["--keys", &path]);
     assert!(text.contains("No such file") && text.contains("jig key new"), "{text}");
-    keys.add("a", "invoke", &["--for-workspace", "elsewhere", "--for-tool", "run"]);
+    keys.add_key("a", "invoke", &["--for-workspace", "elsewhere", "--for-tool", "run"]);
     // `jig key` knows the tools.
     let written = fs::read_to_string(keys.path()).unwrap();
     fs::write(keys.path(), written.replace("\"run\"", "\"dance\"")).unwrap();

@@ -1,17 +1,17 @@
 //! Who may call, and what: keys and their roles, users of this machine, and what each sees of others.
 
 mod connections;
-mod exposed;
-mod files;
+mod key_command;
 mod keys;
-mod local;
-mod refused;
+mod local_users;
+mod non_loopback;
+mod queued_calls;
+mod rejected_configurations;
 mod reload;
 mod roles;
 mod secrets;
 mod streams;
-mod tools;
-mod waiting;
+mod tool_scopes;
 mod workspaces;
 
 use std::sync::Arc;
@@ -27,8 +27,8 @@ fn info_client(daemon: &Daemon) -> DaemonServiceClient<Channel> {
 }
 
 /// A daemon with keys, and the file that they are in.
-pub(crate) async fn with_keys(setup: Setup, keys: &Arc<KeyFile>) -> Daemon {
+pub(crate) async fn start_daemon_with_keys(setup: Setup, keys: &Arc<KeyFile>) -> Daemon {
     let path = keys.path().display().to_string();
     let kept = Arc::clone(keys);
-    setup.arguments(&["--keys", &path]).keeping(kept).start().await
+    setup.arguments(&["--keys", &path]).with_resource(kept).start().await
 }

@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, sync::Arc};
 use prost_reflect::DescriptorPool;
 use tonic::{Code, Request, Status, client::Grpc};
 
-use super::with_keys;
-use crate::support::{Daemon, KeyFile, Raw, Refusal, Setup};
+use super::start_daemon_with_keys;
+use crate::support::{Daemon, KeyFile, RawCodec, Refusal, Setup};
 
 /// A role, and the methods of a service that need it at least.
-type Row = (&'static str, &'static [&'static str]);
+type RoleMethods = (&'static str, &'static [&'static str]);
 
 /// The rows of each service.
-const NEEDED: &[(&str, &[Row])] = &[
+const REQUIRED_ROLES: &[(&str, &[RoleMethods])] = &[
     (
         "ApprovalService",
         &[(
@@ -79,7 +79,7 @@ const NEEDED: &[(&str, &[Row])] = &[
 const ROLES: [&str; 3] = ["read", "invoke", "admin"];
 
 /// Makes a call of any method with an empty message; answers how it was refused.
-async fn call(daemon: &Daemon, method: &str, key: Option<&str>) -> Result<(), Status> {
+async fn call_method(daemon: &Daemon, method: &str, key: Option<&str>) -> Result<(), Status> {
     let mut grpc = Grpc::new(daemon.channel());
     grpc.ready().await.unwrap();
     let mut request = Request::new(tokio_stream::iter([Vec::new()]));
@@ -89,13 +89,13 @@ async fn call(daemon: &Daemon, method: &str, key: Option<&str>) -> Result<(), St
     }
     request.set_timeout(std::time::Duration::from_secs(10));
     let path = format!("/{method}").parse().unwrap();
-    let mut answers = grpc.streaming(request, path, Raw).await?.into_inner();
+    let mut answers = grpc.streaming(request, path, RawCodec).await?.into_inner();
     answers.message().await.map(drop)
 }
 
-fn needed() -> BTreeMap<String, usize> {
+fn required_levels() -> BTreeMap<String, usize> {
     let level = |role: &str| ROLES.iter().position(|known| *known == role).unwrap();
-    let rows = NEEDED.iter().flat_map(|(service, roles)| {
+    let rows = REQUIRED_ROLES.iter().flat_map(|(service, roles)| {
         roles.iter().flat_map(move |(role, methods)| {
             let row = move |method| (format!("jig.v1.{service}/{method}"), level(role));
             methods.iter().map(row)
@@ -113,50 +113,51 @@ fn every_rpc_has_a_row() {
     };
     let mut known: Vec<_> = methods.map(path).collect();
     known.sort();
-    let rows: Vec<_> = needed().into_keys().collect();
+    let rows: Vec<_> = required_levels().into_keys().collect();
     assert_eq!(rows, known);
 }
 
 #[tokio::test]
-async fn each_rpc_is_for_the_roles_that_its_row_names() {
+async fn each_rpc_requires_the_role_of_its_row() {
     let keys = Arc::new(KeyFile::new());
-    let [read, invoke, admin] = ROLES.map(|role| keys.add(role, role, &[]));
-    let daemon = with_keys(Setup::new(), &keys).await;
-    for (method, needed) in needed() {
+    let [read, invoke, admin] = ROLES.map(|role| keys.add_key(role, role, &[]));
+    let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
+    for (method, needed) in required_levels() {
         for (level, key) in [&read, &invoke, &admin].into_iter().enumerate() {
-            let answer = call(&daemon, &method, Some(key)).await;
+            let answer = call_method(&daemon, &method, Some(key)).await;
             let reason = answer.err().map(|status| {
                 assert_ne!(status.code(), Code::Unauthenticated, "{method}: {status}");
-                Refusal::of(&status).reason
+                Refusal::from_status(&status).reason
             });
             let refused = reason.as_deref() == Some("FORBIDDEN");
             let role = ROLES[level];
             assert_eq!(refused, level < needed, "{method} for {role}: {reason:?}");
         }
         for key in [None, Some("jig_no-key")] {
-            let refusal = Refusal::of(&call(&daemon, &method, key).await.unwrap_err());
+            let refusal =
+                Refusal::from_status(&call_method(&daemon, &method, key).await.unwrap_err());
             assert_eq!(refusal.reason, "UNAUTHENTICATED", "{method}: {refusal:?}");
         }
     }
     // What there is not tells nothing to whom nobody knows.
     let unknown = "jig.v1.ToolService/Dance";
-    let refusal = Refusal::of(&call(&daemon, unknown, None).await.unwrap_err());
+    let refusal = Refusal::from_status(&call_method(&daemon, unknown, None).await.unwrap_err());
     assert_eq!(refusal.reason, "UNAUTHENTICATED");
-    let status = call(&daemon, unknown, Some(&read)).await.unwrap_err();
+    let status = call_method(&daemon, unknown, Some(&read)).await.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
 }
 
 #[tokio::test]
-async fn health_is_for_everybody_and_reflection_for_who_has_a_key() {
+async fn health_needs_no_key_and_reflection_needs_one() {
     let keys = Arc::new(KeyFile::new());
-    let read = keys.add("probe", "read", &[]);
-    let daemon = with_keys(Setup::new(), &keys).await;
+    let read = keys.add_key("probe", "read", &[]);
+    let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
     daemon.health().await;
     for version in ["v1", "v1alpha"] {
         let method = format!("grpc.reflection.{version}.ServerReflection/ServerReflectionInfo");
-        let refusal = Refusal::of(&call(&daemon, &method, None).await.unwrap_err());
+        let refusal = Refusal::from_status(&call_method(&daemon, &method, None).await.unwrap_err());
         assert_eq!(refusal.reason, "UNAUTHENTICATED");
-        let answer = call(&daemon, &method, Some(&read)).await;
+        let answer = call_method(&daemon, &method, Some(&read)).await;
         let code = answer.err().map(|status| status.code());
         assert_ne!(code, Some(Code::Unauthenticated));
     }

@@ -5,22 +5,22 @@ use std::{fs, path::Path, sync::Arc};
 use jig::api::v1::{SubmitJobRequest, WaitJobRequest, job_service_client::JobServiceClient};
 use serde_json::json;
 
-use super::with_keys;
+use super::start_daemon_with_keys;
 use crate::support::{Collector, KeyFile, Setup, promptly, shell, with_key};
 
 /// Whether bytes hold a text.
-fn holds(bytes: &[u8], text: &str) -> bool {
+fn contains_text(bytes: &[u8], text: &str) -> bool {
     bytes.windows(text.len()).any(|part| part == text.as_bytes())
 }
 
 /// The files below a directory that hold a text.
-fn holders(folder: &Path, text: &str) -> Vec<String> {
+fn files_containing(folder: &Path, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            found.extend(holders(&path, text));
-        } else if fs::read(&path).is_ok_and(|bytes| holds(&bytes, text)) {
+            found.extend(files_containing(&path, text));
+        } else if fs::read(&path).is_ok_and(|bytes| contains_text(&bytes, text)) {
             found.push(path.display().to_string());
         }
     }
@@ -28,17 +28,17 @@ fn holders(folder: &Path, text: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn no_key_and_no_secret_is_written_anywhere() {
+async fn keys_and_secrets_are_written_nowhere() {
     let [variable, input, wrong] =
         ["secret-variable-1", "secret-input-2", "jig_secret-wrong-key-3"];
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("builder", "invoke", &[]);
+    let key = keys.add_key("builder", "invoke", &[]);
     let (collector, endpoint) = Collector::start();
     let setup = Setup::new()
         .environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
         .environment("OTEL_BSP_SCHEDULE_DELAY", "50")
         .arguments(&["--log-level", "trace"]);
-    let mut daemon = with_keys(setup, &keys).await;
+    let mut daemon = start_daemon_with_keys(setup, &keys).await;
     let mut request = shell("[ \"$TOKEN\" ] && cat >/dev/null");
     request.env.insert("TOKEN".to_owned(), variable.to_owned());
     request.stdin = input.as_bytes().to_vec().into();
@@ -69,12 +69,12 @@ async fn no_key_and_no_secret_is_written_anywhere() {
     let wait = WaitJobRequest { job_id: submitted.into_inner().job.unwrap().job_id, wait_ms: None };
     jobs.wait_job(with_key(&key, wait)).await.unwrap();
     daemon.signal(rustix::process::Signal::TERM);
-    promptly("the daemon ends", daemon.exit()).await;
-    let spans = collector.spans("0af7651916cd43dd8448eb211c80319c");
+    promptly("the daemon ends", daemon.wait_for_exit()).await;
+    let spans = collector.spans_of_trace("0af7651916cd43dd8448eb211c80319c");
     assert!(!spans.is_empty(), "the spans of the calls came");
     let spans = format!("{spans:?}");
     for secret in [&*key, variable, input, wrong] {
-        assert_eq!(holders(&daemon.state(), secret), [""; 0], "{secret}");
+        assert_eq!(files_containing(&daemon.state_dir(), secret), [""; 0], "{secret}");
         assert!(!daemon.log().contains(secret), "{secret}: {}", daemon.log());
         assert!(!spans.contains(secret), "{secret}");
         assert!(!fs::read_to_string(keys.path()).unwrap().contains(secret));

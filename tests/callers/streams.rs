@@ -8,23 +8,23 @@ use jig::api::v1::{
 };
 use tonic::{Status, Streaming};
 
-use super::with_keys;
-use crate::support::{Daemon, KeyFile, Refusal, Setup, promptly, shell, started, with_key};
+use super::start_daemon_with_keys;
+use crate::support::{Daemon, KeyFile, Refusal, Setup, promptly, shell, start_request, with_key};
 
-async fn watch(daemon: &Daemon, key: &str) -> Streaming<WatchEventsResponse> {
+async fn watch_events(daemon: &Daemon, key: &str) -> Streaming<WatchEventsResponse> {
     let mut events = EventServiceClient::new(daemon.channel());
     let request = with_key(key, WatchEventsRequest::default());
     events.watch_events(request).await.unwrap().into_inner()
 }
 
-async fn start(daemon: &Daemon, key: &str) -> Streaming<StartResponse> {
+async fn start_process(daemon: &Daemon, key: &str) -> Streaming<StartResponse> {
     let mut processes = ProcessServiceClient::new(daemon.channel());
-    let request = with_key::<StartRequest>(key, started(shell("sleep 1000; true")));
+    let request = with_key::<StartRequest>(key, start_request(shell("sleep 1000; true")));
     processes.start(request).await.unwrap().into_inner()
 }
 
 /// Reads a stream to its end.
-async fn end<T>(mut stream: Streaming<T>) -> Status {
+async fn read_to_error<T>(mut stream: Streaming<T>) -> Status {
     promptly("the stream ends", async {
         loop {
             match stream.message().await {
@@ -38,28 +38,29 @@ async fn end<T>(mut stream: Streaming<T>) -> Status {
 }
 
 #[tokio::test]
-async fn streams_end_with_the_key_and_calls_that_answer_once_do_not() {
+async fn revoked_key_ends_its_streams_but_not_unary_calls() {
     let keys = Arc::new(KeyFile::new());
-    let [gone, lowered, stays] = ["gone", "lowered", "stays"].map(|it| keys.add(it, "invoke", &[]));
-    let daemon = with_keys(Setup::new(), &keys).await;
-    let ending = [watch(&daemon, &gone).await, watch(&daemon, &lowered).await];
-    let process = start(&daemon, &gone).await;
-    let mut going = watch(&daemon, &stays).await;
+    let [gone, lowered, stays] =
+        ["gone", "lowered", "stays"].map(|it| keys.add_key(it, "invoke", &[]));
+    let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
+    let ending = [watch_events(&daemon, &gone).await, watch_events(&daemon, &lowered).await];
+    let process = start_process(&daemon, &gone).await;
+    let mut going = watch_events(&daemon, &stays).await;
     let command = shell("touch begun; until [ -e go ]; do sleep 0.01; done; echo done");
-    let running = daemon.begin(with_key(&gone, command));
+    let running = daemon.spawn_run(with_key(&gone, command));
     crate::support::eventually("it runs", async || daemon.file("begun").exists()).await;
 
-    assert!(keys.jig(&["revoke", "gone"]).status.success());
+    assert!(keys.run_jig_key(&["revoke", "gone"]).status.success());
     let file = std::fs::read_to_string(keys.path()).unwrap();
     let (before, after) = file.split_once("name = \"lowered\"").unwrap();
     let after = after.replacen("invoke", "read", 1);
     std::fs::write(keys.path(), format!("{before}name = \"lowered\"{after}")).unwrap();
-    daemon.reload(Daemon::READ_AGAIN).await;
+    daemon.reload_config(Daemon::RELOADED).await;
 
     for stream in ending {
-        assert_eq!(Refusal::of(&end(stream).await).reason, "UNAUTHENTICATED");
+        assert_eq!(Refusal::from_status(&read_to_error(stream).await).reason, "UNAUTHENTICATED");
     }
-    assert_eq!(Refusal::of(&end(process).await).reason, "UNAUTHENTICATED");
+    assert_eq!(Refusal::from_status(&read_to_error(process).await).reason, "UNAUTHENTICATED");
     std::fs::write(daemon.file("go"), "").unwrap();
     assert_eq!(running.await.unwrap().unwrap().stdout, "done\n");
     // And who may still call is told of that.
@@ -76,12 +77,12 @@ async fn streams_end_with_the_key_and_calls_that_answer_once_do_not() {
 }
 
 #[tokio::test]
-async fn a_stream_ends_when_its_key_does() {
+async fn expired_key_ends_its_stream() {
     let keys = Arc::new(KeyFile::new());
     let soon = SystemTime::now() + std::time::Duration::from_secs(8);
     let soon = prost_types::Timestamp::from(soon).to_string();
-    let key = keys.add("short", "invoke", &["--expires", &soon]);
-    let daemon = with_keys(Setup::new(), &keys).await;
-    let stream = watch(&daemon, &key).await;
-    assert_eq!(Refusal::of(&end(stream).await).reason, "UNAUTHENTICATED");
+    let key = keys.add_key("short", "invoke", &["--expires", &soon]);
+    let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
+    let stream = watch_events(&daemon, &key).await;
+    assert_eq!(Refusal::from_status(&read_to_error(stream).await).reason, "UNAUTHENTICATED");
 }

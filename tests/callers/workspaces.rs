@@ -13,11 +13,11 @@ use jig::api::v1::{
 use tempfile::TempDir;
 use tonic::Request;
 
-use super::with_keys;
+use super::start_daemon_with_keys;
 use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, shell, with_key};
 
 /// Two workspaces, and a key for each.
-struct Two {
+struct TwoWorkspaces {
     daemon: Daemon,
     /// `first`.
     first: String,
@@ -27,19 +27,19 @@ struct Two {
     folder: TempDir,
 }
 
-impl Two {
+impl TwoWorkspaces {
     async fn start() -> Self {
         let folder = TempDir::with_prefix("jig-test-other-").unwrap();
         fs::write(folder.path().join("secret"), "of the other").unwrap();
         let keys = Arc::new(KeyFile::new());
-        let first = keys.add("first", "admin", &["--for-workspace", "workspace"]);
-        let other = keys.add("other", "admin", &["--for-workspace", "other"]);
+        let first = keys.add_key("first", "admin", &["--for-workspace", "workspace"]);
+        let other = keys.add_key("other", "admin", &["--for-workspace", "other"]);
         let named = format!("other={}", folder.path().display());
         let setup = Setup::new().arguments(&["--workspace", &named]);
-        Self { daemon: with_keys(setup, &keys).await, first, other, keys, folder }
+        Self { daemon: start_daemon_with_keys(setup, &keys).await, first, other, keys, folder }
     }
 
-    fn in_other<T>(key: &str, message: T) -> Request<T> {
+    fn request_in_other<T>(key: &str, message: T) -> Request<T> {
         let mut request = with_key(key, message);
         let name = "other".parse().unwrap();
         request.metadata_mut().insert("jig-workspace", name);
@@ -48,14 +48,14 @@ impl Two {
 }
 
 #[tokio::test]
-async fn a_workspace_that_a_key_is_not_for_is_not_there() {
-    let two = Two::start().await;
+async fn workspaces_outside_a_keys_scope_are_hidden() {
+    let two = TwoWorkspaces::start().await;
     let unknown = |key: &str, name: &str| {
         let mut request = with_key(key, shell("true"));
         let name = name.parse().unwrap();
         request.metadata_mut().insert("jig-workspace", name);
         let daemon = &two.daemon;
-        async move { Refusal::of(&daemon.try_run(request).await.unwrap_err()) }
+        async move { Refusal::from_status(&daemon.try_run(request).await.unwrap_err()) }
     };
     let hidden = unknown(&two.first, "other").await;
     let missing = unknown(&two.first, "third").await;
@@ -68,7 +68,7 @@ async fn a_workspace_that_a_key_is_not_for_is_not_there() {
     let own = two.daemon.tools().read_file(request).await;
     assert_eq!(own.unwrap().into_inner().content, "of the other");
     let none = two.daemon.tools().read_file(with_key(&two.first, read)).await;
-    assert_eq!(Refusal::of(&none.unwrap_err()).reason, "FILE_NOT_FOUND");
+    assert_eq!(Refusal::from_status(&none.unwrap_err()).reason, "FILE_NOT_FOUND");
     let mut info = DaemonServiceClient::new(two.daemon.channel());
     for (key, own, foreign) in
         [(&two.first, "workspace", "other"), (&two.other, "other", "workspace")]
@@ -81,14 +81,15 @@ async fn a_workspace_that_a_key_is_not_for_is_not_there() {
 }
 
 #[tokio::test]
-async fn sessions_of_one_name_are_each_workspaces_own() {
-    let two = Two::start().await;
+async fn sessions_of_one_name_are_separate_per_workspace() {
+    let two = TwoWorkspaces::start().await;
     let artifacts = |key: String, path: String| {
         let mut client = ArtifactServiceClient::new(two.daemon.channel());
         async move {
             let request = ReadArtifactRequest { path, ..ReadArtifactRequest::default() };
             let answer = client.read_artifact(with_key(&key, request)).await;
-            let mut parts = answer.map_err(|status| Refusal::of(&status).reason)?.into_inner();
+            let mut parts =
+                answer.map_err(|status| Refusal::from_status(&status).reason)?.into_inner();
             Ok::<_, String>(parts.message().await.unwrap().unwrap().data)
         }
     };
@@ -103,7 +104,7 @@ async fn sessions_of_one_name_are_each_workspaces_own() {
         let read = artifacts(key.clone(), first.clone()).await;
         assert_eq!(read.unwrap(), expected);
     }
-    let state = two.daemon.state();
+    let state = two.daemon.state_dir();
     for folder in ["default", "default@other"] {
         let events = state.join("sessions").join(folder).join("events.jsonl");
         assert_eq!(fs::read_to_string(events).unwrap().lines().count(), 2);
@@ -111,8 +112,8 @@ async fn sessions_of_one_name_are_each_workspaces_own() {
 }
 
 #[tokio::test]
-async fn processes_are_each_workspaces_own() {
-    let two = Two::start().await;
+async fn processes_are_separate_per_workspace() {
+    let two = TwoWorkspaces::start().await;
     let mut processes = ProcessServiceClient::new(two.daemon.channel());
     let start = StartRequest { command: Some("sleep 100".to_owned()), ..StartRequest::default() };
     let started = processes.start(with_key(&two.first, start)).await.unwrap();
@@ -130,14 +131,14 @@ async fn processes_are_each_workspaces_own() {
     assert_eq!(seen(&two.other).await, 0);
     let attach = AttachRequest { process_id: about.process_id, ..AttachRequest::default() };
     let attached = processes.attach(with_key(&two.other, attach.clone())).await;
-    assert_eq!(Refusal::of(&attached.unwrap_err()).reason, "PROCESS_NOT_FOUND");
-    let attached = processes.attach(Two::in_other(&two.first, attach)).await;
-    assert_eq!(Refusal::of(&attached.unwrap_err()).reason, "UNKNOWN_WORKSPACE");
+    assert_eq!(Refusal::from_status(&attached.unwrap_err()).reason, "PROCESS_NOT_FOUND");
+    let attached = processes.attach(TwoWorkspaces::request_in_other(&two.first, attach)).await;
+    assert_eq!(Refusal::from_status(&attached.unwrap_err()).reason, "UNKNOWN_WORKSPACE");
 }
 
 #[tokio::test]
-async fn jobs_are_each_workspaces_own() {
-    let two = Two::start().await;
+async fn jobs_are_separate_per_workspace() {
+    let two = TwoWorkspaces::start().await;
     let mut jobs = JobServiceClient::new(two.daemon.channel());
     let submit = SubmitJobRequest {
         tool: "run".to_owned(),
@@ -151,9 +152,9 @@ async fn jobs_are_each_workspaces_own() {
     let watch = WatchJobRequest { job_id: job_id.clone(), ..WatchJobRequest::default() };
     let cancel = CancelJobRequest { job_id: job_id.clone() };
     for (hidden, how) in [(false, "JOB_NOT_FOUND"), (true, "UNKNOWN_WORKSPACE")] {
-        fn request<T>(two: &Two, hidden: bool, message: T) -> Request<T> {
+        fn request<T>(two: &TwoWorkspaces, hidden: bool, message: T) -> Request<T> {
             match hidden {
-                true => Two::in_other(&two.first, message),
+                true => TwoWorkspaces::request_in_other(&two.first, message),
                 false => with_key(&two.first, message),
             }
         }
@@ -164,7 +165,7 @@ async fn jobs_are_each_workspaces_own() {
             jobs.cancel_job(request(&two, hidden, cancel.clone())).await.err(),
         ];
         for answer in answers {
-            assert_eq!(Refusal::of(&answer.unwrap()).reason, how);
+            assert_eq!(Refusal::from_status(&answer.unwrap()).reason, how);
         }
     }
     for (key, number) in [(&two.first, 0), (&two.other, 1)] {
@@ -175,8 +176,8 @@ async fn jobs_are_each_workspaces_own() {
 }
 
 #[tokio::test]
-async fn uploads_are_each_workspaces_own() {
-    let two = Two::start().await;
+async fn uploads_are_separate_per_workspace() {
+    let two = TwoWorkspaces::start().await;
     let mut transfers = TransferServiceClient::new(two.daemon.channel());
     let start = UploadStart {
         path: "f".to_owned(),
@@ -192,17 +193,18 @@ async fn uploads_are_each_workspaces_own() {
     let own = transfers.get_upload(with_key(&two.other, upload.clone()));
     assert_eq!(own.await.unwrap().into_inner().path, "f");
     let foreign = transfers.get_upload(with_key(&two.first, upload)).await;
-    assert_eq!(Refusal::of(&foreign.unwrap_err()).reason, "UPLOAD_NOT_FOUND");
+    assert_eq!(Refusal::from_status(&foreign.unwrap_err()).reason, "UPLOAD_NOT_FOUND");
 }
 
 #[tokio::test]
-async fn what_goes_on_in_another_workspace_is_not_counted() {
-    let two = Two::start().await;
-    let all = two.keys.add("all", "read", &[]);
-    two.daemon.reload(Daemon::READ_AGAIN).await;
-    let running = two
-        .daemon
-        .begin(with_key(&two.other, shell("touch begun; until [ -e go ]; do sleep 0.01; done")));
+async fn calls_in_another_workspace_are_not_counted() {
+    let two = TwoWorkspaces::start().await;
+    let all = two.keys.add_key("all", "read", &[]);
+    two.daemon.reload_config(Daemon::RELOADED).await;
+    let running = two.daemon.spawn_run(with_key(
+        &two.other,
+        shell("touch begun; until [ -e go ]; do sleep 0.01; done"),
+    ));
     let begun = two.folder.path().join("begun");
     eventually("it runs", async || begun.exists()).await;
     let counts = async |key: &str| -> Counts {
@@ -221,7 +223,7 @@ async fn what_goes_on_in_another_workspace_is_not_counted() {
         assert_eq!(counts.calls_finished, number, "{counts:?}");
     }
     let mut info = DaemonServiceClient::new(two.daemon.channel());
-    let request = Two::in_other(&two.first, GetInfoRequest {});
+    let request = TwoWorkspaces::request_in_other(&two.first, GetInfoRequest {});
     let refused = info.get_info(request).await.unwrap_err();
-    assert_eq!(Refusal::of(&refused).reason, "UNKNOWN_WORKSPACE");
+    assert_eq!(Refusal::from_status(&refused).reason, "UNKNOWN_WORKSPACE");
 }

@@ -11,15 +11,15 @@ use prost_reflect::{
     MessageDescriptor, MethodDescriptor, ServiceDescriptor, Value,
 };
 
-pub(super) fn tool(method: &MethodDescriptor) -> Option<ToolOptions> {
-    option(&method.options(), "jig.v1.tool")
+pub(super) fn tool_options(method: &MethodDescriptor) -> Option<ToolOptions> {
+    extension_option(&method.options(), "jig.v1.tool")
 }
 
-pub(super) fn rules(field: &FieldDescriptor) -> Option<FieldRules> {
-    option(&field.options(), "jig.v1.field")
+pub(super) fn field_rules(field: &FieldDescriptor) -> Option<FieldRules> {
+    extension_option(&field.options(), "jig.v1.field")
 }
 
-pub(super) fn option<T: prost::Message + std::default::Default>(
+pub(super) fn extension_option<T: prost::Message + std::default::Default>(
     options: &DynamicMessage,
     name: &str,
 ) -> Option<T> {

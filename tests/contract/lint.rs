@@ -12,10 +12,10 @@ use super::descriptors::{elements, enums, files, messages, methods, services, up
 use crate::tidy::assert_none;
 
 #[test]
-fn every_proto_of_ours_is_in_the_descriptors() {
+fn build_compiles_every_proto() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("proto");
     let known: Vec<String> = files().iter().map(|file| file.name().to_owned()).collect();
-    let forgotten = walk(&root.join("jig"))
+    let forgotten = files_below(&root.join("jig"))
         .into_iter()
         .map(|path| path.strip_prefix(&root).unwrap().display().to_string())
         .filter(|file| file.ends_with(".proto") && !known.contains(file));
@@ -23,7 +23,7 @@ fn every_proto_of_ours_is_in_the_descriptors() {
 }
 
 #[test]
-fn packages_are_versioned_and_lie_in_the_folder_of_their_name() {
+fn packages_are_versioned_and_match_their_folders() {
     let mut found = Vec::new();
     for file in files() {
         let package = file.package_name();
@@ -42,7 +42,7 @@ fn packages_are_versioned_and_lie_in_the_folder_of_their_name() {
 }
 
 #[test]
-fn names_have_the_usual_shape() {
+fn names_follow_the_buf_style() {
     let mut found = Vec::new();
     for element in elements() {
         let name = element.name.rsplit('.').next().unwrap_or_default();
@@ -64,7 +64,7 @@ fn names_have_the_usual_shape() {
 }
 
 #[test]
-fn enums_begin_with_a_value_for_not_given_and_their_values_have_a_prefix() {
+fn enums_start_with_unspecified_and_prefix_their_values() {
     let mut found = Vec::new();
     for kind in enums() {
         let prefix = format!("{}_", upper_snake(kind.name()));
@@ -84,7 +84,7 @@ fn enums_begin_with_a_value_for_not_given_and_their_values_have_a_prefix() {
 }
 
 #[test]
-fn every_rpc_has_a_request_and_a_response_of_its_own() {
+fn every_rpc_has_its_own_request_and_response() {
     let mut found = Vec::new();
     let mut users: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for method in methods() {
@@ -105,26 +105,26 @@ fn every_rpc_has_a_request_and_a_response_of_its_own() {
 }
 
 #[test]
-fn no_message_is_empty_or_of_any_type() {
-    const REFUSED: [&str; 2] = ["google.protobuf.Any", "google.protobuf.Empty"];
+fn no_message_uses_any_or_empty() {
+    const FORBIDDEN_TYPES: [&str; 2] = ["google.protobuf.Any", "google.protobuf.Empty"];
     let fields = messages().into_iter().flat_map(|message| {
         let refused = message.fields().filter(
-            |field| matches!(field.kind(), Kind::Message(kind) if REFUSED.contains(&kind.full_name())),
+            |field| matches!(field.kind(), Kind::Message(kind) if FORBIDDEN_TYPES.contains(&kind.full_name())),
         );
         refused
             .map(|field| field.full_name().to_owned())
             .collect::<Vec<_>>()
     });
     let rpcs = methods().into_iter().filter(|method| {
-        REFUSED.contains(&method.input().full_name())
-            || REFUSED.contains(&method.output().full_name())
+        FORBIDDEN_TYPES.contains(&method.input().full_name())
+            || FORBIDDEN_TYPES.contains(&method.output().full_name())
     });
     let rpcs = rpcs.map(|method| method.full_name().to_owned());
     assert_none("uses of Any or Empty", fields.chain(rpcs));
 }
 
 #[test]
-fn every_element_has_a_comment_above_it() {
+fn every_element_has_a_leading_comment() {
     let found = elements()
         .into_iter()
         .filter(|element| element.comment.trim().is_empty())
@@ -142,7 +142,7 @@ fn every_rpc_lists_its_errors() {
 }
 
 #[test]
-fn a_list_of_errors_is_told_from_prose() {
+fn lists_errors_distinguishes_lists_from_prose() {
     assert!(lists_errors(" Does.\n\n Errors:\n * `A_B`: c.\n"));
     assert!(lists_errors(" Errors (nothing was done):\n * `A` (`B`): c\n   d.\n * `E`: f."));
     assert!(lists_errors(" Errors: none of its own.\n"));
@@ -167,9 +167,9 @@ fn lists_errors(comment: &str) -> bool {
     }
 }
 
-fn walk(folder: &Path) -> Vec<std::path::PathBuf> {
+fn files_below(folder: &Path) -> Vec<std::path::PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+    entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
 }
 
 /// `v1`, `v1alpha1`, `v1beta2`.

@@ -1,9 +1,9 @@
 //! The rules of the contract, checked on its descriptors.
 
-/// What the tools answer, against what their comments name.
-mod answers;
 /// The descriptors.
 mod descriptors;
+/// What the tools answer, against what their comments name.
+mod error_coverage;
 /// The shape of names and comments.
 mod lint;
 /// Options of tools and fields.

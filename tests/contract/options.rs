@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use jig::api::v1::{FieldRules, Risk, field_rules::DefaultValue};
 use prost_reflect::{Cardinality, FieldDescriptor, Kind};
 
-use super::descriptors::{messages, methods, rules, tool};
+use super::descriptors::{field_rules, messages, methods, tool_options};
 use crate::tidy::assert_none;
 
 #[test]
@@ -14,16 +14,17 @@ fn every_rpc_of_the_tool_service_is_a_tool() {
     let mut names = BTreeSet::new();
     for method in methods() {
         let name = method.full_name().to_owned();
-        let Some(tool) = tool(&method) else {
+        let Some(tool) = tool_options(&method) else {
             if method.parent_service().name() == "ToolService" {
                 found.push(format!("{name} has no option (jig.v1.tool)"));
             }
             continue;
         };
         let mut characters = tool.name.chars();
-        let begins = characters.next().is_some_and(|c| c.is_ascii_lowercase());
-        let goes_on = characters.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-        if !begins || !goes_on || tool.name.len() > 64 {
+        let has_valid_start = characters.next().is_some_and(|c| c.is_ascii_lowercase());
+        let has_valid_rest =
+            characters.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+        if !has_valid_start || !has_valid_rest || tool.name.len() > 64 {
             found.push(format!("{name}: no name for a tool: {:?}", tool.name));
         }
         if !names.insert(tool.name.clone()) {
@@ -49,11 +50,11 @@ fn every_rpc_of_the_tool_service_is_a_tool() {
 }
 
 #[test]
-fn defaults_lie_within_the_limits_of_their_field() {
+fn field_defaults_lie_within_field_limits() {
     let mut found = Vec::new();
     for message in messages() {
         for field in message.fields() {
-            if let Some(rules) = rules(&field) {
+            if let Some(rules) = field_rules(&field) {
                 let wrong = contradictions(&field, &rules).into_iter();
                 found.extend(wrong.map(|what| format!("{}: {what}", field.full_name())));
             }
@@ -65,7 +66,7 @@ fn defaults_lie_within_the_limits_of_their_field() {
 /// What is wrong with the rules of a field.
 fn contradictions(field: &FieldDescriptor, rules: &FieldRules) -> Vec<&'static str> {
     let mut found = Vec::new();
-    let (least, most) = match field.kind() {
+    let (type_minimum, type_maximum) = match field.kind() {
         Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => (i32::MIN.into(), i32::MAX.into()),
         Kind::Uint32 | Kind::Fixed32 => (0, u32::MAX.into()),
         Kind::Uint64 | Kind::Fixed64 => (0, i64::MAX),
@@ -84,12 +85,12 @@ fn contradictions(field: &FieldDescriptor, rules: &FieldRules) -> Vec<&'static s
             | Kind::Uint64
             | Kind::Fixed64
     );
-    let minimum = rules.minimum.unwrap_or(least);
-    let maximum = rules.maximum.unwrap_or(most);
+    let minimum = rules.minimum.unwrap_or(type_minimum);
+    let maximum = rules.maximum.unwrap_or(type_maximum);
     if (rules.minimum.is_some() || rules.maximum.is_some()) && !numeric {
         found.push("a range, but it is not a number");
     }
-    if minimum > maximum || minimum < least || maximum > most {
+    if minimum > maximum || minimum < type_minimum || maximum > type_maximum {
         found.push("a range that its type does not have");
     }
     let sized = matches!(field.kind(), Kind::String | Kind::Bytes) || field.is_map();
@@ -121,8 +122,8 @@ fn contradictions(field: &FieldDescriptor, rules: &FieldRules) -> Vec<&'static s
             kind.get_value_by_name(value).is_some_and(|value| value.number() != 0)
         }
         (DefaultValue::DefaultText(value), kind) => {
-            let most = rules.max_bytes.unwrap_or(u32::MAX);
-            kind == Kind::String && u32::try_from(value.len()).is_ok_and(|size| size <= most)
+            let max_bytes = rules.max_bytes.unwrap_or(u32::MAX);
+            kind == Kind::String && u32::try_from(value.len()).is_ok_and(|size| size <= max_bytes)
         }
     };
     if !fits {

@@ -3,12 +3,12 @@
 use jig::api::v1::{Risk, field_rules::DefaultValue};
 use prost_reflect::{EnumDescriptor, Kind, MethodDescriptor};
 
-use super::descriptors::{fields_of, methods, pool, rules, tool, upper_snake};
+use super::descriptors::{field_rules, fields_of, methods, pool, tool_options, upper_snake};
 use crate::tidy::assert_none;
 
 /// Default and range of a number.
 const fn number(default: i64, minimum: i64, maximum: i64) -> Promise {
-    Promise { default: Some(Default::Number(default)), range: Some((minimum, maximum)) }
+    Promise { default: Some(PromisedDefault::Number(default)), range: Some((minimum, maximum)) }
 }
 
 const fn range(minimum: i64, maximum: i64) -> Promise {
@@ -16,22 +16,22 @@ const fn range(minimum: i64, maximum: i64) -> Promise {
 }
 
 const fn text(default: &'static str) -> Promise {
-    Promise { default: Some(Default::Text(default)), range: None }
+    Promise { default: Some(PromisedDefault::Text(default)), range: None }
 }
 
 const fn flag(default: bool) -> Promise {
-    Promise { default: Some(Default::Flag(default)), range: None }
+    Promise { default: Some(PromisedDefault::Flag(default)), range: None }
 }
 
 /// What was promised of a request field.
 #[derive(Debug, Clone, Copy)]
 struct Promise {
-    default: Option<Default>,
+    default: Option<PromisedDefault>,
     range: Option<(i64, i64)>,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Default {
+enum PromisedDefault {
     Number(i64),
     Text(&'static str),
     Flag(bool),
@@ -39,7 +39,7 @@ enum Default {
 
 /// RPC, name, risk and seconds of every tool that was promised. Those that are not built yet bind
 /// whoever builds them.
-const TOOLS: &[(&str, &str, Risk, u32)] = &[
+const PROMISED_TOOLS: &[(&str, &str, Risk, u32)] = &[
     ("ListFiles", "list_files", Risk::ReadOnly, 30),
     ("ListDirectory", "list_dir", Risk::ReadOnly, 30),
     ("ReadFile", "read_file", Risk::ReadOnly, 10),
@@ -60,7 +60,7 @@ const TOOLS: &[(&str, &str, Risk, u32)] = &[
 ];
 
 /// RPCs that exist, and whether they stream their answer.
-const RPCS: &[(&str, &str, bool)] = &[
+const PROMISED_RPCS: &[(&str, &str, bool)] = &[
     ("ToolService", "ListFiles", false),
     ("ToolService", "ReadFile", false),
     ("ToolService", "Run", false),
@@ -77,7 +77,7 @@ const RPCS: &[(&str, &str, bool)] = &[
 ];
 
 /// Fields that messages have.
-const FIELDS: &[(&str, &[&str])] = &[
+const PROMISED_FIELDS: &[(&str, &[&str])] = &[
     (
         "ListFilesRequest",
         &["root", "glob", "max_results", "respect_ignore", "hidden", "max_depth", "page_token"],
@@ -146,7 +146,7 @@ const FIELDS: &[(&str, &[&str])] = &[
 ];
 
 /// Defaults and limits of request fields.
-const LIMITS: &[(&str, &str, Promise)] = &[
+const PROMISED_LIMITS: &[(&str, &str, Promise)] = &[
     ("ListFilesRequest", "root", text(".")),
     ("ListFilesRequest", "max_results", number(1000, 1, 10_000)),
     ("ListFilesRequest", "respect_ignore", flag(false)),
@@ -162,7 +162,7 @@ const LIMITS: &[(&str, &str, Promise)] = &[
 ];
 
 /// Values of enums, without prefix and `UNSPECIFIED`.
-const VALUES: &[(&str, &[&str])] = &[
+const PROMISED_ENUM_VALUES: &[(&str, &[&str])] = &[
     ("Decision", &["ALLOW", "DENY", "ALWAYS"]),
     ("Encoding", &["UTF8", "BASE64"]),
     (
@@ -182,23 +182,23 @@ const VALUES: &[(&str, &[&str])] = &[
 ];
 
 #[test]
-fn the_promised_tools_are_as_promised() {
+fn tools_match_the_promised_ones() {
     let mut found = Vec::new();
     for method in methods() {
-        let Some(tool) = tool(&method) else { continue };
-        let is = (method.name(), tool.name.as_str(), tool.risk(), tool.default_timeout_sec);
-        if !TOOLS.contains(&is) {
-            found.push(format!("{is:?}"));
+        let Some(tool) = tool_options(&method) else { continue };
+        let actual = (method.name(), tool.name.as_str(), tool.risk(), tool.default_timeout_sec);
+        if !PROMISED_TOOLS.contains(&actual) {
+            found.push(format!("{actual:?}"));
         }
     }
     assert_none("tools that differ from what was promised", found);
 }
 
 #[test]
-fn the_promised_names_are_there() {
+fn promised_names_exist() {
     let mut missing = Vec::new();
     let methods = methods();
-    for (service, rpc, streams) in RPCS {
+    for (service, rpc, streams) in PROMISED_RPCS {
         let is_it = |method: &&MethodDescriptor| {
             method.full_name() == format!("jig.v1.{service}.{rpc}")
                 && method.is_server_streaming() == *streams
@@ -208,12 +208,12 @@ fn the_promised_names_are_there() {
             missing.push(format!("rpc {service}.{rpc}"));
         }
     }
-    for (message, fields) in FIELDS {
+    for (message, fields) in PROMISED_FIELDS {
         let has = fields_of(message);
         let lost = fields.iter().filter(|field| !has.contains_key(**field));
         missing.extend(lost.map(|field| format!("field {message}.{field}")));
     }
-    for (kind, values) in VALUES {
+    for (kind, values) in PROMISED_ENUM_VALUES {
         let prefix = format!("{}_", upper_snake(kind));
         let descriptor = pool().get_enum_by_name(&format!("jig.v1.{kind}"));
         let has: Vec<String> = descriptor
@@ -228,15 +228,21 @@ fn the_promised_names_are_there() {
 }
 
 #[test]
-fn the_promised_defaults_and_limits_hold() {
+fn promised_defaults_and_limits_hold() {
     let mut found = Vec::new();
-    for (message, name, promise) in LIMITS {
-        let rules = fields_of(message).get(*name).and_then(rules);
+    for (message, name, promise) in PROMISED_LIMITS {
+        let rules = fields_of(message).get(*name).and_then(field_rules);
         let rules = rules.unwrap_or_default();
         let default = match (&rules.default_value, promise.default) {
-            (Some(DefaultValue::DefaultNumber(is)), Some(Default::Number(should))) => *is == should,
-            (Some(DefaultValue::DefaultText(is)), Some(Default::Text(should))) => is == should,
-            (Some(DefaultValue::DefaultBool(is)), Some(Default::Flag(should))) => *is == should,
+            (Some(DefaultValue::DefaultNumber(is)), Some(PromisedDefault::Number(should))) => {
+                *is == should
+            }
+            (Some(DefaultValue::DefaultText(is)), Some(PromisedDefault::Text(should))) => {
+                is == should
+            }
+            (Some(DefaultValue::DefaultBool(is)), Some(PromisedDefault::Flag(should))) => {
+                *is == should
+            }
             (is, should) => is.is_none() && should.is_none(),
         };
         let limits = rules.minimum.zip(rules.maximum) == promise.range;

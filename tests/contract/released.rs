@@ -14,12 +14,12 @@ use crate::tidy::assert_none;
 
 /// Only the options of tools and fields are declared here. They are read by name nowhere but in
 /// the protos themselves, so their names may change and their numbers may not.
-const OPTIONS: &str = "jig/v1/options.proto";
+const OPTIONS_FILE: &str = "jig/v1/options.proto";
 
 #[test]
-fn clients_of_released_contracts_are_served() {
+fn contract_stays_compatible_with_releases() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/contract/released");
-    let current = listing();
+    let current = contract_lines();
     if env::var_os("JIG_RELEASE").is_some() {
         let lines: Vec<&str> = current.iter().map(String::as_str).collect();
         let file = folder.join(concat!(env!("CARGO_PKG_VERSION"), ".txt"));
@@ -32,7 +32,7 @@ fn clients_of_released_contracts_are_served() {
         let path = entry.unwrap().path();
         let release = path.file_stem().unwrap().to_string_lossy().into_owned();
         let released = fs::read_to_string(&path).unwrap();
-        let lost = missing(&released, &current);
+        let lost = missing_lines(&released, &current);
         broken.extend(lost.map(|line| format!("{release}: {line}")));
         releases += 1;
     }
@@ -41,10 +41,10 @@ fn clients_of_released_contracts_are_served() {
 }
 
 #[test]
-fn a_difference_is_found() {
-    let current = listing();
+fn missing_lines_finds_differences() {
+    let current = contract_lines();
     let whole: Vec<&str> = current.iter().map(String::as_str).collect();
-    assert_eq!(missing(&whole.join("\n"), &current).count(), 0);
+    assert_eq!(missing_lines(&whole.join("\n"), &current).count(), 0);
 
     for line in [
         "field jig.v1.RunRequest 1 command int32 optional",
@@ -53,16 +53,19 @@ fn a_difference_is_found() {
         "value jig.v1.Outcome 1 OUTCOME_STOPPED",
         "rpc jig.v1.ToolService.Run jig.v1.RunRequest -> stream jig.v1.RunResponse",
     ] {
-        assert_eq!(missing(line, &current).collect::<Vec<_>>(), [line]);
+        assert_eq!(missing_lines(line, &current).collect::<Vec<_>>(), [line]);
     }
 }
 
-fn missing<'a>(released: &'a str, current: &'a BTreeSet<String>) -> impl Iterator<Item = &'a str> {
+fn missing_lines<'a>(
+    released: &'a str,
+    current: &'a BTreeSet<String>,
+) -> impl Iterator<Item = &'a str> {
     released.lines().filter(|line| !current.contains(*line))
 }
 
 /// A line for each RPC, field and enum value.
-fn listing() -> BTreeSet<String> {
+fn contract_lines() -> BTreeSet<String> {
     let rpcs = methods().into_iter().map(|method| rpc_line(&method));
     let fields = messages().into_iter().flat_map(|message| {
         let fields: Vec<_> = message.fields().map(|field| field_line(&field)).collect();
@@ -92,7 +95,7 @@ fn rpc_line(method: &MethodDescriptor) -> String {
 
 fn field_line(field: &FieldDescriptor) -> String {
     let message = field.parent_message();
-    let is_option = message.parent_file().name() == OPTIONS;
+    let is_option = message.parent_file().name() == OPTIONS_FILE;
     let name = if is_option { "-" } else { field.name() };
     let kind = match field.kind() {
         Kind::Message(message) if field.is_map() => {

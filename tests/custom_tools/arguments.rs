@@ -5,15 +5,15 @@ use std::fs;
 use jig::api::v1::{InvokeRequest, InvokeStatus, Outcome};
 use serde_json::json;
 
-use super::{daemon, note, output, refusal, stdout};
+use super::{invoke_failing, invoke_stdout, read_note, start_with_tools, stdout};
 use crate::{
     invoke::{call, invoke, json_of},
-    support::with,
+    support::with_metadata,
 };
 
 #[tokio::test]
 async fn b9_parameters_become_single_arguments() {
-    let daemon = daemon().await;
+    let daemon = start_with_tools().await;
     for (params, lines) in [
         (json!({"word": "a"}), vec!["first=a", "--", "a", "n7", "{word}"]),
         (
@@ -31,13 +31,13 @@ async fn b9_parameters_become_single_arguments() {
         ),
     ] {
         let expected: String = lines.iter().map(|line| format!("<{line}>\n")).collect();
-        assert_eq!(output(&daemon, "say_arguments", params).await, expected);
+        assert_eq!(invoke_stdout(&daemon, "say_arguments", params).await, expected);
     }
 }
 
 #[tokio::test]
-async fn b9_numbers_of_a_message_are_written_as_those_of_json_are() {
-    let daemon = daemon().await;
+async fn b9_struct_numbers_format_like_json_numbers() {
+    let daemon = start_with_tools().await;
     let number = |number: f64| prost_types::Value {
         kind: Some(prost_types::value::Kind::NumberValue(number)),
     };
@@ -54,10 +54,10 @@ async fn b9_numbers_of_a_message_are_written_as_those_of_json_are() {
 }
 
 #[tokio::test]
-async fn b9_too_many_arguments_are_told_by_their_parameter() {
-    let daemon = daemon().await;
+async fn b9_error_names_the_parameter_with_too_many_arguments() {
+    let daemon = start_with_tools().await;
     let params = json!({"word": "w", "rest": vec!["a"; 70_000]});
-    let (reason, fields) = refusal(&daemon, "say_arguments", params).await;
+    let (reason, fields) = invoke_failing(&daemon, "say_arguments", params).await;
     let [(field, text)] = fields.as_slice() else {
         panic!("{fields:?}");
     };
@@ -66,8 +66,8 @@ async fn b9_too_many_arguments_are_told_by_their_parameter() {
 }
 
 #[tokio::test]
-async fn b9_what_is_wrong_with_parameters_is_told_and_nothing_is_run() {
-    let daemon = daemon().await;
+async fn b9_daemon_reports_all_invalid_parameters_and_runs_nothing() {
+    let daemon = start_with_tools().await;
     for (tool, params, expected) in [
         ("say_arguments", json!({}), vec![("word", "must be given")]),
         ("say_arguments", json!({"word": null}), vec![("word", "must be given")]),
@@ -97,7 +97,7 @@ async fn b9_what_is_wrong_with_parameters_is_told_and_nothing_is_run() {
             vec![("word", "NUL"), ("file", "longer than 131071 bytes")],
         ),
     ] {
-        let (reason, fields) = refusal(&daemon, tool, params.clone()).await;
+        let (reason, fields) = invoke_failing(&daemon, tool, params.clone()).await;
         assert_eq!(reason, "invalid_params", "{params}");
         let mut fields = fields;
         let mut expected = expected;
@@ -108,16 +108,16 @@ async fn b9_what_is_wrong_with_parameters_is_told_and_nothing_is_run() {
             assert!(field == name && text.contains(part), "{field}: {text}");
         }
     }
-    let sessions = daemon.state().join("sessions/default/events.jsonl");
+    let sessions = daemon.state_dir().join("sessions/default/events.jsonl");
     assert!(!fs::exists(sessions).unwrap(), "nothing was recorded");
 }
 
 #[tokio::test]
-async fn b9_it_runs_in_the_sandbox() {
-    let daemon = daemon().await;
+async fn b9_tool_runs_in_the_sandbox() {
+    let daemon = start_with_tools().await;
     fs::write(daemon.workspace().join("a.txt"), "one\ntwo\n").unwrap();
     let params = json!({"word": "two", "file": "a.txt"});
-    assert_eq!(output(&daemon, "grep_word", params).await, "2:two\n");
+    assert_eq!(invoke_stdout(&daemon, "grep_word", params).await, "2:two\n");
     // Its exit code is what it has to say.
     let params = json!({"word": "three", "file": "a.txt"});
     let response = invoke(&daemon, call("", "grep_word", params)).await;
@@ -125,17 +125,17 @@ async fn b9_it_runs_in_the_sandbox() {
     assert_eq!(response.exit_code, Some(1));
     assert_eq!(response.error.unwrap().error_type, "abnormal_exit");
     let params = json!({"note": "-n; rm -rf /", "key": "s3cret"});
-    let user = output(&daemon, "leave_note", params).await;
+    let user = invoke_stdout(&daemon, "leave_note", params).await;
     assert_ne!(user.trim(), "0", "never root");
-    assert_eq!(note(&daemon), "-n; rm -rf /");
+    assert_eq!(read_note(&daemon), "-n; rm -rf /");
     let params = json!({"word": "root", "file": "/etc/shadow"});
     let response = invoke(&daemon, call("", "grep_word", params)).await;
     assert_eq!((response.exit_code, stdout(&response)), (Some(2), String::new()));
 }
 
 #[tokio::test]
-async fn b9_it_has_its_own_time() {
-    let daemon = daemon().await;
+async fn b9_tool_has_its_own_timeout() {
+    let daemon = start_with_tools().await;
     let response = invoke(&daemon, call("", "take_long", json!({}))).await;
     assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
     let data = json_of(response.data.as_ref().unwrap());
@@ -145,12 +145,12 @@ async fn b9_it_has_its_own_time() {
 }
 
 #[tokio::test]
-async fn b9_a_repeated_call_is_made_once() {
-    let daemon = daemon().await;
+async fn b9_repeated_call_runs_once() {
+    let daemon = start_with_tools().await;
     for _ in 0..3 {
         let request = call("", "leave_note", json!({"note": "x"}));
-        let response = invoke(&daemon, with("jig-request-id", "note-1", request)).await;
+        let response = invoke(&daemon, with_metadata("jig-request-id", "note-1", request)).await;
         assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
     }
-    assert_eq!(note(&daemon), "x");
+    assert_eq!(read_note(&daemon), "x");
 }

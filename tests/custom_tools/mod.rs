@@ -3,11 +3,11 @@
 /// What becomes of their parameters.
 mod arguments;
 /// Who may call them, and who decides.
-mod decided;
+mod authorization;
 /// As models are told of them.
-mod listed;
+mod catalog;
 /// Tables that are wrong.
-mod refused;
+mod invalid_tables;
 
 use std::fs;
 
@@ -63,18 +63,18 @@ properties.key = { type = "string", writeOnly = true, description = "Not used mu
 "#;
 
 /// A daemon with these tools.
-async fn daemon() -> Daemon {
-    with_more("").await
+async fn start_with_tools() -> Daemon {
+    start_with_config("").await
 }
 
 /// A daemon with these tools, and more in its configuration.
-async fn with_more(more: &str) -> Daemon {
+async fn start_with_config(more: &str) -> Daemon {
     let setup = Setup::new().workspace_table(&format!("{TOOLS}\n{more}"));
     setup.start().await
 }
 
 /// What a call says that a command does: its standard output.
-async fn output(daemon: &Daemon, tool: &str, params: Value) -> String {
+async fn invoke_stdout(daemon: &Daemon, tool: &str, params: Value) -> String {
     let response = invoke(daemon, call("", tool, params)).await;
     assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
     stdout(&response)
@@ -86,7 +86,11 @@ fn stdout(response: &InvokeResponse) -> String {
 }
 
 /// What a call is refused with: its reason, and what is wrong with which fields.
-async fn refusal(daemon: &Daemon, tool: &str, params: Value) -> (String, Vec<(String, String)>) {
+async fn invoke_failing(
+    daemon: &Daemon,
+    tool: &str,
+    params: Value,
+) -> (String, Vec<(String, String)>) {
     let response = invoke(daemon, call("", tool, params)).await;
     assert_eq!(response.status(), InvokeStatus::Error, "{response:?}");
     let error = response.error.unwrap();
@@ -100,6 +104,6 @@ async fn refusal(daemon: &Daemon, tool: &str, params: Value) -> (String, Vec<(St
 }
 
 /// The note that was left.
-fn note(daemon: &Daemon) -> String {
+fn read_note(daemon: &Daemon) -> String {
     fs::read_to_string(daemon.file("note")).unwrap()
 }

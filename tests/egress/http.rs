@@ -6,24 +6,24 @@ use std::net::UdpSocket;
 use jig::api::v1::RunRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 
-use super::{ALLOWED, OTHER, ask};
+use super::{ALLOWED, OTHER, proxy_request};
 use crate::support::{
-    Daemon, World, argv, eventually, full_size, in_network_of, patience, promptly, serve, shell,
-    while_waiting,
+    Daemon, TestNetwork, argv, eventually, full_size, probe_while_waiting, promptly,
+    run_in_network_of, shell, start_http_server, wait_timeout,
 };
 
-async fn daemon() -> (World, Daemon) {
-    let world = World::with(&[ALLOWED, OTHER]);
-    let daemon = world.proxy(&[ALLOWED.0], &[ALLOWED.1]).start().await;
+async fn start_with_proxy() -> (TestNetwork, Daemon) {
+    let world = TestNetwork::with_hosts(&[ALLOWED, OTHER]);
+    let daemon = world.proxy_setup(&[ALLOWED.0], &[ALLOWED.1]).start().await;
     (world, daemon)
 }
 
 #[tokio::test]
-async fn a_server_gets_the_request_and_not_what_was_for_the_proxy() {
-    let (_world, daemon) = daemon().await;
-    let requests = serve(&daemon, ALLOWED.1, 80, None);
+async fn proxy_forwards_requests_without_proxy_headers() {
+    let (_world, daemon) = start_with_proxy().await;
+    let requests = start_http_server(&daemon, ALLOWED.1, 80, None);
     let answer = daemon
-        .output(ask(
+        .output(proxy_request(
             "POST http://Packages.Jig.Test:80/p?q HTTP/1.1\r\nHost: packages.jig.test\r\nContent-Length: 3\r\nX-Kept: yes\r\n\
              Proxy-Authorization: Basic c2VjcmV0\r\nProxy-Connection: keep-alive\r\nConnection: close, X-Dropped\r\nX-Dropped: yes\r\n\
              TE: trailers\r\nUpgrade: websocket\r\n\r\nabc",
@@ -52,9 +52,9 @@ async fn a_server_gets_the_request_and_not_what_was_for_the_proxy() {
 }
 
 #[tokio::test]
-async fn what_is_unclear_is_refused_and_goes_nowhere() {
-    let (_world, daemon) = daemon().await;
-    let requests = serve(&daemon, ALLOWED.1, 80, None);
+async fn proxy_rejects_ambiguous_requests() {
+    let (_world, daemon) = start_with_proxy().await;
+    let requests = start_http_server(&daemon, ALLOWED.1, 80, None);
     let many = |count: usize| -> String {
         let field = |number| format!("X-{number}: 1\r\n");
         (0..count).map(field).collect()
@@ -152,7 +152,7 @@ async fn what_is_unclear_is_refused_and_goes_nowhere() {
             "4", // 414 or 431
         ),
     ] {
-        let response = daemon.run(ask(&request)).await;
+        let response = daemon.run(proxy_request(&request)).await;
         let line = response.stdout.lines().next().unwrap_or_default();
         assert!(
             line.starts_with(&format!("HTTP/1.1 {status}")),
@@ -163,19 +163,19 @@ async fn what_is_unclear_is_refused_and_goes_nowhere() {
     // Two lengths of one body: what comes behind it is never another request to the server.
     let smuggled = "POST http://packages.jig.test/ HTTP/1.1\r\nHost: packages.jig.test\r\nContent-Length: 60\r\nTransfer-Encoding: chunked\r\n\r\n\
                     0\r\n\r\nGET http://packages.jig.test/smuggled HTTP/1.1\r\nHost: other.jig.test\r\nConnection: close\r\n\r\n";
-    daemon.run(ask(smuggled)).await;
+    daemon.run(proxy_request(smuggled)).await;
     let heads = requests.heads();
     assert!(heads.iter().all(|head| !head.contains("smuggled")), "{heads:?}");
     assert_eq!(daemon.health().await, ServingStatus::Serving);
 }
 
 #[tokio::test]
-async fn what_goes_through_is_not_kept() {
-    let world = World::with(&[ALLOWED, OTHER]);
-    let setup = world.proxy(&[&format!("{}:8080", ALLOWED.0), ALLOWED.0], &[ALLOWED.1]);
+async fn proxy_streams_bodies_in_flat_memory() {
+    let world = TestNetwork::with_hosts(&[ALLOWED, OTHER]);
+    let setup = world.proxy_setup(&[&format!("{}:8080", ALLOWED.0), ALLOWED.0], &[ALLOWED.1]);
     let daemon = setup.start().await;
-    serve(&daemon, ALLOWED.1, 80, None);
-    serve(&daemon, ALLOWED.1, 8080, None);
+    start_http_server(&daemon, ALLOWED.1, 80, None);
+    start_http_server(&daemon, ALLOWED.1, 8080, None);
     let bytes = full_size(1 << 30, 100 << 20);
     daemon.output(shell("curl -sS http://packages.jig.test/zeros/1000000 | wc -c")).await;
     let before = daemon.resident_bytes();
@@ -185,14 +185,14 @@ async fn what_goes_through_is_not_kept() {
             "curl -sS {tunnel} http://packages.jig.test{}/zeros/{bytes} | wc -c",
             if tunnel.is_empty() { "" } else { ":8080" }
         );
-        let mut most = 0;
-        let response = while_waiting(daemon.run(shell(&command)), || {
-            most = most.max(daemon.resident_bytes());
+        let mut max_resident_bytes = 0;
+        let response = probe_while_waiting(daemon.run(shell(&command)), || {
+            max_resident_bytes = max_resident_bytes.max(daemon.resident_bytes());
         })
         .await;
         assert_eq!(response.stdout.trim(), bytes.to_string(), "{response:?}");
-        let more = most.saturating_sub(before);
-        assert!(more < 16 << 20, "{tunnel}: {more} bytes more");
+        let growth_bytes = max_resident_bytes.saturating_sub(before);
+        assert!(growth_bytes < 16 << 20, "{tunnel}: {growth_bytes} bytes more");
     }
     let uploaded = daemon
         .output(shell(&format!(
@@ -203,7 +203,7 @@ async fn what_goes_through_is_not_kept() {
 }
 
 /// Opens connections until no more are answered, and sends a part of a request over each.
-const SLOW: &str = "
+const SLOW_CLIENTS_SCRIPT: &str = "
 import socket, time
 ends = []
 try:
@@ -233,11 +233,13 @@ time.sleep(1000)
 ";
 
 #[tokio::test]
-async fn who_takes_all_connections_takes_only_its_own() {
-    let (_world, daemon) = daemon().await;
-    serve(&daemon, ALLOWED.1, 80, None);
-    let slow =
-        daemon.begin(RunRequest { timeout_sec: Some(600), ..argv(&["python3", "-c", SLOW]) });
+async fn connection_flood_exhausts_only_its_own_run() {
+    let (_world, daemon) = start_with_proxy().await;
+    start_http_server(&daemon, ALLOWED.1, 80, None);
+    let slow = daemon.spawn_run(RunRequest {
+        timeout_sec: Some(600),
+        ..argv(&["python3", "-c", SLOW_CLIENTS_SCRIPT])
+    });
     eventually("those too many are told", async || daemon.file("told").exists()).await;
     let info = daemon.info().await.egress.unwrap();
     assert_eq!(info.connections_active, 256);
@@ -256,7 +258,7 @@ async fn who_takes_all_connections_takes_only_its_own() {
 }
 
 /// Asks for more names than are looked up at a time, and says so once all have been asked for.
-const MANY_NAMES: &str = "
+const MANY_LOOKUPS_SCRIPT: &str = "
 import socket, time
 ends = []
 for number in range(200):
@@ -268,15 +270,15 @@ time.sleep(1000)
 ";
 
 #[tokio::test]
-async fn who_looks_up_names_that_nobody_answers_keeps_only_itself_waiting() {
-    let world = World::with(&[ALLOWED]).waiting_for_names();
+async fn stalled_name_lookups_delay_only_their_run() {
+    let world = TestNetwork::with_hosts(&[ALLOWED]).with_slow_name_servers();
     let hosts = [ALLOWED.0, "*.slow.jig.test"];
-    let daemon = world.proxy(&hosts, &[ALLOWED.1]).start().await;
-    serve(&daemon, ALLOWED.1, 80, None);
-    let silent = in_network_of(&daemon, || UdpSocket::bind("127.0.0.1:53").unwrap());
-    let slow = daemon.begin(argv(&["python3", "-c", MANY_NAMES]));
+    let daemon = world.proxy_setup(&hosts, &[ALLOWED.1]).start().await;
+    start_http_server(&daemon, ALLOWED.1, 80, None);
+    let silent = run_in_network_of(&daemon, || UdpSocket::bind("127.0.0.1:53").unwrap());
+    let slow = daemon.spawn_run(argv(&["python3", "-c", MANY_LOOKUPS_SCRIPT]));
     eventually("it has asked", async || daemon.file("asked").exists()).await;
-    silent.set_read_timeout(Some(patience())).unwrap();
+    silent.set_read_timeout(Some(wait_timeout())).unwrap();
     silent.recv(&mut [0; 512]).expect("a name is being looked up");
     let output = promptly(
         "another run's name is looked up",

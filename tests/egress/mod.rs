@@ -1,11 +1,11 @@
 //! Commands that have a network: the daemon's own, or its proxy.
 
+/// What is left of a run's connections, and what is recorded of them.
+mod connections;
 /// The network `host`.
-mod host;
+mod host_network;
 /// HTTP as the proxy reads and writes it.
 mod http;
-/// What is left of a run's connections, and what is recorded of them.
-mod life;
 /// npm, Cargo, Go.
 mod package_managers;
 /// What people use: pip, curl, git.
@@ -20,7 +20,7 @@ const ALLOWED: (&str, &str) = ("packages.jig.test", "203.0.113.10");
 const OTHER: (&str, &str) = ("other.jig.test", "203.0.113.11");
 
 /// A command that sends `text` to the proxy, and writes what comes back until the proxy closes.
-fn ask(text: &str) -> RunRequest {
+fn proxy_request(text: &str) -> RunRequest {
     let program = "
 import socket, sys
 end = socket.create_connection(('127.0.0.1', 3128))
@@ -33,7 +33,7 @@ while piece := end.recv(65536):
 
 /// The records of the default session about connections.
 fn egress_records(daemon: &Daemon) -> Vec<serde_json::Value> {
-    let path = daemon.state().join("sessions/default/events.jsonl");
+    let path = daemon.state_dir().join("sessions/default/events.jsonl");
     let text = std::fs::read_to_string(path).unwrap();
     let records = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     records

@@ -6,10 +6,12 @@ use std::{path::Path, process::Command};
 use tempfile::TempDir;
 
 use super::{ALLOWED, OTHER};
-use crate::support::{Daemon, Requests, World, serve, set_up, shell};
+use crate::support::{
+    Daemon, ReceivedRequests, TestNetwork, run_setup_script, shell, start_http_server,
+};
 
 /// Makes an index of each kind, with one package in it.
-const INDEXES: &str = r#"
+const INDEXES_SCRIPT: &str = r#"
 import hashlib, io, json, os, tarfile, zipfile
 def tar(files):
     content = io.BytesIO()
@@ -49,26 +51,26 @@ put(versions + 'v1.0.0.zip', content.getvalue())
 
 /// A daemon whose commands find Cargo and Go too, and what the two hosts are asked: the one that they
 /// may connect to, and the other.
-async fn daemon() -> (World, TempDir, Daemon, [Requests; 2]) {
-    set_up("tests/real_work/install.sh");
+async fn start_with_indexes() -> (TestNetwork, TempDir, Daemon, [ReceivedRequests; 2]) {
+    run_setup_script("tests/real_work/install.sh");
     let folder = TempDir::with_prefix("jig-test-indexes-").unwrap();
-    said(Command::new("python3").args(["-c", INDEXES]).current_dir(folder.path()));
-    let sysroot = said(Command::new("rustc").args(["--print", "sysroot"]));
+    host_stdout(Command::new("python3").args(["-c", INDEXES_SCRIPT]).current_dir(folder.path()));
+    let sysroot = host_stdout(Command::new("rustc").args(["--print", "sysroot"]));
     let rust = format!("{}:/rust", Path::new(sysroot.trim()).display());
-    let world = World::with(&[ALLOWED, OTHER]);
+    let world = TestNetwork::with_hosts(&[ALLOWED, OTHER]);
     let daemon = world
-        .proxy(&[ALLOWED.0], &[ALLOWED.1])
+        .proxy_setup(&[ALLOWED.0], &[ALLOWED.1])
         .arguments(&["--bind-ro", &rust, "--path", "/rust/bin"])
         .arguments(&["--path", "/usr/local/go/bin"])
         .start()
         .await;
-    let hosts =
-        [ALLOWED.1, OTHER.1].map(|host| serve(&daemon, host, 80, Some(folder.path().to_owned())));
+    let hosts = [ALLOWED.1, OTHER.1]
+        .map(|host| start_http_server(&daemon, host, 80, Some(folder.path().to_owned())));
     (world, folder, daemon, hosts)
 }
 
 /// What a program on the host writes.
-fn said(command: &mut Command) -> String {
+fn host_stdout(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
@@ -76,8 +78,8 @@ fn said(command: &mut Command) -> String {
 
 /// Runs what takes a package from the host `$host`: with the one host it says that it has it, with the
 /// other it says why not, and nobody is asked.
-async fn takes_a_package(command: &str) {
-    let (_world, _folder, daemon, [allowed, other]) = daemon().await;
+async fn assert_installs_only_from_allowed_host(command: &str) {
+    let (_world, _folder, daemon, [allowed, other]) = start_with_indexes().await;
     let of = |host: &str| shell(&format!("host={host}\n{command}"));
     let response = daemon.run(of(ALLOWED.0)).await;
     assert!(response.stdout.ends_with("installed\n"), "{response:?}");
@@ -91,8 +93,8 @@ async fn takes_a_package(command: &str) {
 }
 
 #[tokio::test]
-async fn npm_takes_a_package_from_an_allowed_host_and_from_no_other() {
-    takes_a_package(
+async fn npm_installs_only_from_the_allowed_host() {
+    assert_installs_only_from_allowed_host(
         "mkdir /tmp/app && cd /tmp/app && echo '{}' > package.json && \
          npm install --no-audit --no-fund --no-update-notifier --fetch-retries 0 --registry http://$host/npm/ jigpkg && \
          node -e 'console.log(require(\"jigpkg\"))'",
@@ -101,8 +103,8 @@ async fn npm_takes_a_package_from_an_allowed_host_and_from_no_other() {
 }
 
 #[tokio::test]
-async fn cargo_takes_a_package_from_an_allowed_host_and_from_no_other() {
-    takes_a_package(
+async fn cargo_fetches_only_from_the_allowed_host() {
+    assert_installs_only_from_allowed_host(
         "export CARGO_NET_RETRY=0
          cargo new --quiet --vcs none /tmp/app && cd /tmp/app && echo 'jigpkg = \"1\"' >> Cargo.toml && \
          cargo --config 'source.crates-io.replace-with=\"mirror\"' --config \"source.mirror.registry='sparse+http://$host/index/'\" fetch && \
@@ -112,8 +114,8 @@ async fn cargo_takes_a_package_from_an_allowed_host_and_from_no_other() {
 }
 
 #[tokio::test]
-async fn go_takes_a_package_from_an_allowed_host_and_from_no_other() {
-    takes_a_package(
+async fn go_downloads_only_from_the_allowed_host() {
+    assert_installs_only_from_allowed_host(
         "export GOPROXY=http://$host/go GOSUMDB=off GOTOOLCHAIN=local GOFLAGS=-mod=mod
          mkdir /tmp/app && cd /tmp/app && go mod init app && go mod download jig.test/pkg@v1.0.0 && \
          grep -o installed ~/go/pkg/mod/jig.test/pkg@v1.0.0/pkg.go",

@@ -10,7 +10,9 @@ use jig::api::v1::RunRequest;
 use tempfile::TempDir;
 
 use super::{ALLOWED, OTHER, egress_records};
-use crate::support::{Daemon, World, argv, eventually, in_network_of, serve, shell};
+use crate::support::{
+    Daemon, TestNetwork, argv, eventually, run_in_network_of, shell, start_http_server,
+};
 
 /// A server that is ended with the test.
 struct Server(Child);
@@ -23,7 +25,7 @@ impl Drop for Server {
 }
 
 /// Runs a program on the host, to the end.
-fn on_host(program: &str, words: &[&str], folder: &Path) {
+fn run_on_host(program: &str, words: &[&str], folder: &Path) {
     let output = Command::new(program).args(words).current_dir(folder).output().unwrap();
     assert!(
         output.status.success(),
@@ -33,9 +35,9 @@ fn on_host(program: &str, words: &[&str], folder: &Path) {
 }
 
 /// A daemon whose commands may connect to one of two hosts.
-async fn daemon() -> (World, Daemon) {
-    let world = World::with(&[ALLOWED, OTHER]);
-    let daemon = world.proxy(&[ALLOWED.0], &[ALLOWED.1]).start().await;
+async fn start_with_proxy() -> (TestNetwork, Daemon) {
+    let world = TestNetwork::with_hosts(&[ALLOWED, OTHER]);
+    let daemon = world.proxy_setup(&[ALLOWED.0], &[ALLOWED.1]).start().await;
     (world, daemon)
 }
 
@@ -54,7 +56,7 @@ with zipfile.ZipFile('simple/jigpkg/jigpkg-1.0-py3-none-any.whl', 'w') as wheel:
 with open('simple/jigpkg/index.html', 'w') as index:
     index.write('<a href=\"jigpkg-1.0-py3-none-any.whl\">jigpkg-1.0-py3-none-any.whl</a>')
 ";
-    on_host("python3", &["-c", make], folder.path());
+    run_on_host("python3", &["-c", make], folder.path());
     folder
 }
 
@@ -67,11 +69,11 @@ fn pip_install(index: &str) -> RunRequest {
 }
 
 #[tokio::test]
-async fn pip_installs_a_package_from_an_allowed_host_and_from_no_other() {
-    let (_world, daemon) = daemon().await;
+async fn pip_installs_only_from_the_allowed_host() {
+    let (_world, daemon) = start_with_proxy().await;
     let index = package_index();
-    let allowed = serve(&daemon, ALLOWED.1, 80, Some(index.path().to_owned()));
-    let other = serve(&daemon, OTHER.1, 80, Some(index.path().to_owned()));
+    let allowed = start_http_server(&daemon, ALLOWED.1, 80, Some(index.path().to_owned()));
+    let other = start_http_server(&daemon, OTHER.1, 80, Some(index.path().to_owned()));
     let output = daemon.output(pip_install("http://packages.jig.test/simple")).await;
     assert!(output.ends_with("installed\n"), "{output}");
     assert!(allowed.heads().len() >= 2, "{:?}", allowed.heads());
@@ -86,9 +88,9 @@ async fn pip_installs_a_package_from_an_allowed_host_and_from_no_other() {
 
 #[tokio::test]
 async fn curl_speaks_tls_with_an_allowed_host() {
-    let (_world, daemon) = daemon().await;
+    let (_world, daemon) = start_with_proxy().await;
     let folder = TempDir::with_prefix("jig-test-tls-").unwrap();
-    on_host(
+    run_on_host(
         "openssl",
         &[
             "req",
@@ -111,14 +113,14 @@ async fn curl_speaks_tls_with_an_allowed_host() {
     );
     fs::write(folder.path().join("hello"), "hello over TLS\n").unwrap();
     fs::copy(folder.path().join("certificate.pem"), daemon.file("certificate.pem")).unwrap();
-    let place = folder.path().to_owned();
-    let servers = in_network_of(&daemon, move || {
+    let server_folder = folder.path().to_owned();
+    let servers = run_in_network_of(&daemon, move || {
         [ALLOWED.1, OTHER.1].map(|address| {
             let accept = format!("{address}:443");
             let child = Command::new("openssl")
                 .args(["s_server", "-quiet", "-WWW", "-accept", &accept])
                 .args(["-cert", "certificate.pem", "-key", "key.pem"])
-                .current_dir(&place)
+                .current_dir(&server_folder)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
@@ -149,8 +151,8 @@ async fn curl_speaks_tls_with_an_allowed_host() {
 }
 
 #[tokio::test]
-async fn git_clones_from_an_allowed_host() {
-    let (_world, daemon) = daemon().await;
+async fn git_clones_only_from_the_allowed_host() {
+    let (_world, daemon) = start_with_proxy().await;
     let folder = TempDir::with_prefix("jig-test-git-").unwrap();
     let make = "
         git init --quiet --initial-branch main source && cd source
@@ -158,8 +160,8 @@ async fn git_clones_from_an_allowed_host() {
         git -c user.name=a -c user.email=a@b commit --quiet -m first
         cd .. && git clone --quiet --bare source project.git && cd project.git && git update-server-info
     ";
-    on_host("sh", &["-e", "-c", make], folder.path());
-    serve(&daemon, ALLOWED.1, 80, Some(folder.path().to_owned()));
+    run_on_host("sh", &["-e", "-c", make], folder.path());
+    start_http_server(&daemon, ALLOWED.1, 80, Some(folder.path().to_owned()));
     let output = daemon
         .output(shell(
             "git clone --quiet http://packages.jig.test/project.git /tmp/project && cat /tmp/project/file",
@@ -173,9 +175,9 @@ async fn git_clones_from_an_allowed_host() {
 }
 
 #[tokio::test]
-async fn a_program_may_ask_for_several_things_over_one_connection() {
-    let (_world, daemon) = daemon().await;
-    let requests = serve(&daemon, ALLOWED.1, 80, None);
+async fn proxy_serves_several_requests_per_connection() {
+    let (_world, daemon) = start_with_proxy().await;
+    let requests = start_http_server(&daemon, ALLOWED.1, 80, None);
     let response = daemon
         .run(argv(&[
             "curl",
@@ -202,8 +204,8 @@ async fn a_program_may_ask_for_several_things_over_one_connection() {
 }
 
 #[tokio::test]
-async fn what_the_caller_sets_wins_and_what_is_there_is_for_the_proxy() {
-    let (_world, daemon) = daemon().await;
+async fn caller_environment_overrides_the_proxy_variables() {
+    let (_world, daemon) = start_with_proxy().await;
     let names = "env | grep -i _proxy= | LC_ALL=C sort";
     assert_eq!(
         daemon.output(shell(names)).await,

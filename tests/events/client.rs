@@ -6,18 +6,18 @@ use serde_json::Value;
 
 use super::{in_session, records};
 use crate::{
-    processes::command_line::{jig, output},
+    processes::command_line::{jig_command, run_jig},
     support::{Daemon, promptly, shell},
 };
 
 #[tokio::test]
-async fn people_and_programs_are_told_what_has_happened() {
+async fn cli_prints_events_sessions_and_artifacts() {
     let daemon = Daemon::start().await;
     let hostile = "printf 'a\\033[2J'; exit 3 # \u{1b}[31m";
     daemon.run(in_session("s", shell(hostile))).await;
     let jig = async |words: &[&str]| {
         let words = [&["--session", "s"], words].concat();
-        let (code, stdout, stderr) = output(&daemon, &words, "").await;
+        let (code, stdout, stderr) = run_jig(&daemon, &words, "").await;
         assert_eq!((code, &*stderr), (0, ""), "{words:?}");
         assert!(!stdout.contains('\u{1b}'), "{stdout:?}");
         stdout
@@ -49,17 +49,17 @@ async fn people_and_programs_are_told_what_has_happened() {
     assert_eq!(last[0]["command"], hostile);
     let text = jig(&["last-command"]).await;
     assert!(text.contains("\nexit 3, step 1\n--- stdout\na\\033[2J\n"), "{text}");
-    let (code, _, stderr) = output(&daemon, &["--session", "none", "last-command"], "").await;
+    let (code, _, stderr) = run_jig(&daemon, &["--session", "none", "last-command"], "").await;
     assert_eq!(code, 1);
     assert!(stderr.contains("has run no command"), "{stderr}");
 }
 
 #[tokio::test]
-async fn who_follows_goes_on_when_the_daemon_is_back() {
+async fn follow_resumes_after_daemon_restart() {
     let daemon = Daemon::start().await;
-    super::make(&daemon, "before").await;
+    super::make_directory(&daemon, "before").await;
     let words = ["events", "--follow", "--json", "--tail", "1"];
-    let mut jig = jig(&daemon.socket(), &words).spawn().unwrap();
+    let mut jig = jig_command(&daemon.socket(), &words).spawn().unwrap();
     let (sender, mut lines) = tokio::sync::mpsc::unbounded_channel();
     let stdout = jig.stdout.take().unwrap();
     let reading = tokio::task::spawn_blocking(move || {
@@ -70,10 +70,10 @@ async fn who_follows_goes_on_when_the_daemon_is_back() {
     });
     assert_eq!(promptly("the last one is told", lines.recv()).await.unwrap(), 2);
     let daemon = daemon.restart().await;
-    super::make(&daemon, "after").await;
+    super::make_directory(&daemon, "after").await;
     for expected in [3, 4] {
-        let told = promptly("it goes on", lines.recv()).await;
-        assert_eq!(told.unwrap(), expected);
+        let sequence = promptly("it goes on", lines.recv()).await;
+        assert_eq!(sequence.unwrap(), expected);
     }
     jig.kill().unwrap();
     jig.wait().unwrap();

@@ -13,68 +13,68 @@ use jig::api::v1::{
 use super::in_session;
 use crate::support::{Daemon, Mark, Refusal, Setup, argv, eventually, full_size, promptly, shell};
 
-async fn last(daemon: &Daemon) -> LastCommandResponse {
+async fn last_command(daemon: &Daemon) -> LastCommandResponse {
     let answer = daemon.tools().last_command(LastCommandRequest {}).await;
     answer.unwrap().into_inner()
 }
 
 #[tokio::test]
-async fn it_is_what_ran_last_also_after_a_restart() {
+async fn last_command_survives_restart() {
     let daemon = Daemon::start().await;
     let none = daemon.tools().last_command(LastCommandRequest {}).await;
-    assert_eq!(Refusal::of(&none.unwrap_err()).reason, "NO_COMMAND_HISTORY");
+    assert_eq!(Refusal::from_status(&none.unwrap_err()).reason, "NO_COMMAND_HISTORY");
     let long = "yes \u{e9} | head -c 9001; echo oops >&2; exit 3";
     let ran = daemon.run(shell(long)).await;
-    let told = last(&daemon).await;
-    assert_eq!(told.command, long);
-    assert_eq!(told.argv, [""; 0]);
-    assert_eq!(told.outcome(), Outcome::Exited);
-    assert_eq!(told.exit_code, Some(3));
-    assert!(!told.running);
-    assert_eq!(told.stdout, "\u{e9}\n".repeat(1365), "no character is cut");
-    assert_eq!(told.stderr, "oops\n");
-    assert_eq!((told.stdout_truncated, told.stderr_truncated), (true, false));
-    assert_eq!(told.stdout_path, ran.stdout_path);
-    assert_eq!(told.stderr_path, ran.stderr_path);
-    assert_eq!(told.step, 2, "calls are steps, this one too");
-    let [start, end] = [told.start_time.unwrap(), told.end_time.unwrap()];
+    let reported = last_command(&daemon).await;
+    assert_eq!(reported.command, long);
+    assert_eq!(reported.argv, [""; 0]);
+    assert_eq!(reported.outcome(), Outcome::Exited);
+    assert_eq!(reported.exit_code, Some(3));
+    assert!(!reported.running);
+    assert_eq!(reported.stdout, "\u{e9}\n".repeat(1365), "no character is cut");
+    assert_eq!(reported.stderr, "oops\n");
+    assert_eq!((reported.stdout_truncated, reported.stderr_truncated), (true, false));
+    assert_eq!(reported.stdout_path, ran.stdout_path);
+    assert_eq!(reported.stderr_path, ran.stderr_path);
+    assert_eq!(reported.step, 2, "calls are steps, this one too");
+    let [start, end] = [reported.start_time.unwrap(), reported.end_time.unwrap()];
     assert!((start.seconds, start.nanos) <= (end.seconds, end.nanos));
     // Calls of it are none.
-    assert_eq!(last(&daemon).await, told);
+    assert_eq!(last_command(&daemon).await, reported);
     let daemon = daemon.restart().await;
-    assert_eq!(last(&daemon).await, told);
+    assert_eq!(last_command(&daemon).await, reported);
     let other = in_session("other", LastCommandRequest {});
     let none = daemon.tools().last_command(other).await;
-    assert_eq!(Refusal::of(&none.unwrap_err()).reason, "NO_COMMAND_HISTORY");
+    assert_eq!(Refusal::from_status(&none.unwrap_err()).reason, "NO_COMMAND_HISTORY");
 }
 
 #[tokio::test]
-async fn it_tells_how_each_ended() {
+async fn last_command_reports_how_it_ended() {
     let daemon = Daemon::start().await;
     daemon.run(argv(&["/bin/sh", "-c", "kill -9 $$"])).await;
-    let told = last(&daemon).await;
-    assert_eq!(told.command, "/bin/sh -c kill -9 $$");
-    assert_eq!(told.argv, ["/bin/sh", "-c", "kill -9 $$"]);
-    assert_eq!(told.outcome(), Outcome::Signaled);
-    assert_eq!((&*told.signal, told.exit_code), ("SIGKILL", None));
+    let reported = last_command(&daemon).await;
+    assert_eq!(reported.command, "/bin/sh -c kill -9 $$");
+    assert_eq!(reported.argv, ["/bin/sh", "-c", "kill -9 $$"]);
+    assert_eq!(reported.outcome(), Outcome::Signaled);
+    assert_eq!((&*reported.signal, reported.exit_code), ("SIGKILL", None));
     let request = RunRequest { timeout_sec: Some(1), ..shell("echo before; sleep 100") };
     daemon.run(request).await;
-    let told = last(&daemon).await;
-    assert_eq!(told.outcome(), Outcome::TimedOut);
-    assert_eq!(told.stdout, "before\n");
-    daemon.refuses(argv(&["no-such-program"]), "COMMAND_NOT_FOUND").await;
-    let told = last(&daemon).await;
-    assert_eq!(told.command, "no-such-program");
-    assert_eq!(told.outcome(), Outcome::Unspecified);
-    assert_eq!(told.error_type, "command_not_found");
-    assert!(told.error_message.contains("no-such-program"), "{told:?}");
+    let reported = last_command(&daemon).await;
+    assert_eq!(reported.outcome(), Outcome::TimedOut);
+    assert_eq!(reported.stdout, "before\n");
+    daemon.run_failing(argv(&["no-such-program"]), "COMMAND_NOT_FOUND").await;
+    let reported = last_command(&daemon).await;
+    assert_eq!(reported.command, "no-such-program");
+    assert_eq!(reported.outcome(), Outcome::Unspecified);
+    assert_eq!(reported.error_type, "command_not_found");
+    assert!(reported.error_message.contains("no-such-program"), "{reported:?}");
     let long = format!("true {}", "x".repeat(20_000));
     daemon.run(shell(&long)).await;
-    assert_eq!(last(&daemon).await.command, "<20005 bytes>");
+    assert_eq!(last_command(&daemon).await.command, "<20005 bytes>");
 }
 
 #[tokio::test]
-async fn one_that_was_started_is_told_of_while_it_runs_and_when_the_daemon_has_died() {
+async fn last_command_reports_running_and_lost_processes() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
     let command = mark.on(shell("head -c 600000 /dev/zero | tr '\\0' x; sleep 1000")).command;
@@ -88,25 +88,25 @@ async fn one_that_was_started_is_told_of_while_it_runs_and_when_the_daemon_has_d
         }
     }
     let head = "x".repeat(4096);
-    eventually("its output is kept", async || last(&daemon).await.stdout == head).await;
-    let told = last(&daemon).await;
-    assert!(told.running && told.stdout_truncated);
-    assert_eq!(told.outcome(), Outcome::Unspecified);
-    assert_eq!(Some(told.command), command);
-    assert_eq!(told.end_time, None);
+    eventually("its output is kept", async || last_command(&daemon).await.stdout == head).await;
+    let reported = last_command(&daemon).await;
+    assert!(reported.running && reported.stdout_truncated);
+    assert_eq!(reported.outcome(), Outcome::Unspecified);
+    assert_eq!(Some(reported.command), command);
+    assert_eq!(reported.end_time, None);
     let daemon = daemon.restart().await;
-    let told = last(&daemon).await;
-    assert!(!told.running);
-    assert_eq!(told.outcome(), Outcome::DaemonLost);
-    assert_eq!((told.stdout, told.end_time), (head, None));
+    let reported = last_command(&daemon).await;
+    assert!(!reported.running);
+    assert_eq!(reported.outcome(), Outcome::DaemonLost);
+    assert_eq!((reported.stdout, reported.end_time), (head, None));
 }
 
 #[tokio::test]
-async fn it_is_found_in_a_long_file() {
+async fn last_command_is_found_in_a_long_record_file() {
     let table = "[sessions]\nmax_record_bytes = 1073741824";
     let daemon = Setup::new().workspace_table(table).start().await;
     daemon.run(shell("echo text")).await;
-    let path = daemon.state().join("sessions/default/events.jsonl");
+    let path = daemon.state_dir().join("sessions/default/events.jsonl");
     // As many calls behind it as a session has in weeks.
     let written = super::records(&daemon, "default");
     let time = written[0]["time"].as_str().unwrap();
@@ -124,13 +124,13 @@ async fn it_is_found_in_a_long_file() {
     drop(file);
     let daemon = daemon.restart().await;
     // Within the tool's own five seconds, the first time too, when it must be looked for.
-    let told = last(&daemon).await;
-    assert_eq!(told.stdout, "text\n");
-    assert_eq!(told.step, 1);
+    let reported = last_command(&daemon).await;
+    assert_eq!(reported.stdout, "text\n");
+    assert_eq!(reported.step, 1);
     for _ in 0..20 {
-        assert_eq!(last(&daemon).await, told);
+        assert_eq!(last_command(&daemon).await, reported);
     }
-    let request = super::so_far(u64::try_from(records).unwrap() - 2);
-    let events = super::Watching::of(&daemon, request).await.rest().await;
+    let request = super::snapshot_request(u64::try_from(records).unwrap() - 2);
+    let events = super::EventWatch::of(&daemon, request).await.remaining_events().await;
     assert_eq!(events.len(), 2 + 2 * 21);
 }

@@ -9,13 +9,13 @@ use jig::api::v1::{
 };
 use tonic::{IntoRequest, Status};
 
-use super::{Watching, in_session, so_far};
+use super::{EventWatch, in_session, snapshot_request};
 use crate::{
-    callers::with_keys,
+    callers::start_daemon_with_keys,
     support::{Daemon, KeyFile, Refusal, Setup, eventually, shell, with_key},
 };
 
-async fn list(
+async fn list_artifacts(
     daemon: &Daemon,
     request: impl IntoRequest<ListArtifactsRequest>,
 ) -> Result<ListArtifactsResponse, Status> {
@@ -25,11 +25,15 @@ async fn list(
 }
 
 /// All artifacts of the default session, by pages of this size.
-async fn by_pages(daemon: &Daemon, page_size: u32, step: Option<u64>) -> Vec<ArtifactInfo> {
+async fn artifacts_by_pages(
+    daemon: &Daemon,
+    page_size: u32,
+    step: Option<u64>,
+) -> Vec<ArtifactInfo> {
     let (mut found, mut page_token) = (Vec::new(), None);
     loop {
         let request = ListArtifactsRequest { page_size: Some(page_size), page_token, step };
-        let page = list(daemon, request).await.unwrap();
+        let page = list_artifacts(daemon, request).await.unwrap();
         assert!(page.artifacts.len() <= page_size as usize);
         found.extend(page.artifacts);
         if page.next_page_token.is_empty() {
@@ -40,15 +44,15 @@ async fn by_pages(daemon: &Daemon, page_size: u32, step: Option<u64>) -> Vec<Art
 }
 
 #[tokio::test]
-async fn artifacts_come_page_by_page() {
+async fn artifacts_are_listed_page_by_page() {
     let daemon = Daemon::start().await;
-    assert_eq!(by_pages(&daemon, 10, None).await, []);
-    assert!(!daemon.state().join("sessions/default").exists());
+    assert_eq!(artifacts_by_pages(&daemon, 10, None).await, []);
+    assert!(!daemon.state_dir().join("sessions/default").exists());
     for number in 0..6 {
         let command = format!("echo {number}; [ {number} = 3 ] && echo error >&2; true");
         daemon.run(shell(&command)).await;
     }
-    let all = by_pages(&daemon, 1000, None).await;
+    let all = artifacts_by_pages(&daemon, 1000, None).await;
     let paths: Vec<_> = all.iter().map(|artifact| artifact.path.clone()).collect();
     assert_eq!(paths.len(), 7);
     assert!(paths.is_sorted());
@@ -59,12 +63,12 @@ async fn artifacts_come_page_by_page() {
         assert!(artifact.modify_time.is_some());
     }
     for page_size in [1, 2, 3, 6, 7, 8] {
-        assert_eq!(by_pages(&daemon, page_size, None).await, all, "{page_size}");
+        assert_eq!(artifacts_by_pages(&daemon, page_size, None).await, all, "{page_size}");
     }
-    let of_step = by_pages(&daemon, 1, Some(4)).await;
+    let of_step = artifacts_by_pages(&daemon, 1, Some(4)).await;
     assert_eq!(of_step, all[3..5].to_vec());
     let request = ListArtifactsRequest { page_size: Some(1), ..ListArtifactsRequest::default() };
-    let token = list(&daemon, request.clone()).await.unwrap().next_page_token;
+    let token = list_artifacts(&daemon, request.clone()).await.unwrap().next_page_token;
     for (step, page_token, page_size) in
         [(Some(4), &*token, 1), (None, "nonsense", 1), (None, "", 0)]
     {
@@ -73,15 +77,15 @@ async fn artifacts_come_page_by_page() {
             page_token: Some(page_token.to_owned()),
             page_size: Some(page_size),
         };
-        let refusal = Refusal::of(&list(&daemon, request).await.unwrap_err());
+        let refusal = Refusal::from_status(&list_artifacts(&daemon, request).await.unwrap_err());
         assert_eq!(refusal.reason, "INVALID_PARAMS");
     }
-    let other = list(&daemon, in_session("other", request)).await.unwrap();
+    let other = list_artifacts(&daemon, in_session("other", request)).await.unwrap();
     assert_eq!(other, ListArtifactsResponse::default());
 }
 
 #[tokio::test]
-async fn sessions_come_page_by_page() {
+async fn sessions_are_listed_page_by_page() {
     let daemon = Daemon::start().await;
     for (session, runs) in [("b", 1), ("a", 2), ("c.d", 1), ("A", 3)] {
         for _ in 0..runs {
@@ -110,11 +114,11 @@ async fn sessions_come_page_by_page() {
 }
 
 #[tokio::test]
-async fn who_only_looks_has_a_rate_too() {
+async fn read_only_calls_are_rate_limited() {
     let keys = Arc::new(KeyFile::new());
     let slow = ["--calls-per-second", "1", "--burst", "1"];
-    let key = keys.add("looks", "read", &slow);
-    let daemon = with_keys(Setup::new(), &keys).await;
+    let key = keys.add_key("looks", "read", &slow);
+    let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
     let mut events = EventServiceClient::new(daemon.channel());
     let mut sessions = async || {
         let request = with_key(&key, ListSessionsRequest::default());
@@ -122,16 +126,17 @@ async fn who_only_looks_has_a_rate_too() {
     };
     let artifacts = async || {
         let request = with_key(&key, ListArtifactsRequest::default());
-        list(&daemon, request).await.map(drop)
+        list_artifacts(&daemon, request).await.map(drop)
     };
-    let watching = async || Watching::try_of(&daemon, with_key(&key, so_far(0))).await.map(drop);
+    let watching =
+        async || EventWatch::try_of(&daemon, with_key(&key, snapshot_request(0))).await.map(drop);
     eventually("a list of sessions is too much", async || {
-        let refusal = sessions().await.map_err(|status| Refusal::of(&status));
+        let refusal = sessions().await.map_err(|status| Refusal::from_status(&status));
         refusal.is_err_and(|refusal| refusal.retry_after.is_some())
     })
     .await;
     eventually("a list of artifacts is too much", async || {
-        let refusal = artifacts().await.map_err(|status| Refusal::of(&status));
+        let refusal = artifacts().await.map_err(|status| Refusal::from_status(&status));
         refusal.is_err_and(|refusal| refusal.retry_after.is_some())
     })
     .await;
@@ -143,10 +148,10 @@ async fn who_only_looks_has_a_rate_too() {
 }
 
 #[tokio::test]
-async fn artifacts_that_nobody_reads_are_bounded() {
+async fn unread_artifact_streams_are_limited() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("few", "invoke", &["--concurrent-calls", "4"]);
-    let daemon = with_keys(Setup::new(), &keys).await;
+    let key = keys.add_key("few", "invoke", &["--concurrent-calls", "4"]);
+    let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
     // More than what is on its way to a client that takes nothing.
     let text = with_key(&key, shell("head -c 20000000 /dev/zero"));
     let path = daemon.run(text).await.stdout_path;
@@ -157,7 +162,7 @@ async fn artifacts_that_nobody_reads_are_bounded() {
         let request = ReadArtifactRequest { path: path.clone(), ..ReadArtifactRequest::default() };
         match client.read_artifact(with_key(&key, request)).await {
             Ok(answer) => reading.push(answer.into_inner()),
-            Err(status) => break Refusal::of(&status),
+            Err(status) => break Refusal::from_status(&status),
         }
         assert!(reading.len() <= 4);
     };

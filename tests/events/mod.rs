@@ -2,13 +2,13 @@
 //! old ones are removed; the last command; and what is listed.
 
 mod client;
-mod disk;
+mod full_disk;
 mod last_command;
 mod listing;
 mod results;
 mod resume;
 mod retention;
-mod seen;
+mod visibility;
 mod watchers;
 
 use std::fs;
@@ -20,15 +20,15 @@ use jig::api::v1::{
 use serde_json::{Value, json};
 use tonic::{Request, Status, Streaming};
 
-use crate::support::{Daemon, Refusal, promptly, with};
+use crate::support::{Daemon, Refusal, promptly, with_metadata};
 
 /// Somebody who watches.
-struct Watching(Streaming<WatchEventsResponse>);
+struct EventWatch(Streaming<WatchEventsResponse>);
 
-impl Watching {
+impl EventWatch {
     /// Watches the default session.
     async fn from(daemon: &Daemon, after_sequence: u64) -> Self {
-        Self::of(daemon, request(after_sequence)).await
+        Self::of(daemon, watch_request(after_sequence)).await
     }
 
     /// Watches as is asked, on a connection of its own.
@@ -42,7 +42,7 @@ impl Watching {
     ) -> Result<Self, Refusal> {
         let mut client = EventServiceClient::new(daemon.new_connection());
         let answer = promptly("it is answered", client.watch_events(request)).await;
-        let stream = answer.map_err(|status| Refusal::of(&status))?;
+        let stream = answer.map_err(|status| Refusal::from_status(&status))?;
         Ok(Self(stream.into_inner()))
     }
 
@@ -57,7 +57,7 @@ impl Watching {
     }
 
     /// The next event.
-    async fn event(&mut self) -> Event {
+    async fn next_event(&mut self) -> Event {
         match self.next().await {
             Some(Item::Event(event)) => event,
             other => panic!("an event, and not {other:?}"),
@@ -65,7 +65,7 @@ impl Watching {
     }
 
     /// All events up to the end of the stream.
-    async fn rest(&mut self) -> Vec<Event> {
+    async fn remaining_events(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         while let Some(item) = self.next().await {
             match item {
@@ -77,21 +77,21 @@ impl Watching {
     }
 }
 
-fn request(after_sequence: u64) -> WatchEventsRequest {
+fn watch_request(after_sequence: u64) -> WatchEventsRequest {
     WatchEventsRequest { after_sequence, ..WatchEventsRequest::default() }
 }
 
 /// What is there, without waiting for more.
-fn so_far(after_sequence: u64) -> WatchEventsRequest {
-    WatchEventsRequest { follow: Some(false), ..request(after_sequence) }
+fn snapshot_request(after_sequence: u64) -> WatchEventsRequest {
+    WatchEventsRequest { follow: Some(false), ..watch_request(after_sequence) }
 }
 
 fn in_session<T>(session: &str, message: T) -> Request<T> {
-    with("jig-session", session, message)
+    with_metadata("jig-session", session, message)
 }
 
 /// Makes a directory: a call with two records.
-async fn make(daemon: &Daemon, path: &str) {
+async fn make_directory(daemon: &Daemon, path: &str) {
     let request = CreateDirectoryRequest { path: path.to_owned() };
     daemon.tools().create_directory(request).await.unwrap();
 }
@@ -99,13 +99,13 @@ async fn make(daemon: &Daemon, path: &str) {
 /// The records that a session has.
 pub(crate) fn records(daemon: &Daemon, session: &str) -> Vec<Value> {
     let path = format!("sessions/{session}/events.jsonl");
-    let text = fs::read_to_string(daemon.state().join(path)).unwrap();
+    let text = fs::read_to_string(daemon.state_dir().join(path)).unwrap();
     let lines = text.lines();
     lines.map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// The record that an event carries.
-fn record(event: &Event) -> Value {
+fn event_record(event: &Event) -> Value {
     let record = event.record.clone().unwrap();
     let record = json_of(prost_types::value::Kind::StructValue(record));
     assert_eq!(record["sequence"], event.sequence);

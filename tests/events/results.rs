@@ -9,25 +9,25 @@ use jig::api::v1::{
 };
 use serde_json::{Value, json};
 
-use super::{Watching, record, records, request};
+use super::{EventWatch, event_record, records, watch_request};
 use crate::{
-    callers::with_keys,
+    callers::start_daemon_with_keys,
     invoke::{call, invoke},
     jobs::Jobs,
     support::{Daemon, KeyFile, Setup, with_key},
 };
 
-fn with_results(after_sequence: u64) -> WatchEventsRequest {
-    WatchEventsRequest { with_results: true, ..request(after_sequence) }
+fn request_with_results(after_sequence: u64) -> WatchEventsRequest {
+    WatchEventsRequest { with_results: true, ..watch_request(after_sequence) }
 }
 
-fn of_claude(id: &str, tool: &str, params: Value) -> InvokeRequest {
+fn claude_call(id: &str, tool: &str, params: Value) -> InvokeRequest {
     InvokeRequest { request_id: id.to_owned(), ..call("claude", tool, params) }
 }
 
-impl Watching {
+impl EventWatch {
     /// The next result, and the events before it.
-    async fn result(&mut self) -> (Vec<Event>, CallResult) {
+    async fn next_result(&mut self) -> (Vec<Event>, CallResult) {
         let mut events = Vec::new();
         loop {
             match self.next().await {
@@ -40,10 +40,10 @@ impl Watching {
 }
 
 #[tokio::test]
-async fn c15_results_of_calls_are_watched() {
+async fn c15_watch_streams_results_of_calls() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("f"), "lines of a file").unwrap();
-    let mut watches = Watching::of(&daemon, with_results(0)).await;
+    let mut watches = EventWatch::of(&daemon, request_with_results(0)).await;
     for (id, tool, params, is_error) in [
         ("tool_use_1", "Read", json!({"path": "f"}), false),
         ("tool_use_2", "Read", json!({"path": "missing"}), true),
@@ -52,8 +52,8 @@ async fn c15_results_of_calls_are_watched() {
         ("tool_use_5", "Bash", json!({"command": "cat f; exit 3"}), false),
         ("tool_use_6", "WebFetch", json!({}), true),
     ] {
-        let answered = invoke(&daemon, of_claude(id, tool, params)).await;
-        let (events, result) = watches.result().await;
+        let answered = invoke(&daemon, claude_call(id, tool, params)).await;
+        let (events, result) = watches.next_result().await;
         assert_eq!(result.request_id, id);
         assert_eq!((&*result.tool, &*result.dialect), (tool, "claude"));
         assert_eq!((&result.content, result.is_error), (&answered.text, is_error));
@@ -64,7 +64,7 @@ async fn c15_results_of_calls_are_watched() {
         assert_eq!(last.result_absence(), ResultAbsence::Unspecified);
     }
     let answered = invoke(&daemon, call("", "read_file", json!({"path": "f"}))).await;
-    let (_, result) = watches.result().await;
+    let (_, result) = watches.next_result().await;
     assert_eq!((&*result.tool, &*result.dialect), ("read_file", ""));
     assert_eq!(result.content, answered.text);
     assert_eq!(result.request_id, result.call_id);
@@ -74,10 +74,10 @@ async fn c15_results_of_calls_are_watched() {
 }
 
 #[tokio::test]
-async fn c15_results_of_jobs_and_batches_are_watched() {
+async fn c15_watch_streams_results_of_jobs_and_batches() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("f"), "of a file").unwrap();
-    let mut watches = Watching::of(&daemon, with_results(0)).await;
+    let mut watches = EventWatch::of(&daemon, request_with_results(0)).await;
     let request = InvokeBatchRequest {
         dialect: "claude".to_owned(),
         calls: vec![BatchCall {
@@ -90,11 +90,11 @@ async fn c15_results_of_jobs_and_batches_are_watched() {
     };
     let mut client = InvokeServiceClient::new(daemon.channel());
     client.invoke_batch(request).await.unwrap();
-    let (events, result) = watches.result().await;
+    let (events, result) = watches.next_result().await;
     assert_eq!(result.request_id, "tool_use_1");
     let content: Value = serde_json::from_str(&result.content).unwrap();
     assert_eq!(content["content"], "of a file");
-    let last = record(events.last().unwrap());
+    let last = event_record(events.last().unwrap());
     assert_eq!(last["job_id"], result.job_id);
     assert_eq!(last["request_id"], "tool_use_1");
 
@@ -106,7 +106,7 @@ async fn c15_results_of_jobs_and_batches_are_watched() {
         ..SubmitJobRequest::default()
     };
     let id = jobs.submit(submission).await;
-    let (_, result) = watches.result().await;
+    let (_, result) = watches.next_result().await;
     assert_eq!((&result.job_id, result.is_error), (&id, true));
     let job = jobs.wait(&id).await;
     assert_eq!(result.content, job.result.unwrap().text);
@@ -115,29 +115,29 @@ async fn c15_results_of_jobs_and_batches_are_watched() {
 #[tokio::test]
 async fn c15_a_repeated_call_has_one_result() {
     let daemon = Daemon::start().await;
-    let mut watches = Watching::of(&daemon, with_results(0)).await;
+    let mut watches = EventWatch::of(&daemon, request_with_results(0)).await;
     let write = || {
         let write = call("claude", "Write", json!({"path": "f", "content": "x"}));
-        crate::support::with("jig-request-id", "once", write)
+        crate::support::with_metadata("jig-request-id", "once", write)
     };
     let first = invoke(&daemon, write()).await;
     assert_eq!(invoke(&daemon, write()).await.text, first.text);
     invoke(&daemon, call("claude", "Read", json!({"path": "f"}))).await;
-    let (_, result) = watches.result().await;
+    let (_, result) = watches.next_result().await;
     assert_eq!((&*result.tool, &result.content), ("Write", &first.text));
-    assert_eq!(watches.result().await.1.tool, "Read");
+    assert_eq!(watches.next_result().await.1.tool, "Read");
 }
 
 #[tokio::test]
-async fn c15_results_of_the_past_are_not_there() {
+async fn c15_past_results_are_absent() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("f"), "x").unwrap();
-    let read = |id: &str| of_claude(id, "Read", json!({"path": "f"}));
-    let mut without = Watching::of(&daemon, request(0)).await;
+    let read = |id: &str| claude_call(id, "Read", json!({"path": "f"}));
+    let mut without = EventWatch::of(&daemon, watch_request(0)).await;
     invoke(&daemon, read("before")).await;
-    let mut watches = Watching::of(&daemon, with_results(0)).await;
+    let mut watches = EventWatch::of(&daemon, request_with_results(0)).await;
     invoke(&daemon, read("now")).await;
-    let (events, result) = watches.result().await;
+    let (events, result) = watches.next_result().await;
     assert_eq!(result.request_id, "now");
     let absences = events
         .iter()
@@ -147,59 +147,61 @@ async fn c15_results_of_the_past_are_not_there() {
     assert!(absences.eq(expected), "{events:?}");
     // Without the wish, there is neither.
     for _ in 0..4 {
-        let event = without.event().await;
+        let event = without.next_event().await;
         assert_eq!(event.result_absence(), ResultAbsence::Unspecified);
     }
-    let of_type =
-        WatchEventsRequest { types: vec!["tool_call_started".to_owned()], ..with_results(0) };
-    let mut started = Watching::of(&daemon, of_type).await;
+    let of_type = WatchEventsRequest {
+        types: vec!["tool_call_started".to_owned()],
+        ..request_with_results(0)
+    };
+    let mut started = EventWatch::of(&daemon, of_type).await;
     invoke(&daemon, read("more")).await;
     for id in ["before", "now", "more"] {
-        assert_eq!(started.event().await.request_id, id);
+        assert_eq!(started.next_event().await.request_id, id);
     }
     // Behind the result that is not sent.
     invoke(&daemon, read("last")).await;
-    assert_eq!(started.event().await.request_id, "last");
+    assert_eq!(started.next_event().await.request_id, "last");
 }
 
 #[tokio::test]
-async fn c15_who_may_not_use_a_tool_gets_no_content() {
+async fn c15_caller_gets_no_content_of_forbidden_tools() {
     let keys = Arc::new(KeyFile::new());
-    let calls = keys.add("calls", "invoke", &[]);
-    let looks = keys.add("looks", "read", &[]);
-    let reads = keys.add("reads", "invoke", &["--for-tool", "read_file"]);
-    let daemon = with_keys(Setup::new(), &keys).await;
+    let calls = keys.add_key("calls", "invoke", &[]);
+    let looks = keys.add_key("looks", "read", &[]);
+    let reads = keys.add_key("reads", "invoke", &["--for-tool", "read_file"]);
+    let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
     fs::write(daemon.file("f"), "secret lines").unwrap();
-    let mut of_looks = Watching::of(&daemon, with_key(&looks, with_results(0))).await;
-    let mut of_reads = Watching::of(&daemon, with_key(&reads, with_results(0))).await;
-    let mut of_calls = Watching::of(&daemon, with_key(&calls, with_results(0))).await;
-    let run = of_claude("run", "Bash", json!({"command": "cat f"}));
+    let mut of_looks = EventWatch::of(&daemon, with_key(&looks, request_with_results(0))).await;
+    let mut of_reads = EventWatch::of(&daemon, with_key(&reads, request_with_results(0))).await;
+    let mut of_calls = EventWatch::of(&daemon, with_key(&calls, request_with_results(0))).await;
+    let run = claude_call("run", "Bash", json!({"command": "cat f"}));
     invoke(&daemon, with_key(&calls, run)).await;
-    let read = of_claude("read", "Read", json!({"path": "f"}));
+    let read = claude_call("read", "Read", json!({"path": "f"}));
     invoke(&daemon, with_key(&calls, read)).await;
 
-    let (_, result) = of_calls.result().await;
+    let (_, result) = of_calls.next_result().await;
     assert!(result.content.contains("secret lines"), "{result:?}");
-    let (events, result) = of_looks.result().await;
+    let (events, result) = of_looks.next_result().await;
     assert!(events.iter().any(|event| event.tool == "run"), "{events:?}");
     assert_eq!(result.absence(), ResultAbsence::Forbidden);
     assert_eq!((&*result.request_id, &*result.content), ("run", ""));
     assert!(!result.is_error);
     // Of tools that its key is not for, it sees nothing at all.
-    let (events, result) = of_reads.result().await;
+    let (events, result) = of_reads.next_result().await;
     assert!(events.iter().all(|event| event.tool == "read_file"), "{events:?}");
     assert_eq!(&*result.request_id, "read");
     assert!(result.content.contains("secret lines"), "{result:?}");
 }
 
 #[tokio::test]
-async fn c17_long_contents_have_their_beginning_and_end() {
+async fn c17_long_contents_keep_head_and_tail() {
     let daemon = Daemon::start().await;
     let text = format!("begins{}ends", "x".repeat(300_000));
     fs::write(daemon.file("f"), text).unwrap();
-    let mut watches = Watching::of(&daemon, with_results(0)).await;
-    invoke(&daemon, of_claude("1", "Read", json!({"path": "f"}))).await;
-    let (_, result) = watches.result().await;
+    let mut watches = EventWatch::of(&daemon, request_with_results(0)).await;
+    invoke(&daemon, claude_call("1", "Read", json!({"path": "f"}))).await;
+    let (_, result) = watches.next_result().await;
     assert!(result.truncated && result.content.len() <= 32 << 10);
     let content: Value = serde_json::from_str(&result.content).unwrap();
     let text = content["content"].as_str().unwrap();

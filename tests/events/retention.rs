@@ -7,26 +7,28 @@ use jig::api::v1::{
     watch_events_response::Item,
 };
 
-use super::{Watching, in_session, make, records, request, sequences, so_far};
-use crate::support::{Daemon, Mark, Setup, eventually, full_size, shell, with};
+use super::{
+    EventWatch, in_session, make_directory, records, sequences, snapshot_request, watch_request,
+};
+use crate::support::{Daemon, Mark, Setup, eventually, full_size, shell, with_metadata};
 
 /// Records of a session that has few.
-const FEW: &str = "[sessions]\nmax_record_bytes = 65536";
+const SMALL_RECORDS_TABLE: &str = "[sessions]\nmax_record_bytes = 65536";
 
 /// The number of the first record that a session has.
-fn first(daemon: &Daemon) -> u64 {
+fn first_sequence(daemon: &Daemon) -> u64 {
     let records = records(daemon, "default");
     records.first().map_or(0, |record| record["sequence"].as_u64().unwrap())
 }
 
 /// Bytes of the records of the default session.
-fn bytes(daemon: &Daemon) -> u64 {
-    let path = daemon.state().join("sessions/default/events.jsonl");
+fn record_bytes(daemon: &Daemon) -> u64 {
+    let path = daemon.state_dir().join("sessions/default/events.jsonl");
     fs::metadata(path).unwrap().len()
 }
 
 /// Reads on until a record of this number has come; answers what was not told of.
-async fn read_to(watching: &mut Watching, mut next: u64, last: u64) -> BTreeSet<u64> {
+async fn missed_until(watching: &mut EventWatch, mut next: u64, last: u64) -> BTreeSet<u64> {
     let mut left_out = BTreeSet::new();
     while next <= last {
         match watching.next().await.unwrap() {
@@ -47,43 +49,43 @@ async fn read_to(watching: &mut Watching, mut next: u64, last: u64) -> BTreeSet<
 }
 
 #[tokio::test]
-async fn the_oldest_steps_go_while_they_are_watched() {
-    let daemon = Setup::new().workspace_table(FEW).start().await;
-    let mut follows = Watching::from(&daemon, 0).await;
-    let mut sleeps = Watching::from(&daemon, 0).await;
+async fn oldest_steps_are_removed_while_watched() {
+    let daemon = Setup::new().workspace_table(SMALL_RECORDS_TABLE).start().await;
+    let mut follows = EventWatch::from(&daemon, 0).await;
+    let mut sleeps = EventWatch::from(&daemon, 0).await;
     let output = daemon.run(shell("echo text")).await;
     let calls = full_size(5_000, 600);
     let last = u64::try_from(calls).unwrap() * 2 + 2;
     let mut read = 0;
     for number in 0..calls {
-        make(&daemon, &format!("d{}", number % 50)).await;
+        make_directory(&daemon, &format!("d{}", number % 50)).await;
         // Who keeps up misses nothing.
         if (number + 1) % 20 == 0 {
             let made = u64::try_from(number + 1).unwrap() * 2 + 2;
-            let left_out = read_to(&mut follows, read + 1, made).await;
+            let left_out = missed_until(&mut follows, read + 1, made).await;
             assert!(left_out.is_empty(), "{left_out:?}");
             read = made;
         }
     }
     assert_eq!(read, last);
-    eventually("old records are removed", async || first(&daemon) > 2).await;
-    read_to(&mut sleeps, 1, last).await;
-    eventually("no more is kept than is said", async || bytes(&daemon) <= 65536).await;
-    let refusal = daemon.artifact_of("default", &output.stdout_path).await;
+    eventually("old records are removed", async || first_sequence(&daemon) > 2).await;
+    missed_until(&mut sleeps, 1, last).await;
+    eventually("no more is kept than is said", async || record_bytes(&daemon) <= 65536).await;
+    let refusal = daemon.artifact_of_session("default", &output.stdout_path).await;
     let refusal = refusal.unwrap_err();
     assert_eq!(refusal.reason, "ARTIFACT_NOT_FOUND");
     assert!(refusal.message.contains("ListArtifacts"), "{refusal:?}");
     // From whatever number on, the gap is told, and then what there is.
-    let first = first(&daemon);
+    let first = first_sequence(&daemon);
     for after in [0, 1, first - 2, first - 1, first, last - 1, last] {
-        let mut watching = Watching::of(&daemon, so_far(after)).await;
+        let mut watching = EventWatch::of(&daemon, snapshot_request(after)).await;
         if after + 1 < first {
             match watching.next().await {
                 Some(Item::Gap(gap)) => assert_eq!(gap.first_sequence, first),
                 other => panic!("{after}: {other:?}"),
             }
         }
-        let events = watching.rest().await;
+        let events = watching.remaining_events().await;
         let expected = (after + 1).max(first)..=last;
         assert!(events.iter().map(|event| event.sequence).eq(expected), "{after}");
     }
@@ -93,25 +95,25 @@ async fn the_oldest_steps_go_while_they_are_watched() {
 }
 
 #[tokio::test]
-async fn a_step_that_goes_on_is_kept_however_many_come_behind_it() {
-    let daemon = Setup::new().workspace_table(FEW).start().await;
+async fn running_step_is_retained_behind_newer_ones() {
+    let daemon = Setup::new().workspace_table(SMALL_RECORDS_TABLE).start().await;
     let mark = Mark::new();
     let command = "echo begins; until [ -e end ]; do sleep 0.05; done; echo ends";
-    let call = daemon.begin(mark.on(shell(command)));
-    mark.appears(1).await;
+    let call = daemon.spawn_run(mark.on(shell(command)));
+    mark.wait_for_processes(1).await;
     let mut number = 0;
     eventually("old records are removed", async || {
         for _ in 0..50 {
             number += 1;
-            make(&daemon, &format!("d{}", number % 50)).await;
+            make_directory(&daemon, &format!("d{}", number % 50)).await;
         }
         records(&daemon, "default")[1]["sequence"] != 2
     })
     .await;
-    assert_eq!(first(&daemon), 1, "its first record is there");
+    assert_eq!(first_sequence(&daemon), 1, "its first record is there");
     // Who comes later is told of each gap.
-    let mut watching = Watching::of(&daemon, so_far(0)).await;
-    assert_eq!(watching.event().await.sequence, 1);
+    let mut watching = EventWatch::of(&daemon, snapshot_request(0)).await;
+    assert_eq!(watching.next_event().await.sequence, 1);
     assert!(matches!(watching.next().await, Some(Item::Gap(_))));
     fs::write(daemon.file("end"), "").unwrap();
     let response = call.await.unwrap().unwrap();
@@ -120,34 +122,35 @@ async fn a_step_that_goes_on_is_kept_however_many_come_behind_it() {
 }
 
 #[tokio::test]
-async fn too_much_goes_also_where_some_of_it_must_stay_and_nothing_comes_behind_it() {
-    let daemon = Setup::new().workspace_table(FEW).start().await;
+async fn records_shrink_around_a_running_step() {
+    let daemon = Setup::new().workspace_table(SMALL_RECORDS_TABLE).start().await;
     let mark = Mark::new();
     // Its first record is large, and stays while it goes on.
     let long = "x".repeat(8000);
     let command = format!("until [ -e end ]; do sleep 0.05; done; : {long}");
-    let call = daemon.begin(mark.on(shell(&command)));
-    mark.appears(1).await;
+    let call = daemon.spawn_run(mark.on(shell(&command)));
+    mark.wait_for_processes(1).await;
     let mut number = 0;
     let mut has_room = true;
     while has_room {
         number += 1;
-        make(&daemon, &format!("d{}", number % 50)).await;
+        make_directory(&daemon, &format!("d{}", number % 50)).await;
         // Until some is removed, or is to be.
-        has_room = bytes(&daemon) <= 65536 && records(&daemon, "default")[1]["sequence"] == 2;
+        has_room =
+            record_bytes(&daemon) <= 65536 && records(&daemon, "default")[1]["sequence"] == 2;
     }
-    eventually("no more is kept than is said", async || bytes(&daemon) <= 65536).await;
-    assert_eq!(first(&daemon), 1);
+    eventually("no more is kept than is said", async || record_bytes(&daemon) <= 65536).await;
+    assert_eq!(first_sequence(&daemon), 1);
     fs::write(daemon.file("end"), "").unwrap();
     call.await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn a_session_that_nobody_has_used_for_long_goes_with_its_folder() {
+async fn unused_session_is_removed_with_its_folder() {
     let daemon = Setup::new().workspace_table("[sessions]\nretention = \"4s\"").start().await;
     daemon.run(in_session("unused", shell("echo text"))).await;
     daemon.run(in_session("watched", shell("echo text"))).await;
-    let folder = |daemon: &Daemon, name: &str| daemon.state().join("sessions").join(name);
+    let folder = |daemon: &Daemon, name: &str| daemon.state_dir().join("sessions").join(name);
     // One that died while it deleted another.
     let half = folder(&daemon, ".removed-half");
     fs::create_dir(&half).unwrap();
@@ -159,7 +162,7 @@ async fn a_session_that_nobody_has_used_for_long_goes_with_its_folder() {
     .await;
     // Soon after the start what is too old is removed.
     let daemon = daemon.restart().await;
-    let watching = Watching::of(&daemon, in_session("watched", request(2))).await;
+    let watching = EventWatch::of(&daemon, in_session("watched", watch_request(2))).await;
     eventually("what nobody uses is removed", async || {
         !folder(&daemon, "unused").exists() && !half.exists()
     })
@@ -169,22 +172,22 @@ async fn a_session_that_nobody_has_used_for_long_goes_with_its_folder() {
     let response = daemon.run(in_session("watched", shell("true"))).await;
     assert_eq!(response.stdout_path, "logs/tool_step_0002_stdout.txt");
     // No path and no number of the one that was removed names something of this one.
-    let mut later = Watching::of(&daemon, in_session("unused", request(2))).await;
+    let mut later = EventWatch::of(&daemon, in_session("unused", watch_request(2))).await;
     let response = daemon.run(in_session("unused", shell("true"))).await;
     assert_eq!(response.stdout_path, "logs/tool_step_0002_stdout.txt");
-    assert_eq!(later.event().await.sequence, 3);
+    assert_eq!(later.next_event().await.sequence, 3);
     let daemon = daemon.restart().await;
     let response = daemon.run(in_session("unused", shell("true"))).await;
     assert_eq!(response.stdout_path, "logs/tool_step_0003_stdout.txt");
 }
 
 #[tokio::test]
-async fn of_too_many_bytes_the_oldest_go_whosever_they_are_while_more_are_written() {
+async fn oldest_artifacts_of_any_session_are_removed_beyond_max_bytes() {
     let table = "[sessions]\nmax_bytes = 1000000";
     let daemon = Setup::new().workspace_table(table).start().await;
-    let kept = |daemon: &Daemon| {
+    let artifact_counts = |daemon: &Daemon| {
         let of = |name: &str| {
-            let logs = daemon.state().join("sessions").join(name).join("logs");
+            let logs = daemon.state_dir().join("sessions").join(name).join("logs");
             fs::read_dir(logs).unwrap().count()
         };
         [of("s0"), of("s1")]
@@ -194,20 +197,22 @@ async fn of_too_many_bytes_the_oldest_go_whosever_they_are_while_more_are_writte
         let command = shell("head -c 200000 /dev/zero");
         daemon.run(in_session(&session, command)).await;
     }
-    assert_eq!(kept(&daemon), [2, 2]);
+    assert_eq!(artifact_counts(&daemon), [2, 2]);
     // Nobody waits for the time to look again: what is written is counted.
     eventually("it was looked how much there is", async || {
         let command = shell("head -c 200000 /dev/zero");
         daemon.run(in_session("s0", command)).await;
-        kept(&daemon)[1] < 2
+        artifact_counts(&daemon)[1] < 2
     })
     .await;
-    eventually("no more is kept than is said", async || kept(&daemon).iter().sum::<usize>() <= 4)
-        .await;
+    eventually("no more is kept than is said", async || {
+        artifact_counts(&daemon).iter().sum::<usize>() <= 4
+    })
+    .await;
 }
 
 #[tokio::test]
-async fn of_too_many_bytes_those_of_another_workspace_stay() {
+async fn max_bytes_spares_the_smaller_workspace() {
     let folder = tempfile::TempDir::with_prefix("jig-test-other-").unwrap();
     let table = format!(
         "[[workspaces]]\nname = \"other\"\npath = {:?}\n[sessions]\nmax_bytes = 1000000",
@@ -217,13 +222,13 @@ async fn of_too_many_bytes_those_of_another_workspace_stay() {
     let few = daemon.run(shell("echo text")).await;
     eventually("of the other one, some are removed", async || {
         let command = shell("head -c 200000 /dev/zero");
-        daemon.run(with("jig-workspace", "other", command)).await;
-        let request = with("jig-workspace", "other", so_far(0));
-        let next = Watching::of(&daemon, request).await.next().await;
+        daemon.run(with_metadata("jig-workspace", "other", command)).await;
+        let request = with_metadata("jig-workspace", "other", snapshot_request(0));
+        let next = EventWatch::of(&daemon, request).await.next().await;
         matches!(next, Some(Item::Gap(_)))
     })
     .await;
-    let events = Watching::of(&daemon, so_far(0)).await.rest().await;
+    let events = EventWatch::of(&daemon, snapshot_request(0)).await.remaining_events().await;
     assert_eq!(sequences(&events), [1, 2]);
     assert_eq!(daemon.artifact(&few.stdout_path).await.0, b"text\n");
     let last = daemon.tools().last_command(LastCommandRequest {}).await;
@@ -231,11 +236,11 @@ async fn of_too_many_bytes_those_of_another_workspace_stay() {
 }
 
 #[tokio::test]
-async fn of_too_many_sessions_the_longest_unused_go() {
+async fn longest_unused_sessions_are_removed_beyond_max_entries() {
     let table = "[sessions]\nmax_entries = 20";
     let daemon = Setup::new().workspace_table(table).start().await;
     let sessions = |daemon: &Daemon| {
-        let names = fs::read_dir(daemon.state().join("sessions")).unwrap();
+        let names = fs::read_dir(daemon.state_dir().join("sessions")).unwrap();
         let names = names.map(|it| it.unwrap().file_name().into_string().unwrap());
         let names = names.filter(|name| !name.starts_with('.'));
         names.collect::<BTreeSet<_>>()
@@ -255,12 +260,12 @@ async fn of_too_many_sessions_the_longest_unused_go() {
 }
 
 #[tokio::test]
-async fn what_is_no_session_stops_nothing() {
+async fn stray_files_do_not_stop_retention() {
     let table = "[sessions]\nretention = \"3s\"";
     let daemon = Setup::new().workspace_table(table).start().await;
     daemon.run(in_session("unused", shell("true"))).await;
     daemon.run(in_session("damaged", shell("true"))).await;
-    let sessions = daemon.state().join("sessions");
+    let sessions = daemon.state_dir().join("sessions");
     fs::write(sessions.join("a-stray-file"), "").unwrap();
     fs::write(sessions.join("damaged/numbers"), "nonsense").unwrap();
     let folder = sessions.join("unused");
@@ -281,47 +286,47 @@ async fn what_is_no_session_stops_nothing() {
 }
 
 /// Whether what is kept of the default session is of one piece.
-fn check(daemon: &Daemon) {
-    let told = records(daemon, "default");
-    let sequences: Vec<u64> = told.iter().map(|it| it["sequence"].as_u64().unwrap()).collect();
+fn check_consistency(daemon: &Daemon) {
+    let stored = records(daemon, "default");
+    let sequences: Vec<u64> = stored.iter().map(|it| it["sequence"].as_u64().unwrap()).collect();
     assert!(sequences.is_sorted_by(|one, other| one < other), "{sequences:?}");
-    let logs = daemon.state().join("sessions/default/logs");
+    let logs = daemon.state_dir().join("sessions/default/logs");
     for entry in fs::read_dir(logs).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         let step: u64 = name.split('_').nth(2).unwrap().parse().unwrap();
-        let is_told = told.iter().any(|record| record["step"] == step);
+        let is_told = stored.iter().any(|record| record["step"] == step);
         assert!(is_told, "{name} is left alone");
     }
 }
 
 #[tokio::test]
-async fn kills_in_the_middle_leave_everything_of_one_piece() {
-    let mut daemon = Setup::new().workspace_table(FEW).start().await;
+async fn kills_during_removal_leave_sessions_consistent() {
+    let mut daemon = Setup::new().workspace_table(SMALL_RECORDS_TABLE).start().await;
     let (mut seen, mut steps) = (0, 0_u64);
     for life in 0..full_size(40, 4) {
-        let mut watching = Watching::from(&daemon, seen).await;
+        let mut watching = EventWatch::from(&daemon, seen).await;
         let before = seen;
         let mut number = 0;
         let calls = 150 + life * 13 % 60;
         while number < calls {
             daemon.run(shell("echo text")).await;
-            make(&daemon, &format!("d{}", number % 9)).await;
+            make_directory(&daemon, &format!("d{}", number % 9)).await;
             number += 2;
             steps += 2;
         }
-        let left_out = read_to(&mut watching, before + 1, steps * 2).await;
+        let left_out = missed_until(&mut watching, before + 1, steps * 2).await;
         assert!(left_out.len() < 1000);
         seen = steps * 2;
         // In the middle of a removal, or about when one ends.
-        let new = daemon.state().join("sessions/default/events.jsonl.new");
+        let new = daemon.state_dir().join("sessions/default/events.jsonl.new");
         eventually("some is removed", async || {
-            (life % 2 == 0 && new.exists()) || bytes(&daemon) <= 65536
+            (life % 2 == 0 && new.exists()) || record_bytes(&daemon) <= 65536
         })
         .await;
         daemon = daemon.restart().await;
-        check(&daemon);
+        check_consistency(&daemon);
     }
-    eventually("some is removed", async || first(&daemon) > 1).await;
+    eventually("some is removed", async || first_sequence(&daemon) > 1).await;
     let response = daemon.run(shell("true")).await;
     let step = format!("{:04}", steps + 1);
     assert!(response.stdout_path.contains(&step), "{response:?}");

@@ -3,29 +3,29 @@
 use jig::api::v1::{WatchEventsRequest, watch_events_response::Item};
 use tokio::task::JoinSet;
 
-use super::{Watching, in_session, make, record, records, request};
+use super::{EventWatch, event_record, in_session, make_directory, records, watch_request};
 use crate::support::{Daemon, Setup, eventually, full_size};
 
 #[tokio::test]
-async fn each_of_many_watchers_sees_all_that_many_clients_do() {
-    let daemon = Setup::new().alone().start().await;
+async fn every_watcher_sees_calls_of_every_client() {
+    let daemon = Setup::new().exclusive().start().await;
     let (clients, calls) = (8_usize, full_size(500, 40));
     let all = u64::try_from(clients * calls * 2).unwrap();
     let mut watchers = JoinSet::new();
     for number in 0..20 {
         // Some from the beginning, some on the way.
-        let mut watching = Watching::from(&daemon, 0).await;
+        let mut watching = EventWatch::from(&daemon, 0).await;
         watchers.spawn(async move {
             let mut events = Vec::new();
             while events.len() < clients * calls * 2 {
-                events.push(watching.event().await);
+                events.push(watching.next_event().await);
             }
             (number, events)
         });
     }
     let mut callers = JoinSet::new();
     for client in 0..clients {
-        let mut tools = daemon.tools_on_a_new_connection();
+        let mut tools = daemon.tools_on_new_connection();
         callers.spawn(async move {
             for call in 0..calls {
                 let path = format!("d{client}/{call}");
@@ -38,23 +38,23 @@ async fn each_of_many_watchers_sees_all_that_many_clients_do() {
     let file = records(&daemon, "default");
     assert_eq!(u64::try_from(file.len()).unwrap(), all);
     for (number, events) in watchers.join_all().await {
-        let seen: Vec<_> = events.iter().map(record).collect();
+        let seen: Vec<_> = events.iter().map(event_record).collect();
         assert_eq!(seen, file, "watcher {number}");
     }
 }
 
 #[tokio::test]
-async fn who_takes_nothing_costs_no_memory_and_misses_nothing() {
+async fn stalled_watcher_costs_no_memory_and_misses_nothing() {
     let daemon = Daemon::start().await;
     let mut slow = Vec::new();
     for _ in 0..10 {
-        slow.push(Watching::from(&daemon, 0).await);
+        slow.push(EventWatch::from(&daemon, 0).await);
     }
     let calls = full_size(20_000, 1_000);
-    make(&daemon, "before").await;
+    make_directory(&daemon, "before").await;
     let before = daemon.resident_bytes();
     for number in 0..calls {
-        make(&daemon, &format!("d{}", number % 100)).await;
+        make_directory(&daemon, &format!("d{}", number % 100)).await;
     }
     let after = daemon.resident_bytes();
     assert!(after < before + (16 << 20), "{before} to {after}");
@@ -62,51 +62,51 @@ async fn who_takes_nothing_costs_no_memory_and_misses_nothing() {
     drop(slow);
     let all = u64::try_from(calls + 1).unwrap() * 2;
     for expected in 1..=all {
-        assert_eq!(last.event().await.sequence, expected);
+        assert_eq!(last.next_event().await.sequence, expected);
     }
 }
 
 #[tokio::test]
-async fn there_are_no_more_watchers_than_may_be() {
+async fn watchers_are_limited_per_session_and_caller() {
     let daemon = Daemon::start().await;
     let mut watching = Vec::new();
     for _ in 0..64 {
-        watching.push(Watching::from(&daemon, 0).await);
+        watching.push(EventWatch::from(&daemon, 0).await);
     }
-    let refusal = Watching::try_of(&daemon, request(0)).await.err().unwrap();
+    let refusal = EventWatch::try_of(&daemon, watch_request(0)).await.err().unwrap();
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     // Of a caller, also those of sessions that are not there.
     let mut others = Vec::new();
     for number in 0..64 {
         let session = format!("none-{number}");
-        others.push(Watching::of(&daemon, in_session(&session, request(0))).await);
+        others.push(EventWatch::of(&daemon, in_session(&session, watch_request(0))).await);
     }
-    let another = in_session("another", request(0));
-    let refusal = Watching::try_of(&daemon, another).await.err().unwrap();
+    let another = in_session("another", watch_request(0));
+    let refusal = EventWatch::try_of(&daemon, another).await.err().unwrap();
     assert_eq!(refusal.metadata["limit"], "128", "{refusal:?}");
     drop(others);
     eventually("there is a place for another", async || {
-        let another = in_session("another", request(0));
-        Watching::try_of(&daemon, another).await.is_ok()
+        let another = in_session("another", watch_request(0));
+        EventWatch::try_of(&daemon, another).await.is_ok()
     })
     .await;
     drop(watching);
     eventually("there is a place again", async || {
-        Watching::try_of(&daemon, request(0)).await.is_ok()
+        EventWatch::try_of(&daemon, watch_request(0)).await.is_ok()
     })
     .await;
 }
 
 #[tokio::test]
-async fn events_of_types_that_nobody_makes_leave_the_others_out() {
+async fn type_filter_omits_other_events() {
     let daemon = Daemon::start().await;
     let of_types = WatchEventsRequest {
         types: vec!["patch_applied".to_owned()],
         keep_alive_sec: Some(1),
-        ..request(0)
+        ..watch_request(0)
     };
-    let mut watching = Watching::of(&daemon, of_types).await;
-    make(&daemon, "d").await;
+    let mut watching = EventWatch::of(&daemon, of_types).await;
+    make_directory(&daemon, "d").await;
     match watching.next().await {
         Some(Item::KeepAlive(_)) => {}
         other => panic!("{other:?}"),
@@ -114,32 +114,36 @@ async fn events_of_types_that_nobody_makes_leave_the_others_out() {
 }
 
 #[tokio::test]
-async fn the_last_ones_alone_can_be_watched() {
+async fn watch_can_start_at_the_tail() {
     let daemon = Daemon::start().await;
-    let tail = |tail| WatchEventsRequest { tail: Some(tail), ..request(0) };
-    let place = async |watching: &mut Watching| match watching.next().await {
+    let tail = |tail| WatchEventsRequest { tail: Some(tail), ..watch_request(0) };
+    let keep_alive_sequence = async |watching: &mut EventWatch| match watching.next().await {
         Some(Item::KeepAlive(keep_alive)) => keep_alive.last_sequence,
         other => panic!("{other:?}"),
     };
-    let mut none = Watching::of(&daemon, tail(0)).await;
-    assert_eq!(place(&mut none).await, 0);
-    make(&daemon, "one").await;
-    assert_eq!(none.event().await.sequence, 1);
-    let mut new = Watching::of(&daemon, tail(0)).await;
-    let mut some = Watching::of(&daemon, tail(1)).await;
-    let mut all = Watching::of(&daemon, tail(9)).await;
-    let places = [place(&mut new).await, place(&mut some).await, place(&mut all).await];
+    let mut none = EventWatch::of(&daemon, tail(0)).await;
+    assert_eq!(keep_alive_sequence(&mut none).await, 0);
+    make_directory(&daemon, "one").await;
+    assert_eq!(none.next_event().await.sequence, 1);
+    let mut new = EventWatch::of(&daemon, tail(0)).await;
+    let mut some = EventWatch::of(&daemon, tail(1)).await;
+    let mut all = EventWatch::of(&daemon, tail(9)).await;
+    let places = [
+        keep_alive_sequence(&mut new).await,
+        keep_alive_sequence(&mut some).await,
+        keep_alive_sequence(&mut all).await,
+    ];
     assert_eq!(places, [2, 1, 0]);
-    make(&daemon, "two").await;
+    make_directory(&daemon, "two").await;
     for (watching, first) in [(&mut new, 3), (&mut some, 2), (&mut all, 1)] {
-        assert_eq!(watching.event().await.sequence, first);
+        assert_eq!(watching.next_event().await.sequence, first);
     }
     let both = WatchEventsRequest {
         after_sequence: 1,
         types: vec!["patch_applied".to_owned(), "tool_call_ended".to_owned()],
         ..tail(1)
     };
-    let refusal = Watching::try_of(&daemon, both).await.err().unwrap();
+    let refusal = EventWatch::try_of(&daemon, both).await.err().unwrap();
     assert_eq!(refusal.reason, "INVALID_PARAMS");
-    assert_eq!(refusal.fields(), ["tail", "types[1]"]);
+    assert_eq!(refusal.invalid_fields(), ["tail", "types[1]"]);
 }

@@ -9,8 +9,11 @@ use jig::api::v1::FetchFormat;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{ALLOWED, Site, answer, fetch, fetching, page, refuses, url, usual, world};
-use crate::support::{World, eventually, in_network_of};
+use super::{
+    ALLOWED_HOST, HttpSite, fetch, fetch_failing, page_request, start_default_daemon,
+    start_fetching_daemon, test_network, url_request, write_response,
+};
+use crate::support::{TestNetwork, eventually, run_in_network_of};
 
 /// What gzip makes of bytes.
 pub(super) fn gzip(script: &str) -> Vec<u8> {
@@ -20,68 +23,68 @@ pub(super) fn gzip(script: &str) -> Vec<u8> {
     output.stdout
 }
 
-const PAGE: &str = "<!doctype html><html><head><title>T</title><style>p{}</style><script>x</script></head>\
+const HTML_PAGE: &str = "<!doctype html><html><head><title>T</title><style>p{}</style><script>x</script></head>\
     <body><h1>Head &amp; more</h1><p>Some <b>bold</b> <a href=\"/next?a=1&amp;b=2\">link</a>.</p>\
     <ul><li>one<li>two</ul><pre><code>a &lt; b</code></pre></body></html>";
 
 #[tokio::test]
-async fn pages_are_given_as_they_are_asked_for() {
-    let world = world();
-    let daemon = usual(&world).await;
-    let _site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| {
+async fn fetch_converts_pages_to_the_requested_format() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
+    let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| {
         let kind = match path {
             "/xhtml" => "application/xhtml+xml",
             "/plain" => "text/plain",
             _ => "text/html; charset=utf-8",
         };
         let fields = format!("Content-Type: {kind}\r\n");
-        answer(stream, "200 OK", &fields, PAGE.as_bytes())
+        write_response(stream, "200 OK", &fields, HTML_PAGE.as_bytes())
     });
     let markdown = "# Head & more\n\nSome **bold** [link](http://site.jig.test/next?a=1&b=2).\n\n\
         *   one\n*   two\n\n```\na < b\n```";
     let text = "Head & more\nSome bold link.\none\ntwo\na < b";
     for (path, format, content) in [
-        ("/", FetchFormat::Raw, PAGE),
-        ("/", FetchFormat::Unspecified, PAGE),
+        ("/", FetchFormat::Raw, HTML_PAGE),
+        ("/", FetchFormat::Unspecified, HTML_PAGE),
         ("/", FetchFormat::Markdown, markdown),
         ("/", FetchFormat::Text, text),
         ("/xhtml", FetchFormat::Markdown, markdown),
-        ("/plain", FetchFormat::Markdown, PAGE),
-        ("/plain", FetchFormat::Text, PAGE),
+        ("/plain", FetchFormat::Markdown, HTML_PAGE),
+        ("/plain", FetchFormat::Text, HTML_PAGE),
     ] {
-        let fetched = fetch(&daemon, page(path, format)).await;
+        let fetched = fetch(&daemon, page_request(path, format)).await;
         assert_eq!(fetched.content, content, "{path} {format:?}");
-        assert_eq!(usize::try_from(fetched.content_length).unwrap(), PAGE.len());
+        assert_eq!(usize::try_from(fetched.content_length).unwrap(), HTML_PAGE.len());
         assert_eq!((fetched.status_code, fetched.truncated), (200, false));
     }
-    let fetched = fetch(&daemon, url("http://site.jig.test")).await;
+    let fetched = fetch(&daemon, url_request("http://site.jig.test")).await;
     assert_eq!(fetched.content_type, "text/html; charset=utf-8");
     assert_eq!(fetched.final_url, "http://site.jig.test/");
 }
 
 #[tokio::test]
-async fn an_answer_of_any_status_is_an_answer() {
-    let world = world();
-    let daemon = usual(&world).await;
-    let _site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| {
+async fn fetch_returns_responses_of_any_status() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
+    let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| {
         let status = path.trim_start_matches('/');
         let fields = "Content-Type: text/plain\r\n";
-        answer(stream, &format!("{status} Some Words"), fields, b"told")
+        write_response(stream, &format!("{status} Some Words"), fields, b"told")
     });
     for status in [201, 400, 401, 403, 404, 410, 418, 429, 500, 503, 599] {
-        let fetched = fetch(&daemon, url(&format!("http://site.jig.test/{status}"))).await;
+        let fetched = fetch(&daemon, url_request(&format!("http://site.jig.test/{status}"))).await;
         assert_eq!((fetched.status_code, fetched.content.as_str()), (status, "told"));
     }
-    let path = daemon.state().join("sessions/default/events.jsonl");
+    let path = daemon.state_dir().join("sessions/default/events.jsonl");
     let records = std::fs::read_to_string(path).unwrap();
     assert!(records.contains("\"status_code\":404"), "{records}");
 }
 
 #[tokio::test]
-async fn texts_are_read_in_their_encoding_and_what_is_no_text_is_refused() {
-    let world = world();
-    let daemon = usual(&world).await;
-    let _site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| {
+async fn fetch_decodes_text_and_rejects_binary_content() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
+    let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| {
         let (kind, body): (&str, &[u8]) = match path {
             "/latin1" => ("text/plain; charset=iso-8859-1", b"gr\xfcn"),
             "/meta" => ("text/html", b"<meta charset=\"latin1\"><p>gr\xfcn"),
@@ -97,7 +100,7 @@ async fn texts_are_read_in_their_encoding_and_what_is_no_text_is_refused() {
             "" => String::new(),
             kind => format!("Content-Type: {kind}\r\n"),
         };
-        answer(stream, "200 OK", &fields, body)
+        write_response(stream, "200 OK", &fields, body)
     });
     for (path, content) in [
         ("/latin1", "grün"),
@@ -110,40 +113,41 @@ async fn texts_are_read_in_their_encoding_and_what_is_no_text_is_refused() {
         ("/html", "<p>x"),
         ("/empty", ""),
     ] {
-        let fetched = fetch(&daemon, page(path, FetchFormat::Text)).await;
+        let fetched = fetch(&daemon, page_request(path, FetchFormat::Text)).await;
         assert_eq!(fetched.content, content, "{path}");
     }
-    let refusal = refuses(&daemon, page("/png", FetchFormat::Raw), "FETCH_ERROR").await;
+    let refusal =
+        fetch_failing(&daemon, page_request("/png", FetchFormat::Raw), "FETCH_ERROR").await;
     assert_eq!(refusal.metadata["content_type"], "image/png");
     assert!(refusal.message.contains("image/png"), "{refusal:?}");
 }
 
 #[tokio::test]
-async fn what_is_compressed_is_read() {
-    let world = world();
-    let daemon = usual(&world).await;
+async fn fetch_decompresses_gzip() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
     let body = gzip("printf 'compressed text'");
     let broken = body[..body.len() - 9].to_vec();
-    let site = Site::at(&daemon, ALLOWED.1, 80, move |path, stream| {
+    let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, move |path, stream| {
         let body = if path == "/broken" { &broken } else { &body };
         let fields = "Content-Type: text/plain\r\nContent-Encoding: gzip\r\n";
-        answer(stream, "200 OK", fields, body)
+        write_response(stream, "200 OK", fields, body)
     });
-    let fetched = fetch(&daemon, url("http://site.jig.test/")).await;
+    let fetched = fetch(&daemon, url_request("http://site.jig.test/")).await;
     assert_eq!(fetched.content, "compressed text");
     assert_eq!(fetched.content_length, 15);
     let [head] = site.heads().try_into().unwrap();
     assert!(head.to_lowercase().contains("accept-encoding: gzip\r\n"), "{head}");
-    refuses(&daemon, url("http://site.jig.test/broken"), "FETCH_ERROR").await;
+    fetch_failing(&daemon, url_request("http://site.jig.test/broken"), "FETCH_ERROR").await;
 }
 
 #[tokio::test]
-async fn what_is_fetched_is_recorded() {
-    let world = world();
-    let daemon = usual(&world).await;
-    let _site = Site::at(&daemon, ALLOWED.1, 80, super::hello);
-    fetch(&daemon, url("http://site.jig.test/x")).await;
-    let path = daemon.state().join("sessions/default/events.jsonl");
+async fn session_log_records_fetches_without_content() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
+    let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, super::respond_hello);
+    fetch(&daemon, url_request("http://site.jig.test/x")).await;
+    let path = daemon.state_dir().join("sessions/default/events.jsonl");
     let text = std::fs::read_to_string(path).unwrap();
     let records = text.lines().map(serde_json::from_str::<serde_json::Value>);
     let records: Vec<_> = records.map(Result::unwrap).collect();
@@ -156,9 +160,9 @@ async fn what_is_fetched_is_recorded() {
 }
 
 /// A server that is ended with the test.
-struct Server(Child);
+struct TlsServer(Child);
 
-impl Drop for Server {
+impl Drop for TlsServer {
     fn drop(&mut self) {
         let _dead_already = self.0.kill();
         let _reaped = self.0.wait();
@@ -166,8 +170,8 @@ impl Drop for Server {
 }
 
 #[tokio::test]
-async fn tls_is_spoken_with_those_who_can_be_trusted() {
-    let world = World::with(&[ALLOWED, ("nobody.jig.test", ALLOWED.1)]);
+async fn fetch_verifies_tls_certificates() {
+    let world = TestNetwork::with_hosts(&[ALLOWED_HOST, ("nobody.jig.test", ALLOWED_HOST.1)]);
     let folder = TempDir::with_prefix("jig-test-tls-").unwrap();
     let script = "
         openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=authority
@@ -181,19 +185,19 @@ async fn tls_is_spoken_with_those_who_can_be_trusted() {
     std::fs::write(folder.path().join("page"), "over TLS").unwrap();
     // The only authority of the daemon's host.
     let authority = folder.path().join("ca.pem");
-    let hosts = [ALLOWED.0, "nobody.jig.test"];
+    let hosts = [ALLOWED_HOST.0, "nobody.jig.test"];
     let setup = world.setup().workspace_table(&format!(
         "[fetch]\nhosts = {hosts:?}\nallow_addresses = [{:?}]",
-        ALLOWED.1
+        ALLOWED_HOST.1
     ));
     let script = format!(
         "mount --bind {} /etc/ssl/certs/ca-certificates.crt && exec \"$0\" \"$@\"",
         authority.display()
     );
-    let daemon = setup.and_under(["sh", "-c", &script]).start().await;
+    let daemon = setup.and_wrapped_by(["sh", "-c", &script]).start().await;
     let place = folder.path().to_owned();
-    let _server = in_network_of(&daemon, move || {
-        let accept = format!("{}:443", ALLOWED.1);
+    let _server = run_in_network_of(&daemon, move || {
+        let accept = format!("{}:443", ALLOWED_HOST.1);
         let child = Command::new("openssl")
             .args(["s_server", "-quiet", "-WWW", "-accept", &accept])
             .args(["-cert", "certificate.pem", "-key", "key.pem"])
@@ -202,10 +206,10 @@ async fn tls_is_spoken_with_those_who_can_be_trusted() {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        Server(child.unwrap())
+        TlsServer(child.unwrap())
     });
     eventually("the server listens", async || {
-        let fetched = super::try_fetch(&daemon, url("https://site.jig.test/page")).await;
+        let fetched = super::try_fetch(&daemon, url_request("https://site.jig.test/page")).await;
         match fetched {
             Ok(fetched) => fetched.content == "over TLS",
             Err(refusal) => {
@@ -215,20 +219,23 @@ async fn tls_is_spoken_with_those_who_can_be_trusted() {
         }
     })
     .await;
-    let refusal = refuses(&daemon, url("https://nobody.jig.test/page"), "FETCH_ERROR").await;
+    let refusal =
+        fetch_failing(&daemon, url_request("https://nobody.jig.test/page"), "FETCH_ERROR").await;
     assert!(refusal.message.contains("certificate"), "{refusal:?}");
 }
 
 #[tokio::test]
-async fn servers_that_speak_no_http_are_told_of() {
-    let world = world();
-    let daemon = fetching(&world, &["site.jig.test:443", "site.jig.test"], &[ALLOWED.1]).await;
+async fn fetch_reports_servers_that_do_not_speak_http() {
+    let world = test_network();
+    let daemon =
+        start_fetching_daemon(&world, &["site.jig.test:443", "site.jig.test"], &[ALLOWED_HOST.1])
+            .await;
     let _sites = [80, 443].map(|port| {
-        Site::at(&daemon, ALLOWED.1, port, |_, stream| {
+        HttpSite::start(&daemon, ALLOWED_HOST.1, port, |_, stream| {
             stream.write_all(b"220 mail.jig.test ESMTP\r\n")
         })
     });
     for there in ["http://site.jig.test/", "https://site.jig.test/"] {
-        refuses(&daemon, url(there), "FETCH_ERROR").await;
+        fetch_failing(&daemon, url_request(there), "FETCH_ERROR").await;
     }
 }

@@ -8,30 +8,34 @@ use std::{
 use jig::api::v1::{FetchFormat, FetchUrlRequest};
 
 use super::{
-    ALLOWED, Site, answer, content::gzip, fetch, fetching, page, refuses, try_fetch, url, usual,
-    world,
+    ALLOWED_HOST, HttpSite, content::gzip, fetch, fetch_failing, page_request,
+    start_default_daemon, start_fetching_daemon, test_network, try_fetch, url_request,
+    write_response,
 };
-use crate::support::{eventually, patience};
+use crate::support::{eventually, wait_timeout};
 
 const MIB: usize = 1 << 20;
 
-fn at_most(bytes: usize) -> FetchUrlRequest {
+fn request_with_max_bytes(bytes: usize) -> FetchUrlRequest {
     FetchUrlRequest {
         max_bytes: Some(u32::try_from(bytes).unwrap()),
-        ..url("http://site.jig.test/")
+        ..url_request("http://site.jig.test/")
     }
 }
 
-fn within(seconds: u32, path: &str) -> FetchUrlRequest {
-    FetchUrlRequest { timeout_sec: Some(seconds), ..url(&format!("http://site.jig.test{path}")) }
+fn request_with_timeout(seconds: u32, path: &str) -> FetchUrlRequest {
+    FetchUrlRequest {
+        timeout_sec: Some(seconds),
+        ..url_request(&format!("http://site.jig.test{path}"))
+    }
 }
 
 #[tokio::test]
-async fn content_is_cut_where_it_is_more_than_was_asked_for() {
-    let world = world();
-    let daemon = usual(&world).await;
-    let _site = Site::at(&daemon, ALLOWED.1, 80, |_, stream| {
-        answer(stream, "200 OK", "Content-Type: text/plain\r\n", "grün".as_bytes())
+async fn fetch_truncates_content_at_max_bytes() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
+    let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |_, stream| {
+        write_response(stream, "200 OK", "Content-Type: text/plain\r\n", "grün".as_bytes())
     });
     for (most, content, length, truncated) in [
         (1, "g", 1, true),
@@ -41,33 +45,35 @@ async fn content_is_cut_where_it_is_more_than_was_asked_for() {
         (5, "grün", 5, false),
         (4 * MIB, "grün", 5, false),
     ] {
-        let fetched = fetch(&daemon, at_most(most)).await;
+        let fetched = fetch(&daemon, request_with_max_bytes(most)).await;
         assert_eq!(fetched.content, content, "{most}");
         assert_eq!((fetched.content_length, fetched.truncated), (length, truncated));
     }
     for (request, field) in [
-        (at_most(0), "max_bytes"),
-        (at_most(4 * MIB + 1), "max_bytes"),
-        (within(0, "/"), "timeout_sec"),
-        (within(61, "/"), "timeout_sec"),
+        (request_with_max_bytes(0), "max_bytes"),
+        (request_with_max_bytes(4 * MIB + 1), "max_bytes"),
+        (request_with_timeout(0, "/"), "timeout_sec"),
+        (request_with_timeout(61, "/"), "timeout_sec"),
     ] {
-        let refusal = refuses(&daemon, request, "INVALID_PARAMS").await;
-        assert_eq!(refusal.fields(), [field]);
+        let refusal = fetch_failing(&daemon, request, "INVALID_PARAMS").await;
+        assert_eq!(refusal.invalid_fields(), [field]);
     }
 }
 
 #[tokio::test]
-async fn bodies_without_end_are_read_as_far_as_they_are_wanted() {
-    let world = world();
-    let daemon = usual(&world).await;
+async fn fetch_stops_reading_endless_bodies() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
     let bomb = gzip("head -c 256M /dev/zero");
     assert!(bomb.len() < MIB / 2, "{}", bomb.len());
-    let site = Site::at(&daemon, ALLOWED.1, 80, move |path, stream| {
+    let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, move |path, stream| {
         let piece = [b'a'; 1 << 16];
         match path {
             "/huge" => write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", 1u64 << 40)?,
             "/close" => write!(stream, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")?,
-            "/bomb" => return answer(stream, "200 OK", "Content-Encoding: gzip\r\n", &bomb),
+            "/bomb" => {
+                return write_response(stream, "200 OK", "Content-Encoding: gzip\r\n", &bomb);
+            }
             _ => write!(stream, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?,
         }
         loop {
@@ -83,7 +89,7 @@ async fn bodies_without_end_are_read_as_far_as_they_are_wanted() {
     });
     let before = daemon.peak_bytes();
     for path in ["/huge", "/close", "/chunked", "/bomb"] {
-        let fetched = fetch(&daemon, url(&format!("http://site.jig.test{path}"))).await;
+        let fetched = fetch(&daemon, url_request(&format!("http://site.jig.test{path}"))).await;
         assert!(fetched.truncated, "{path}");
         assert_eq!(usize::try_from(fetched.content_length).unwrap(), MIB, "{path}");
         assert_eq!(fetched.content.len(), MIB, "{path}");
@@ -91,14 +97,14 @@ async fn bodies_without_end_are_read_as_far_as_they_are_wanted() {
     let grown = daemon.peak_bytes().saturating_sub(before);
     assert!(grown < 64 << 20, "{grown}");
     // Whoever sent it is not left hanging.
-    eventually("the connections are closed", async || site.ended() == 4).await;
+    eventually("the connections are closed", async || site.ended_connection_count() == 4).await;
 }
 
 #[tokio::test]
-async fn slow_servers_have_as_long_as_was_said() {
-    let world = world();
-    let daemon = usual(&world).await;
-    let site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| {
+async fn fetch_times_out_on_slow_servers() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
+    let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| {
         match path {
             "/silent" => {}
             "/head" => write!(stream, "HTTP/1.1 200 OK\r\nX-More")?,
@@ -109,35 +115,36 @@ async fn slow_servers_have_as_long_as_was_said() {
     });
     for path in ["/silent", "/head", "/body"] {
         let begun = Instant::now();
-        let refusal = refuses(&daemon, within(1, path), "TIMEOUT").await;
+        let refusal = fetch_failing(&daemon, request_with_timeout(1, path), "TIMEOUT").await;
         assert!(refusal.message.contains("timeout_sec"), "{refusal:?}");
         let taken = begun.elapsed();
         assert!(taken >= Duration::from_millis(900), "{path}: {taken:?}");
-        assert!(taken < patience(), "{path}: {taken:?}");
+        assert!(taken < wait_timeout(), "{path}: {taken:?}");
     }
-    eventually("the connections are closed", async || site.ended() == 3).await;
+    eventually("the connections are closed", async || site.ended_connection_count() == 3).await;
 }
 
 #[tokio::test]
-async fn it_ends_with_its_caller() {
-    let world = world();
-    let daemon = usual(&world).await;
-    let site = Site::at(&daemon, ALLOWED.1, 80, |_, stream| {
+async fn cancelled_fetch_closes_its_connection() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
+    let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |_, stream| {
         std::io::copy(stream, &mut std::io::sink()).map(drop)
     });
     let mut tools = daemon.tools();
-    let call = tokio::spawn(async move { tools.fetch_url(within(60, "/")).await });
+    let call = tokio::spawn(async move { tools.fetch_url(request_with_timeout(60, "/")).await });
     eventually("the server is asked", async || site.heads().len() == 1).await;
-    assert_eq!(site.ended(), 0);
+    assert_eq!(site.ended_connection_count(), 0);
     call.abort();
-    eventually("the connection is closed", async || site.ended() == 1).await;
+    eventually("the connection is closed", async || site.ended_connection_count() == 1).await;
 }
 
 #[tokio::test]
-async fn what_fails_on_the_way_is_told() {
-    let world = world();
-    let daemon = fetching(&world, &["*.jig.test", "site.jig.test:81"], &[ALLOWED.1]).await;
-    let _site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| match path {
+async fn fetch_reports_causes_of_network_errors() {
+    let world = test_network();
+    let daemon =
+        start_fetching_daemon(&world, &["*.jig.test", "site.jig.test:81"], &[ALLOWED_HOST.1]).await;
+    let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| match path {
         "/nothing" => Ok(()),
         _ => write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this"),
     });
@@ -145,21 +152,21 @@ async fn what_fails_on_the_way_is_told() {
         ("http://site.jig.test:81/", "connection refused"),
         ("http://nobody.jig.test/", "the name could not be looked up"),
     ] {
-        let refusal = refuses(&daemon, url(there), "FETCH_ERROR").await;
+        let refusal = fetch_failing(&daemon, url_request(there), "FETCH_ERROR").await;
         assert_eq!(refusal.metadata["cause"], cause, "{refusal:?}");
     }
     for path in ["nothing", "half"] {
         let there = format!("http://site.jig.test/{path}");
-        let refusal = refuses(&daemon, url(&there), "FETCH_ERROR").await;
+        let refusal = fetch_failing(&daemon, url_request(&there), "FETCH_ERROR").await;
         assert!(!refusal.metadata["cause"].is_empty(), "{refusal:?}");
     }
 }
 
 #[tokio::test]
-async fn pages_that_are_made_to_hurt_do_not() {
-    let world = world();
-    let daemon = usual(&world).await;
-    let _site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| {
+async fn fetch_converts_hostile_pages_in_bounded_time() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
+    let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| {
         let piece = match path {
             "/deep" => "<div>",
             "/lists" => "<ul><li>",
@@ -169,11 +176,11 @@ async fn pages_that_are_made_to_hurt_do_not() {
             _ => "<",
         };
         let body = piece.repeat(MIB / 8 / piece.len());
-        answer(stream, "200 OK", "Content-Type: text/html\r\n", body.as_bytes())
+        write_response(stream, "200 OK", "Content-Type: text/html\r\n", body.as_bytes())
     });
     for path in ["/deep", "/lists", "/tables", "/bold", "/quotes", "/signs"] {
         for format in [FetchFormat::Markdown, FetchFormat::Text] {
-            let request = FetchUrlRequest { timeout_sec: Some(60), ..page(path, format) };
+            let request = FetchUrlRequest { timeout_sec: Some(60), ..page_request(path, format) };
             let fetched = fetch(&daemon, request).await;
             assert!(fetched.content.len() <= MIB, "{path}");
         }
@@ -181,14 +188,14 @@ async fn pages_that_are_made_to_hurt_do_not() {
 }
 
 #[tokio::test]
-async fn many_are_fetched_at_a_time() {
-    let world = world();
-    let daemon = usual(&world).await;
-    let site = Site::at(&daemon, ALLOWED.1, 80, super::hello);
+async fn daemon_fetches_100_pages_concurrently() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
+    let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, super::respond_hello);
     let calls = (0..100).map(|number| {
         let daemon = &daemon;
         async move {
-            let request = url(&format!("http://site.jig.test/{number}"));
+            let request = url_request(&format!("http://site.jig.test/{number}"));
             try_fetch(daemon, request).await.unwrap().content
         }
     });
@@ -198,7 +205,7 @@ async fn many_are_fetched_at_a_time() {
     }
     let answers = join_all(waiting).await;
     assert!(answers.iter().all(|content| content == "hello"));
-    assert_eq!(site.connections(), 100);
+    assert_eq!(site.connection_count(), 100);
 }
 
 /// Waits for all of them at once.

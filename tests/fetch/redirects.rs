@@ -3,44 +3,54 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use super::{
-    ALLOWED, METADATA, OTHER, PRIVATE, Site, answer, fetch, hello, refuses, url, usual, world,
+    ALLOWED_HOST, HttpSite, METADATA_ADDRESS, OTHER_HOST, PRIVATE_ADDRESS, fetch, fetch_failing,
+    respond_hello, start_default_daemon, test_network, url_request, write_response,
 };
 
-fn to(location: &str) -> String {
+fn location_field(location: &str) -> String {
     format!("Location: {location}\r\n")
 }
 
 #[tokio::test]
-async fn redirects_are_followed_to_where_they_end() {
-    let world = world();
-    let daemon = usual(&world).await;
-    let site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| match path {
-        "/301" => answer(stream, "301 Moved", &to("http://site.jig.test/302"), b"x"),
-        "/302" => answer(stream, "302 Found", &to("303"), b"x"),
-        "/303" => answer(stream, "303 See Other", &to("//site.jig.test/307#part"), b"x"),
-        "/307" => answer(stream, "307 Temporary", &to("?308"), b"x"),
-        "/307?308" => answer(stream, "308 Permanent", &to("/end"), b"x"),
-        "/300" => answer(stream, "300 Multiple Choices", &to("/end"), b"choose"),
-        "/304" => answer(stream, "304 Not Modified", &to("/end"), b""),
-        "/without" => answer(stream, "302 Found", "", b"nowhere"),
-        _ => hello(path, stream),
+async fn fetch_follows_redirects() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
+    let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| match path {
+        "/301" => {
+            write_response(stream, "301 Moved", &location_field("http://site.jig.test/302"), b"x")
+        }
+        "/302" => write_response(stream, "302 Found", &location_field("303"), b"x"),
+        "/303" => write_response(
+            stream,
+            "303 See Other",
+            &location_field("//site.jig.test/307#part"),
+            b"x",
+        ),
+        "/307" => write_response(stream, "307 Temporary", &location_field("?308"), b"x"),
+        "/307?308" => write_response(stream, "308 Permanent", &location_field("/end"), b"x"),
+        "/300" => {
+            write_response(stream, "300 Multiple Choices", &location_field("/end"), b"choose")
+        }
+        "/304" => write_response(stream, "304 Not Modified", &location_field("/end"), b""),
+        "/without" => write_response(stream, "302 Found", "", b"nowhere"),
+        _ => respond_hello(path, stream),
     });
-    let fetched = fetch(&daemon, url("http://site.jig.test/301#top")).await;
+    let fetched = fetch(&daemon, url_request("http://site.jig.test/301#top")).await;
     assert_eq!(fetched.content, "hello");
     assert_eq!(fetched.final_url, "http://site.jig.test/end");
-    assert_eq!(site.connections(), 6);
+    assert_eq!(site.connection_count(), 6);
     for (path, status, content) in
         [("300", 300, "choose"), ("304", 304, ""), ("without", 302, "nowhere")]
     {
-        let fetched = fetch(&daemon, url(&format!("http://site.jig.test/{path}"))).await;
+        let fetched = fetch(&daemon, url_request(&format!("http://site.jig.test/{path}"))).await;
         assert_eq!((fetched.status_code, fetched.content.as_str()), (status, content));
     }
 }
 
 #[tokio::test]
-async fn redirects_lead_nowhere_that_is_not_allowed() {
-    let world = world();
-    let daemon = usual(&world).await;
+async fn fetch_denies_redirects_to_disallowed_targets() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
     let locations = [
         "http://other.jig.test/",
         "//other.jig.test/",
@@ -63,36 +73,38 @@ async fn redirects_lead_nowhere_that_is_not_allowed() {
         "data:text/plain,x",
         "javascript:x",
     ];
-    let site = Site::at(&daemon, ALLOWED.1, 80, move |path, stream| {
+    let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, move |path, stream| {
         let number: usize = path.trim_start_matches('/').parse().unwrap();
-        answer(stream, "302 Found", &to(locations[number]), b"")
+        write_response(stream, "302 Found", &location_field(locations[number]), b"")
     });
-    let others = ["127.0.0.1", "::1", OTHER.1, PRIVATE, METADATA]
-        .map(|address| Site::at(&daemon, address, 80, hello));
+    let others = ["127.0.0.1", "::1", OTHER_HOST.1, PRIVATE_ADDRESS, METADATA_ADDRESS]
+        .map(|address| HttpSite::start(&daemon, address, 80, respond_hello));
     for (number, location) in locations.iter().enumerate() {
         let there = format!("http://site.jig.test/{number}");
-        let refusal = refuses(&daemon, url(&there), "EGRESS_DENIED").await;
+        let refusal = fetch_failing(&daemon, url_request(&there), "EGRESS_DENIED").await;
         assert!(!refusal.message.contains("hunter2"), "{location}: {refusal:?}");
     }
-    assert_eq!(site.connections(), locations.len());
-    assert_eq!(others.map(|site| site.connections()), [0; 5]);
+    assert_eq!(site.connection_count(), locations.len());
+    assert_eq!(others.map(|site| site.connection_count()), [0; 5]);
 }
 
 #[tokio::test]
-async fn redirects_without_end_have_one() {
-    let world = world();
-    let daemon = usual(&world).await;
-    let site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| {
+async fn fetch_limits_redirects() {
+    let world = test_network();
+    let daemon = start_default_daemon(&world).await;
+    let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| {
         match path.trim_start_matches('/').parse::<u32>() {
-            Ok(0) => hello(path, stream),
-            Ok(left) => answer(stream, "302 Found", &to(&format!("/{}", left - 1)), b""),
-            Err(_) if path == "/nonsense" => {
-                answer(stream, "302 Found", &to("http://[nonsense"), b"")
+            Ok(0) => respond_hello(path, stream),
+            Ok(left) => {
+                write_response(stream, "302 Found", &location_field(&format!("/{}", left - 1)), b"")
             }
-            Err(_) => answer(stream, "302 Found", &to("/loop"), b""),
+            Err(_) if path == "/nonsense" => {
+                write_response(stream, "302 Found", &location_field("http://[nonsense"), b"")
+            }
+            Err(_) => write_response(stream, "302 Found", &location_field("/loop"), b""),
         }
     });
-    let fetched = fetch(&daemon, url("http://site.jig.test/10")).await;
+    let fetched = fetch(&daemon, url_request("http://site.jig.test/10")).await;
     assert_eq!(fetched.content, "hello");
     for (path, cause) in [
         ("11", "too many redirects"),
@@ -100,7 +112,7 @@ async fn redirects_without_end_have_one() {
         ("nonsense", "a redirect to what is no URL"),
     ] {
         let there = format!("http://site.jig.test/{path}");
-        let refusal = refuses(&daemon, url(&there), "FETCH_ERROR").await;
+        let refusal = fetch_failing(&daemon, url_request(&there), "FETCH_ERROR").await;
         assert_eq!(refusal.metadata["cause"], cause, "{path}");
     }
     assert_eq!(Arc::clone(&site.connections).load(Ordering::SeqCst), 11 + 11 + 11 + 1);

@@ -16,9 +16,9 @@ use rustix::{
 };
 use tonic::Status;
 
-use crate::support::{Daemon, Refusal, Setup, access_list, shell};
+use crate::support::{Daemon, Refusal, Setup, build_access_list, shell};
 
-fn file(path: &str, content: &str) -> WriteFileRequest {
+fn write_request(path: &str, content: &str) -> WriteFileRequest {
     WriteFileRequest {
         path: path.to_owned(),
         content: content.to_owned(),
@@ -27,16 +27,16 @@ fn file(path: &str, content: &str) -> WriteFileRequest {
 }
 
 pub(super) async fn write(daemon: &Daemon, path: &str, content: &str) -> Result<(), Status> {
-    daemon.tools().write_file(file(path, content)).await.map(drop)
+    daemon.tools().write_file(write_request(path, content)).await.map(drop)
 }
 
-async fn remove(daemon: &Daemon, path: &str) -> Result<u32, Status> {
+async fn delete_path(daemon: &Daemon, path: &str) -> Result<u32, Status> {
     let request = DeletePathRequest { path: path.to_owned(), recursive: Some(true) };
     let answer = daemon.tools().delete_path(request).await?;
     Ok(answer.into_inner().deleted_count)
 }
 
-async fn rename(daemon: &Daemon, source: &str, destination: &str) -> Result<(), Status> {
+async fn move_path(daemon: &Daemon, source: &str, destination: &str) -> Result<(), Status> {
     let request = MovePathRequest {
         source: source.to_owned(),
         destination: destination.to_owned(),
@@ -45,20 +45,20 @@ async fn rename(daemon: &Daemon, source: &str, destination: &str) -> Result<(), 
     daemon.tools().move_path(request).await.map(drop)
 }
 
-async fn make(daemon: &Daemon, path: &str) -> Result<Vec<String>, Status> {
+async fn create_directory(daemon: &Daemon, path: &str) -> Result<Vec<String>, Status> {
     let request = CreateDirectoryRequest { path: path.to_owned() };
     let answer = daemon.tools().create_directory(request).await?;
     Ok(answer.into_inner().created)
 }
 
 fn reason<T: std::fmt::Debug>(result: Result<T, Status>) -> String {
-    Refusal::of(&result.unwrap_err()).reason
+    Refusal::from_status(&result.unwrap_err()).reason
 }
 
 #[tokio::test]
 async fn commands_and_tools_change_each_others_files() {
     for setup in [Setup::new(), Setup::new().workspace_owner(12345), Setup::new().user(12345)] {
-        let owner = setup.owner();
+        let owner = setup.workspace_uid();
         let daemon = setup.start().await;
         write(&daemon, "a/b/tool", "by the tool\n").await.unwrap();
         for path in ["a", "a/b", "a/b/tool"] {
@@ -72,47 +72,47 @@ async fn commands_and_tools_change_each_others_files() {
         write(&daemon, "a/c/command", "by the tool\n").await.unwrap();
         let metadata = fs::metadata(daemon.file("a/c/command")).unwrap();
         assert_eq!((metadata.uid(), metadata.mode() & 0o7777), (owner, 0o640));
-        rename(&daemon, "a/c/command", "a/b/moved").await.unwrap();
-        assert_eq!(make(&daemon, "new/dir").await.unwrap(), ["new", "new/dir"]);
+        move_path(&daemon, "a/c/command", "a/b/moved").await.unwrap();
+        assert_eq!(create_directory(&daemon, "new/dir").await.unwrap(), ["new", "new/dir"]);
         let script = "cat a/b/moved; touch new/dir/x; ls -A a/b new/dir; rm -r new a/b/tool";
         let output = daemon.output(shell(script)).await;
         assert_eq!(output, "by the tool\na/b:\nmoved\ntool\n\nnew/dir:\nx\n");
-        assert_eq!(remove(&daemon, "a").await.unwrap(), 4);
+        assert_eq!(delete_path(&daemon, "a").await.unwrap(), 4);
         assert_eq!(fs::read_dir(daemon.workspace()).unwrap().count(), 0);
     }
 }
 
 #[tokio::test]
-async fn requests_that_contradict_themselves_are_refused() {
+async fn daemon_rejects_invalid_write_requests() {
     let daemon = Daemon::start().await;
-    let refused = |request: WriteFileRequest| {
+    let write_error = |request: WriteFileRequest| {
         let mut tools = daemon.tools();
-        async move { Refusal::of(&tools.write_file(request).await.unwrap_err()) }
+        async move { Refusal::from_status(&tools.write_file(request).await.unwrap_err()) }
     };
-    let refusal = refused(WriteFileRequest {
+    let refusal = write_error(WriteFileRequest {
         path: String::new(),
         mode: Some(WriteMode::CreateNew.into()),
         expected_sha256: Some("abc".to_owned()),
         file_mode: Some(0o1000),
         encoding: Some(7),
-        ..file("", "x")
+        ..write_request("", "x")
     })
     .await;
     assert_eq!(refusal.reason, "INVALID_PARAMS");
-    let mut fields = refusal.fields();
+    let mut fields = refusal.invalid_fields();
     fields.sort_unstable();
     assert_eq!(fields, ["encoding", "expected_sha256", "file_mode", "path"]);
-    let refusal = refused(WriteFileRequest {
+    let refusal = write_error(WriteFileRequest {
         encoding: Some(jig::api::v1::Encoding::Base64.into()),
-        ..file("f", "no base64!")
+        ..write_request("f", "no base64!")
     })
     .await;
-    assert_eq!(refusal.fields(), ["content"]);
+    assert_eq!(refusal.invalid_fields(), ["content"]);
     assert_eq!(fs::read_dir(daemon.workspace()).unwrap().count(), 0);
 }
 
 #[tokio::test]
-async fn links_that_stay_in_the_workspace_are_followed_where_the_operator_says_so() {
+async fn tools_follow_links_inside_the_workspace_if_configured() {
     let lines = "symlinks = \"within\"\nprotected = [\"safe\"]";
     let daemon = Setup::new().workspace_table(lines).start().await;
     daemon
@@ -151,7 +151,7 @@ async fn links_that_stay_in_the_workspace_are_followed_where_the_operator_says_s
 }
 
 #[tokio::test]
-async fn a_file_that_a_patch_renames_keeps_its_owner_and_attributes() {
+async fn patch_rename_keeps_owner_and_attributes() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("a"), "1\n").unwrap();
     std::os::unix::fs::chown(daemon.file("a"), Some(1234), Some(1235)).unwrap();
@@ -170,9 +170,9 @@ async fn a_file_that_a_patch_renames_keeps_its_owner_and_attributes() {
 }
 
 #[tokio::test]
-async fn what_commands_may_not_change_is_not_changed() {
+async fn tools_do_not_change_files_that_commands_cannot_change() {
     for setup in [Setup::new(), Setup::new().user(12345)] {
-        let owner = setup.owner();
+        let owner = setup.workspace_uid();
         let daemon = setup.start().await;
         for (path, user, mode) in [("readonly", owner, 0o444), ("others", 4321, 0o664)] {
             fs::write(daemon.file(path), "1\n").unwrap();
@@ -202,7 +202,7 @@ async fn what_commands_may_not_change_is_not_changed() {
 }
 
 #[tokio::test]
-async fn directories_hand_their_group_down() {
+async fn setgid_directory_passes_its_group_to_new_files() {
     let daemon = Daemon::start().await;
     fs::create_dir(daemon.file("d")).unwrap();
     std::os::unix::fs::chown(daemon.file("d"), None, Some(1600)).unwrap();
@@ -216,11 +216,11 @@ async fn directories_hand_their_group_down() {
 }
 
 #[tokio::test]
-async fn changes_are_made_where_they_wait_for_the_disk() {
+async fn changes_succeed_with_fsync() {
     let daemon = Setup::new().workspace_table("\n[files]\nfsync = true").start().await;
     write(&daemon, "a/b/c", "1\n").await.unwrap();
-    make(&daemon, "d/e").await.unwrap();
-    rename(&daemon, "a/b/c", "d/e/f").await.unwrap();
+    create_directory(&daemon, "d/e").await.unwrap();
+    move_path(&daemon, "a/b/c", "d/e/f").await.unwrap();
     let request = ApplyPatchRequest {
         unified_diff: "diff --git a/d/e/f b/d/e/g/h\nrename from d/e/f\nrename to d/e/g/h\n"
             .to_owned(),
@@ -228,11 +228,11 @@ async fn changes_are_made_where_they_wait_for_the_disk() {
     };
     daemon.tools().apply_patch(request).await.unwrap();
     assert_eq!(daemon.read_file("d/e/g/h").await.unwrap(), "1\n");
-    assert_eq!(remove(&daemon, "a").await.unwrap(), 2);
+    assert_eq!(delete_path(&daemon, "a").await.unwrap(), 2);
 }
 
 #[tokio::test]
-async fn a_tree_that_is_written_is_read_and_listed_as_it_was() {
+async fn random_tree_reads_and_lists_as_written() {
     let daemon = Daemon::start().await;
     // A sequence that is always the same (Knuth's MMIX generator).
     let mut state = 7_u64;
@@ -251,7 +251,7 @@ async fn a_tree_that_is_written_is_read_and_listed_as_it_was() {
             (0..random(3000)).map(|_| u8::try_from(random(256)).unwrap()).collect();
         let request = WriteFileRequest {
             encoding: Some(Encoding::Base64.into()),
-            ..file(&path, &BASE64_STANDARD.encode(&content))
+            ..write_request(&path, &BASE64_STANDARD.encode(&content))
         };
         let written = daemon.tools().write_file(request).await.unwrap().into_inner();
         let old = expected.insert(path, content);
@@ -271,15 +271,15 @@ async fn a_tree_that_is_written_is_read_and_listed_as_it_was() {
         assert_eq!(&fs::read(daemon.file(path)).unwrap(), content);
     }
     while let Some(path) = listed.pop() {
-        assert_eq!(remove(&daemon, &path).await.unwrap(), 1);
+        assert_eq!(delete_path(&daemon, &path).await.unwrap(), 1);
     }
     assert_eq!(daemon.list_files().await, Vec::<String>::new());
 }
 
 #[tokio::test]
-async fn what_replaces_a_file_is_open_to_those_that_the_file_was_and_no_others() {
+async fn replaced_file_keeps_attributes_and_gains_no_inherited_access() {
     for setup in [Setup::new(), Setup::new().user(12345)] {
-        let owner = setup.owner();
+        let owner = setup.workspace_uid();
         let daemon = setup.start().await;
         let directory = daemon.file("d");
         fs::create_dir(&directory).unwrap();
@@ -290,11 +290,11 @@ async fn what_replaces_a_file_is_open_to_those_that_the_file_was_and_no_others()
             std::os::unix::fs::chown(path, Some(owner), Some(owner)).unwrap();
         }
         // Somebody else may do all with new files in the directory.
-        let list = access_list(7);
+        let list = build_access_list(7);
         let none = XattrFlags::empty();
         setxattr(&directory, "system.posix_acl_default", &list, none).unwrap();
         setxattr(&file_name, "user.mark", b"kept", none).unwrap();
-        let request = WriteFileRequest { file_mode: Some(0o444), ..file("d/f", "new") };
+        let request = WriteFileRequest { file_mode: Some(0o444), ..write_request("d/f", "new") };
         daemon.tools().write_file(request).await.unwrap();
         let mut value = [0; 64];
         let mut get = |name: &str| {
@@ -309,7 +309,7 @@ async fn what_replaces_a_file_is_open_to_those_that_the_file_was_and_no_others()
 }
 
 #[tokio::test]
-async fn a_directory_that_goes_while_another_is_made_in_it_is_made_again() {
+async fn tools_recreate_directories_that_a_patch_removes_concurrently() {
     let daemon = Daemon::start().await;
     for _ in 0..100 {
         write(&daemon, "d/x", "x\n").await.unwrap();
@@ -321,13 +321,13 @@ async fn a_directory_that_goes_while_another_is_made_in_it_is_made_again() {
         let (removed, written, made) = tokio::join!(
             tools.apply_patch(request),
             write(&daemon, "d/n/f", "new"),
-            make(&daemon, "d/m/o"),
+            create_directory(&daemon, "d/m/o"),
         );
         removed.unwrap();
         written.unwrap();
         made.unwrap();
         assert_eq!(fs::read_to_string(daemon.file("d/n/f")).unwrap(), "new");
         assert!(daemon.file("d/m/o").is_dir());
-        remove(&daemon, "d").await.unwrap();
+        delete_path(&daemon, "d").await.unwrap();
     }
 }

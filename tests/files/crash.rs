@@ -13,26 +13,26 @@ use rustix::process::Signal;
 use tonic::Status;
 
 use super::change::write;
-use crate::support::{Daemon, Setup, tree};
+use crate::support::{Daemon, Setup, snapshot_tree};
 
 /// Files of changes that a daemon has begun and not ended.
-fn journals(daemon: &Daemon) -> usize {
-    let folders = fs::read_dir(daemon.state().join("changes")).unwrap();
+fn count_journals(daemon: &Daemon) -> usize {
+    let folders = fs::read_dir(daemon.state_dir().join("changes")).unwrap();
     folders.map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count()).sum()
 }
 
 /// Has the daemon die at each step of a call, on a workspace prepared anew each time, and checks
 /// that the next one leaves the old tree or the new one.
-async fn dies_at_each_step(
+async fn crash_at_each_step(
     prepare: impl Fn(&Path),
     call: impl AsyncFn(&Daemon) -> Result<(), Status>,
     fewest_steps: usize,
 ) {
-    dies_at_steps(1.., prepare, call, fewest_steps).await;
+    crash_at_steps(1.., prepare, call, fewest_steps).await;
 }
 
 /// As [`dies_at_each_step`], but not at all of them.
-async fn dies_at_steps(
+async fn crash_at_steps(
     steps: impl Iterator<Item = usize>,
     prepare: impl Fn(&Path),
     call: impl AsyncFn(&Daemon) -> Result<(), Status>,
@@ -41,9 +41,9 @@ async fn dies_at_steps(
     let trees = {
         let daemon = Daemon::start().await;
         prepare(&daemon.workspace());
-        let old = tree(&daemon.workspace());
+        let old = snapshot_tree(&daemon.workspace());
         call(&daemon).await.unwrap();
-        [old, tree(&daemon.workspace())]
+        [old, snapshot_tree(&daemon.workspace())]
     };
     for step in steps {
         let setup = Setup::new().environment("JIG_DIE_AT_STEP", &step.to_string());
@@ -53,24 +53,24 @@ async fn dies_at_steps(
             assert!(step > fewest_steps, "it would die only at {step} steps");
             return;
         }
-        let status = daemon.exit().await;
+        let status = daemon.wait_for_exit().await;
         assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
         let daemon = daemon.restart().await;
-        let found = tree(&daemon.workspace());
+        let found = snapshot_tree(&daemon.workspace());
         assert!(trees.contains(&found), "step {step}: {found:?}");
-        assert_eq!(journals(&daemon), 0, "step {step}");
+        assert_eq!(count_journals(&daemon), 0, "step {step}");
     }
 }
 
 #[tokio::test]
-async fn a_daemon_that_dies_while_it_writes_leaves_the_old_or_the_new() {
+async fn crash_during_write_leaves_the_old_or_new_file() {
     let prepare = |workspace: &Path| fs::write(workspace.join("kept"), "old").unwrap();
-    dies_at_each_step(prepare, async |daemon| write(daemon, "kept", "new").await, 3).await;
-    dies_at_each_step(prepare, async |daemon| write(daemon, "a/b/new", "new").await, 6).await;
+    crash_at_each_step(prepare, async |daemon| write(daemon, "kept", "new").await, 3).await;
+    crash_at_each_step(prepare, async |daemon| write(daemon, "a/b/new", "new").await, 6).await;
 }
 
 #[tokio::test]
-async fn a_daemon_that_dies_while_it_patches_ten_files_leaves_all_old_or_all_new() {
+async fn crash_during_patch_leaves_all_old_or_all_new_files() {
     let prepare = |workspace: &Path| {
         fs::create_dir(workspace.join("d")).unwrap();
         for file in 0..8 {
@@ -95,11 +95,11 @@ async fn a_daemon_that_dies_while_it_patches_ten_files_leaves_all_old_or_all_new
         assert_eq!(answer.into_inner().changed_files.len(), 10);
         Ok(())
     };
-    dies_at_each_step(prepare, call, 30).await;
+    crash_at_each_step(prepare, call, 30).await;
 }
 
 #[tokio::test]
-async fn a_daemon_that_dies_while_several_threads_write_leaves_all_old_or_all_new() {
+async fn crash_during_parallel_writes_leaves_all_old_or_all_new_files() {
     const FILES: usize = 40;
     let prepare = |workspace: &Path| {
         for file in 0..FILES {
@@ -115,11 +115,11 @@ async fn a_daemon_that_dies_while_several_threads_write_leaves_all_old_or_all_ne
         daemon.tools().apply_patch(request).await.map(drop)
     };
     // A step for the journal, and three for each file.
-    dies_at_steps((1..).step_by(9), prepare, call, 3 * FILES).await;
+    crash_at_steps((1..).step_by(9), prepare, call, 3 * FILES).await;
 }
 
 #[tokio::test]
-async fn a_daemon_that_dies_while_files_and_directories_change_places_leaves_old_or_new() {
+async fn crash_during_file_directory_swap_leaves_the_old_or_new_tree() {
     let prepare = |workspace: &Path| {
         fs::create_dir_all(workspace.join("directory/below")).unwrap();
         for (path, content) in
@@ -140,16 +140,16 @@ async fn a_daemon_that_dies_while_files_and_directories_change_places_leaves_old
         assert_eq!(["file/deep/er", "file/x", "directory"].map(file), ["1\n", "x\n", "3\n"]);
         Ok(())
     };
-    dies_at_each_step(prepare, call, 9).await;
+    crash_at_each_step(prepare, call, 9).await;
 }
 
 #[tokio::test]
-async fn what_somebody_did_after_the_daemon_died_is_not_undone() {
+async fn recovery_keeps_changes_made_after_the_crash() {
     let mut patch = String::new();
     for file in 0..4 {
         patch += &format!("--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-old {file}\n+new\n");
     }
-    let mut kept = 0;
+    let mut crashes = 0;
     for step in 1.. {
         let setup = Setup::new().environment("JIG_DIE_AT_STEP", &step.to_string());
         let mut daemon = setup.start().await;
@@ -161,7 +161,7 @@ async fn what_somebody_did_after_the_daemon_died_is_not_undone() {
         if daemon.tools().apply_patch(request).await.is_ok() {
             break;
         }
-        daemon.exit().await;
+        daemon.wait_for_exit().await;
         // One is replaced, one is edited.
         fs::remove_file(daemon.file("0")).unwrap();
         fs::write(daemon.file("0"), "by hand").unwrap();
@@ -170,13 +170,13 @@ async fn what_somebody_did_after_the_daemon_died_is_not_undone() {
         let daemon = daemon.restart().await;
         let found = ["0", "1"].map(|file| fs::read_to_string(daemon.file(file)).unwrap());
         assert!(found.iter().all(|text| text.ends_with("by hand")), "step {step}: {found:?}");
-        kept += 1;
+        crashes += 1;
     }
-    assert!(kept > 8, "{kept}");
+    assert!(crashes > 8, "{crashes}");
 }
 
 #[test]
-fn a_client_without_a_daemon_that_dies_leaves_a_mixture_to_the_next_one() {
+fn next_embedded_daemon_undoes_a_partial_patch() {
     let folder = tempfile::tempdir().unwrap();
     let workspace = folder.path().join("workspace");
     fs::create_dir(&workspace).unwrap();
@@ -199,12 +199,12 @@ fn a_client_without_a_daemon_that_dies_leaves_a_mixture_to_the_next_one() {
             .output()
             .unwrap()
     };
-    let old = tree(&workspace);
+    let old = snapshot_tree(&workspace);
     // With two of the four in their places.
     let output = jig(&["patch", file.to_str().unwrap()], "8");
     assert_eq!(output.status.signal(), Some(Signal::KILL.as_raw()));
-    assert_ne!(tree(&workspace), old);
+    assert_ne!(snapshot_tree(&workspace), old);
     let output = jig(&["ls"], "0");
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(tree(&workspace), old);
+    assert_eq!(snapshot_tree(&workspace), old);
 }

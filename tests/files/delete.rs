@@ -6,18 +6,20 @@ use jig::api::v1::DeletePathRequest;
 
 use crate::{
     files::tools::Tool,
-    support::{Daemon, Refusal, Setup, argv, compile, describe, full_size, promptly},
+    support::{
+        Daemon, Refusal, Setup, argv, compile_in_workspace, describe_status, full_size, promptly,
+    },
 };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tree_is_deleted_whatever_a_command_does_in_it() {
+async fn delete_path_removes_a_tree_that_a_command_changes() {
     let rounds = full_size(10_000, 100);
     let daemon = Daemon::start().await;
-    let outside = daemon.beside("outside");
+    let outside = daemon.sibling_path("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("f"), "kept").unwrap();
-    let program = compile(&daemon, "meddle");
-    let meddling = daemon.begin(argv(&[&program]));
+    let program = compile_in_workspace(&daemon, "meddle");
+    let meddling = daemon.spawn_run(argv(&[&program]));
     for round in 0..rounds {
         // Nobody meddles with it before it is whole.
         let made = daemon.file("made");
@@ -30,7 +32,8 @@ async fn a_tree_is_deleted_whatever_a_command_does_in_it() {
         fs::rename(made, daemon.file("tree")).unwrap();
         let request = DeletePathRequest { path: "tree".to_owned(), recursive: Some(true) };
         let deleted = daemon.tools().delete_path(request).await;
-        let deleted = deleted.unwrap_or_else(|status| panic!("{round}: {}", describe(&status)));
+        let deleted =
+            deleted.unwrap_or_else(|status| panic!("{round}: {}", describe_status(&status)));
         assert!(deleted.into_inner().deleted_count > 0);
         assert!(!daemon.file("tree").exists(), "round {round}");
     }
@@ -40,14 +43,14 @@ async fn a_tree_is_deleted_whatever_a_command_does_in_it() {
 }
 
 #[tokio::test]
-async fn a_mount_point_is_neither_deleted_nor_moved() {
+async fn tools_do_not_delete_or_move_mount_points() {
     let mounted = "at=$(echo \"$@\" | sed 's/.*--workspace \\([^ ]*\\).*/\\1/') && \
                    mkdir \"$at/mounted\" && mount -t tmpfs none \"$at/mounted\" && exec \"$0\" \"$@\"";
-    let setup = Setup::new().under(["unshare", "--mount", "sh", "-c", mounted]);
+    let setup = Setup::new().wrapped_by(["unshare", "--mount", "sh", "-c", mounted]);
     let daemon = setup.start().await;
     for tool in [Tool::Delete, Tool::MoveFrom] {
         let refused = tool.call(&daemon, "mounted").await.unwrap_err();
-        let refusal = Refusal::of(&refused);
+        let refusal = Refusal::from_status(&refused);
         assert_eq!(refusal.reason, "PERMISSION_DENIED", "{refusal:?}");
         assert!(refusal.message.contains("mount point"), "{refusal:?}");
     }

@@ -14,16 +14,16 @@ use jig::api::v1::{FileType, ListDirectoryRequest, StatPathRequest, StatPathResp
 
 use crate::support::{Daemon, Refusal, Setup};
 
-fn stat(path: &str) -> StatPathRequest {
+fn stat_request(path: &str) -> StatPathRequest {
     StatPathRequest { path: path.to_owned() }
 }
 
-fn list(path: &str) -> ListDirectoryRequest {
+fn list_request(path: &str) -> ListDirectoryRequest {
     ListDirectoryRequest { path: Some(path.to_owned()), ..ListDirectoryRequest::default() }
 }
 
 /// One of everything that can be in a directory.
-fn plant(daemon: &Daemon) -> UnixListener {
+fn create_all_file_types(daemon: &Daemon) -> UnixListener {
     fs::write(daemon.file("file"), "hello\n").unwrap();
     fs::set_permissions(daemon.file("file"), fs::Permissions::from_mode(0o4640)).unwrap();
     let time = UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789);
@@ -40,7 +40,7 @@ fn plant(daemon: &Daemon) -> UnixListener {
     UnixListener::bind(daemon.file("socket")).unwrap()
 }
 
-const TYPES: [(&str, FileType); 7] = [
+const FILE_TYPES: [(&str, FileType); 7] = [
     ("directory", FileType::Directory),
     ("fifo", FileType::Fifo),
     ("file", FileType::File),
@@ -51,17 +51,17 @@ const TYPES: [(&str, FileType); 7] = [
 ];
 
 #[tokio::test]
-async fn everything_is_described_and_nothing_is_touched() {
+async fn tools_describe_every_file_type() {
     let daemon = Daemon::start().await;
-    let _socket = plant(&daemon);
-    let listed = daemon.tools().list_directory(list(".")).await;
+    let _socket = create_all_file_types(&daemon);
+    let listed = daemon.tools().list_directory(list_request(".")).await;
     let listed = listed.unwrap().into_inner();
     assert_eq!((listed.file_count, listed.directory_count), (6, 1));
     assert!(listed.next_page_token.is_empty());
     let types: Vec<_> = listed.entries.iter().map(|entry| (&*entry.name, entry.r#type())).collect();
-    assert_eq!(types, TYPES);
-    for (entry, (name, kind)) in listed.entries.iter().zip(TYPES) {
-        let described = daemon.tools().stat_path(stat(name)).await;
+    assert_eq!(types, FILE_TYPES);
+    for (entry, (name, kind)) in listed.entries.iter().zip(FILE_TYPES) {
+        let described = daemon.tools().stat_path(stat_request(name)).await;
         let described: StatPathResponse = described.unwrap().into_inner();
         assert_eq!(described.r#type(), kind, "{name}");
         assert_eq!(described.size_bytes, entry.size_bytes, "{name}");
@@ -76,14 +76,14 @@ async fn everything_is_described_and_nothing_is_touched() {
             assert_eq!(described.sha256.as_deref(), Some(hash));
         }
     }
-    let root = daemon.tools().stat_path(stat("/workspace")).await;
+    let root = daemon.tools().stat_path(stat_request("/workspace")).await;
     assert_eq!(root.unwrap().into_inner().r#type(), FileType::Directory);
 }
 
 #[tokio::test]
-async fn what_cannot_be_described_says_why() {
+async fn tools_report_why_a_path_is_unreadable() {
     let daemon = Daemon::start().await;
-    let _socket = plant(&daemon);
+    let _socket = create_all_file_types(&daemon);
     symlink("directory", daemon.file("link-to-directory")).unwrap();
     fs::write(daemon.file("directory/x"), "").unwrap();
     for (path, stat_reason, list_reason) in [
@@ -93,10 +93,10 @@ async fn what_cannot_be_described_says_why() {
         ("..", "PATH_ESCAPE", "PATH_ESCAPE"),
         ("/etc", "PATH_ESCAPE", "PATH_ESCAPE"),
     ] {
-        let refused = daemon.tools().stat_path(stat(path)).await.unwrap_err();
-        assert_eq!(Refusal::of(&refused).reason, stat_reason, "{path}");
-        let refused = daemon.tools().list_directory(list(path)).await.unwrap_err();
-        assert_eq!(Refusal::of(&refused).reason, list_reason, "{path}");
+        let refused = daemon.tools().stat_path(stat_request(path)).await.unwrap_err();
+        assert_eq!(Refusal::from_status(&refused).reason, stat_reason, "{path}");
+        let refused = daemon.tools().list_directory(list_request(path)).await.unwrap_err();
+        assert_eq!(Refusal::from_status(&refused).reason, list_reason, "{path}");
     }
     for (path, reason) in [
         ("link", "SYMLINK_BLOCKED"),
@@ -104,13 +104,13 @@ async fn what_cannot_be_described_says_why() {
         ("file", "NOT_A_DIRECTORY"),
         ("fifo", "NOT_A_DIRECTORY"),
     ] {
-        let refused = daemon.tools().list_directory(list(path)).await.unwrap_err();
-        assert_eq!(Refusal::of(&refused).reason, reason, "{path}");
+        let refused = daemon.tools().list_directory(list_request(path)).await.unwrap_err();
+        assert_eq!(Refusal::from_status(&refused).reason, reason, "{path}");
     }
 }
 
 #[tokio::test]
-async fn a_large_file_has_no_hash() {
+async fn stat_omits_hashes_of_large_files() {
     let daemon = Daemon::start().await;
     for (name, size, hashed) in [("fits", 256 << 20, true), ("large", (256 << 20) + 1, false)] {
         fs::File::create(daemon.file(name)).unwrap().set_len(size).unwrap();
@@ -118,13 +118,13 @@ async fn a_large_file_has_no_hash() {
             // Hashing that much takes longer than the tool may in a debug build.
             continue;
         }
-        let described = daemon.tools().stat_path(stat(name)).await.unwrap().into_inner();
+        let described = daemon.tools().stat_path(stat_request(name)).await.unwrap().into_inner();
         assert_eq!((described.size_bytes, described.sha256.is_some()), (size, hashed));
     }
 }
 
 #[tokio::test]
-async fn a_hundred_thousand_entries_come_in_pages() {
+async fn list_directory_returns_100_000_entries_in_pages() {
     let daemon = Setup::new().start().await;
     let directory = daemon.file("many");
     fs::create_dir(&directory).unwrap();
@@ -133,7 +133,7 @@ async fn a_hundred_thousand_entries_come_in_pages() {
     }
     let start = Instant::now();
     let (mut names, mut pages) = (Vec::new(), 0);
-    let mut request = ListDirectoryRequest { page_size: Some(10_000), ..list("many") };
+    let mut request = ListDirectoryRequest { page_size: Some(10_000), ..list_request("many") };
     loop {
         let page = daemon.tools().list_directory(request.clone()).await;
         let page = page.unwrap().into_inner();

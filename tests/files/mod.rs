@@ -2,28 +2,34 @@
 
 /// Writing, making, moving, deleting.
 mod change;
-/// The client's commands for files.
-mod client;
 /// The client's command of each tool.
-mod commands;
+mod cli;
+/// The client's commands for files.
+mod cp;
 /// What `jig cp` does not replace, and how it ends before all is copied.
-mod copies;
+mod cp_failures;
+/// Both sides of `jig cp`.
+mod cp_fixture;
+/// `jig cp -r`, and what git would act on.
+mod cp_vcs;
 /// A daemon that is killed in the midst of a change.
 mod crash;
 /// `delete_path`.
 mod delete;
+/// Downloads of files that change meanwhile.
+mod download_changes;
 /// `edit_file`.
 mod edit;
 /// Uploads through daemons that live as long as one call.
-mod embedded;
-/// `jig cp -r`, and what git would act on.
-mod git_copies;
+mod embedded_uploads;
+/// Files of others.
+mod foreign_files;
 /// `list_dir`.
 mod list_directory;
 /// `read_notebook` and `edit_notebook`.
 mod notebook;
-/// Files of others.
-mod owners;
+/// What there is of an upload before it is complete, whatever becomes of it and of the daemon.
+mod partial_uploads;
 /// `apply_patch`.
 mod patch;
 /// The same as `git apply` does, on generated commits.
@@ -32,17 +38,11 @@ mod patch_like_git;
 mod ripgrep;
 /// `search`.
 mod search;
-/// Both sides of `jig cp`.
-mod sides;
 /// Every tool as a call on one path.
 pub(crate) mod tools;
 /// Files of any size, in and out.
 pub(crate) mod transfer;
-/// Downloads of files that change meanwhile.
-mod transfer_changes;
-/// What there is of an upload before it is complete, whatever becomes of it and of the daemon.
-mod transfer_drafts;
-/// Uploads that somebody meddles with.
-mod transfer_guards;
 /// What transfers take of the machine.
-mod transfer_size;
+mod transfer_limits;
+/// Uploads that somebody meddles with.
+mod upload_guards;

@@ -12,7 +12,7 @@ use crate::support::{Daemon, Refusal};
 /// With fields that nobody knows, numbers and strings written in unusual ways, and CRLF.
 const NOTEBOOK: &str = "{\r\n  \"nbformat_minor\": 5, \"nbformat\": 4,\r\n  \"cells\": [\r\n    {\r\n      \"cell_type\": \"code\", \"x-unknown\": [1.00, -0, 1e+2],\r\n      \"id\": \"first\",\r\n      \"metadata\": {\"b\": 1, \"a\": \"\\u00e9\\/\"},\r\n      \"execution_count\": 12,\r\n      \"outputs\": [\r\n        {\"output_type\": \"stream\", \"name\": \"stdout\", \"text\": [\"1\\n\", \"2\\n\"]},\r\n        {\"output_type\": \"display_data\", \"metadata\": {}, \"data\": {\"text/plain\": \"<Figure>\", \"image/png\": \"iVBORw0KGgo=\"}},\r\n        {\"output_type\": \"error\", \"ename\": \"E\", \"evalue\": \"v\", \"traceback\": [\"\\u001b[31mE\\u001b[0m: v\"]}\r\n      ],\r\n      \"source\": \"print(1)\"\r\n    },\r\n    {\"cell_type\": \"markdown\", \"id\": \"second\", \"metadata\": {}, \"source\": [\"# T\\n\",   \"t\"]}\r\n  ],\r\n  \"metadata\": {\"kernelspec\": {\"language\": \"python\"}}\r\n}\r\n\r\n";
 
-fn request(mode: CellEdit, id: &str, source: &str) -> EditNotebookRequest {
+fn edit_request(mode: CellEdit, id: &str, source: &str) -> EditNotebookRequest {
     EditNotebookRequest {
         path: "n.ipynb".to_owned(),
         cell_id: (!id.is_empty()).then(|| id.to_owned()),
@@ -28,7 +28,7 @@ async fn edit(
 ) -> Result<EditNotebookResponse, Refusal> {
     match daemon.tools().edit_notebook(request).await {
         Ok(response) => Ok(response.into_inner()),
-        Err(status) => Err(Refusal::of(&status)),
+        Err(status) => Err(Refusal::from_status(&status)),
     }
 }
 
@@ -41,23 +41,23 @@ async fn read(
     change(&mut request);
     match daemon.tools().read_notebook(request).await {
         Ok(response) => Ok(response.into_inner()),
-        Err(status) => Err(Refusal::of(&status)),
+        Err(status) => Err(Refusal::from_status(&status)),
     }
 }
 
-async fn with_notebook() -> Daemon {
+async fn start_with_notebook() -> Daemon {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("n.ipynb"), NOTEBOOK).unwrap();
     daemon
 }
 
-fn content(daemon: &Daemon) -> String {
+fn notebook_text(daemon: &Daemon) -> String {
     fs::read_to_string(daemon.file("n.ipynb")).unwrap()
 }
 
 #[tokio::test]
-async fn cells_are_read_with_their_outputs() {
-    let daemon = with_notebook().await;
+async fn read_notebook_returns_cells_with_outputs() {
+    let daemon = start_with_notebook().await;
     let all = read(&daemon, |_| {}).await.unwrap();
     assert_eq!((all.language.as_str(), all.cells.len()), ("python", 2));
     let code = &all.cells[0];
@@ -77,10 +77,10 @@ async fn cells_are_read_with_their_outputs() {
 }
 
 #[tokio::test]
-async fn what_is_not_edited_keeps_its_bytes() {
-    let daemon = with_notebook().await;
+async fn edit_keeps_the_bytes_of_other_cells() {
+    let daemon = start_with_notebook().await;
     // Its outputs go with the text; all else stays.
-    let response = edit(&daemon, request(CellEdit::Replace, "first", "print(\"2\")\n"));
+    let response = edit(&daemon, edit_request(CellEdit::Replace, "first", "print(\"2\")\n"));
     assert_eq!(response.await.unwrap().cell_id, "first");
     let outputs = NOTEBOOK.find("[\r\n        {\"output_type\"").unwrap();
     let outputs = outputs..NOTEBOOK.find(",\r\n      \"source\"").unwrap();
@@ -89,62 +89,64 @@ async fn what_is_not_edited_keeps_its_bytes() {
     let expected = expected
         .replace("\"execution_count\": 12", "\"execution_count\": null")
         .replace("\"print(1)\"", "\"print(\\\"2\\\")\\n\"");
-    assert_eq!(content(&daemon), expected);
+    assert_eq!(notebook_text(&daemon), expected);
 
     let as_raw = EditNotebookRequest {
         cell_type: Some(CellType::Raw.into()),
-        ..request(CellEdit::Replace, "second", "one\ntwo")
+        ..edit_request(CellEdit::Replace, "second", "one\ntwo")
     };
     edit(&daemon, as_raw).await.unwrap();
     let expected = expected
         .replace("markdown", "raw")
         .replace("[\"# T\\n\",   \"t\"]", "[\"one\\n\",   \"two\"]");
-    assert_eq!(content(&daemon), expected);
+    assert_eq!(notebook_text(&daemon), expected);
 
     // What is inserted and deleted leaves nothing behind.
     for (id, index) in [("first", 1), ("second", 2), ("", 2)] {
         let new = EditNotebookRequest {
             cell_type: Some(CellType::Code.into()),
-            ..request(CellEdit::Insert, id, "new")
+            ..edit_request(CellEdit::Insert, id, "new")
         };
         let response = edit(&daemon, new).await.unwrap();
         assert_eq!(response.cell_count, 3);
         let cells = read(&daemon, |_| {}).await.unwrap().cells;
         assert_eq!(cells[index].id, response.cell_id);
         assert_eq!(cells[index].source, "new");
-        let delete = request(CellEdit::Delete, &response.cell_id, "");
+        let delete = edit_request(CellEdit::Delete, &response.cell_id, "");
         assert_eq!(edit(&daemon, delete).await.unwrap().cell_count, 2);
-        assert_eq!(content(&daemon), expected);
+        assert_eq!(notebook_text(&daemon), expected);
     }
 }
 
 #[tokio::test]
-async fn what_is_refused_leaves_the_notebook_as_it_is() {
-    let daemon = with_notebook().await;
+async fn failed_edit_leaves_the_notebook_unchanged() {
+    let daemon = start_with_notebook().await;
     fs::write(daemon.file("text"), "no notebook").unwrap();
     fs::write(daemon.file("old"), r#"{"nbformat": 3, "worksheets": []}"#).unwrap();
     let at = |path: &str| EditNotebookRequest {
         path: path.to_owned(),
-        ..request(CellEdit::Replace, "first", "x")
+        ..edit_request(CellEdit::Replace, "first", "x")
     };
-    let both =
-        EditNotebookRequest { cell_index: Some(0), ..request(CellEdit::Replace, "first", "x") };
-    for (request, reason, told) in [
+    let both = EditNotebookRequest {
+        cell_index: Some(0),
+        ..edit_request(CellEdit::Replace, "first", "x")
+    };
+    for (request, reason, message_part) in [
         (at("none"), "FILE_NOT_FOUND", "none"),
         (at("text"), "INVALID_PARAMS", "must be a Jupyter notebook"),
         (at("old"), "INVALID_PARAMS", "its nbformat is 3"),
         (at("."), "NOT_A_FILE", "a directory"),
         (at("/etc/passwd"), "PATH_ESCAPE", "/etc/passwd"),
         (both, "INVALID_PARAMS", "cell_index"),
-        (request(CellEdit::Delete, "", ""), "INVALID_PARAMS", "cell_id"),
-        (request(CellEdit::Insert, "", "x"), "INVALID_PARAMS", "cell_type"),
-        (request(CellEdit::Delete, "third", ""), "CELL_NOT_FOUND", "third"),
+        (edit_request(CellEdit::Delete, "", ""), "INVALID_PARAMS", "cell_id"),
+        (edit_request(CellEdit::Insert, "", "x"), "INVALID_PARAMS", "cell_type"),
+        (edit_request(CellEdit::Delete, "third", ""), "CELL_NOT_FOUND", "third"),
     ] {
-        let shown = format!("{request:?}");
+        let request_text = format!("{request:?}");
         let refusal = edit(&daemon, request).await.unwrap_err();
-        assert_eq!(refusal.reason, reason, "{shown} {refusal:?}");
-        assert!(refusal.message.contains(told), "{shown} {refusal:?}");
-        assert_eq!(content(&daemon), NOTEBOOK);
+        assert_eq!(refusal.reason, reason, "{request_text} {refusal:?}");
+        assert!(refusal.message.contains(message_part), "{request_text} {refusal:?}");
+        assert_eq!(notebook_text(&daemon), NOTEBOOK);
     }
     let refusal = read(&daemon, |request| request.cell_index = Some(2)).await;
     assert_eq!(refusal.unwrap_err().reason, "CELL_NOT_FOUND");

@@ -16,7 +16,7 @@ use jig::api::v1::{
 use crate::support::{Daemon, Refusal, Setup};
 
 /// A patch with one file of each kind.
-const ALL_KINDS: &str = "\
+const ALL_KINDS_PATCH: &str = "\
 diff --git a/changed b/changed
 --- a/changed
 +++ b/changed
@@ -48,14 +48,14 @@ new file mode 100755
 
 async fn apply(daemon: &Daemon, request: ApplyPatchRequest) -> Result<ApplyPatchResponse, Refusal> {
     let answer = daemon.tools().apply_patch(request).await;
-    answer.map(tonic::Response::into_inner).map_err(|status| Refusal::of(&status))
+    answer.map(tonic::Response::into_inner).map_err(|status| Refusal::from_status(&status))
 }
 
-fn patch(diff: &str) -> ApplyPatchRequest {
+fn patch_request(diff: &str) -> ApplyPatchRequest {
     ApplyPatchRequest { unified_diff: diff.to_owned(), ..ApplyPatchRequest::default() }
 }
 
-fn prepare(daemon: &Daemon) {
+fn create_patch_targets(daemon: &Daemon) {
     fs::write(daemon.file("changed"), "0\n1\n2\n3\n").unwrap();
     fs::write(daemon.file("old"), "same\n").unwrap();
     fs::create_dir(daemon.file("gone")).unwrap();
@@ -67,11 +67,11 @@ fn mode(daemon: &Daemon, path: &str) -> u32 {
 }
 
 #[tokio::test]
-async fn all_kinds_of_changes_are_made_and_told() {
+async fn apply_patch_makes_and_reports_all_kinds_of_changes() {
     let daemon = Daemon::start().await;
-    prepare(&daemon);
-    let response = apply(&daemon, patch(ALL_KINDS)).await.unwrap();
-    let told: Vec<_> = response
+    create_patch_targets(&daemon);
+    let response = apply(&daemon, patch_request(ALL_KINDS_PATCH)).await.unwrap();
+    let reported: Vec<_> = response
         .changed_files
         .iter()
         .map(|file| {
@@ -85,8 +85,8 @@ async fn all_kinds_of_changes_are_made_and_told() {
         ("gone/below", Deleted, "", (1, 0, 0)),
         ("made", Added, "", (1, 0, 0)),
     ];
-    assert_eq!(told, expected);
-    assert_eq!(response.patch_size_bytes as usize, ALL_KINDS.len());
+    assert_eq!(reported, expected);
+    assert_eq!(response.patch_size_bytes as usize, ALL_KINDS_PATCH.len());
 
     let mut files = daemon.list_files().await;
     files.sort_unstable();
@@ -99,8 +99,8 @@ async fn all_kinds_of_changes_are_made_and_told() {
     // The patch is kept, and the call's record says what it did.
     assert!(response.patch_path.starts_with("diffs/step_"), "{response:?}");
     let (kept, size) = daemon.artifact(&response.patch_path).await;
-    assert_eq!((&*kept, size), (ALL_KINDS.as_bytes(), kept.len() as u64));
-    let events = daemon.state().join("sessions/default/events.jsonl");
+    assert_eq!((&*kept, size), (ALL_KINDS_PATCH.as_bytes(), kept.len() as u64));
+    let events = daemon.state_dir().join("sessions/default/events.jsonl");
     let events = fs::read_to_string(events).unwrap();
     for event in ["patch_applied", "tool_call_finished"] {
         let named = |line: &&str| line.contains(event) && line.contains("apply_patch");
@@ -116,24 +116,24 @@ async fn all_kinds_of_changes_are_made_and_told() {
 }
 
 #[tokio::test]
-async fn a_dry_run_answers_the_same_and_changes_nothing() {
+async fn dry_run_gives_the_same_response_without_changes() {
     let daemon = Daemon::start().await;
-    prepare(&daemon);
+    create_patch_targets(&daemon);
     let before = daemon.list_files().await;
-    let request = ApplyPatchRequest { dry_run: Some(true), ..patch(ALL_KINDS) };
+    let request = ApplyPatchRequest { dry_run: Some(true), ..patch_request(ALL_KINDS_PATCH) };
     let dry = apply(&daemon, request).await.unwrap();
     assert_eq!(dry.patch_path, "");
     assert_eq!(daemon.list_files().await, before);
     assert_eq!(daemon.read_file("changed").await.unwrap(), "0\n1\n2\n3\n");
-    assert!(!daemon.state().join("sessions/default/diffs").exists());
-    let wet = apply(&daemon, patch(ALL_KINDS)).await.unwrap();
+    assert!(!daemon.state_dir().join("sessions/default/diffs").exists());
+    let wet = apply(&daemon, patch_request(ALL_KINDS_PATCH)).await.unwrap();
     assert_eq!(dry.changed_files, wet.changed_files);
 }
 
 #[tokio::test]
-async fn a_dry_run_refuses_what_has_no_place() {
+async fn dry_run_rejects_conflicting_paths() {
     let daemon = Daemon::start().await;
-    prepare(&daemon);
+    create_patch_targets(&daemon);
     fs::create_dir_all(daemon.file("full/of")).unwrap();
     fs::write(daemon.file("full/of/it"), "1\n").unwrap();
     fs::write(daemon.file("full/more"), "1\n").unwrap();
@@ -147,25 +147,25 @@ async fn a_dry_run_refuses_what_has_no_place() {
         (new("full/more"), "FILE_EXISTS"),
     ] {
         for dry_run in [true, false] {
-            let request = ApplyPatchRequest { dry_run: Some(dry_run), ..patch(&diff) };
+            let request = ApplyPatchRequest { dry_run: Some(dry_run), ..patch_request(&diff) };
             let refusal = apply(&daemon, request).await.unwrap_err();
             assert_eq!(refusal.reason, reason, "{dry_run} {diff}");
         }
     }
     assert!(daemon.file("full/more").is_file() && !daemon.file("x").exists());
     let diff = gone("full/more") + &gone("full/of/it") + &new("full");
-    apply(&daemon, patch(&diff)).await.unwrap();
+    apply(&daemon, patch_request(&diff)).await.unwrap();
     assert_eq!(fs::read_to_string(daemon.file("full")).unwrap(), "x\n");
 }
 
 #[tokio::test]
-async fn what_cannot_be_applied_is_refused_and_changes_nothing() {
+async fn inapplicable_patches_change_nothing() {
     let daemon = Daemon::start().await;
-    prepare(&daemon);
+    create_patch_targets(&daemon);
     symlink("changed", daemon.file("link")).unwrap();
     symlink("gone", daemon.file("way")).unwrap();
     fs::write(daemon.file("binary"), b"1\n\xff\n").unwrap();
-    fs::write(daemon.beside("outside"), "1\n").unwrap();
+    fs::write(daemon.sibling_path("outside"), "1\n").unwrap();
     let first = "--- a/changed\n+++ b/changed\n@@ -1 +1 @@\n-0\n+zero\n";
     let change = |path: &str| format!("--- {path}\n+++ {path}\n@@ -1 +1 @@\n-1\n+2\n");
     let before = daemon.list_files().await;
@@ -189,24 +189,24 @@ async fn what_cannot_be_applied_is_refused_and_changes_nothing() {
         ("@@@ nonsense\n".into(), "PATCH_PARSE_ERROR"),
     ] {
         let both = format!("{first}{second}");
-        let refusal = apply(&daemon, patch(&both)).await.unwrap_err();
+        let refusal = apply(&daemon, patch_request(&both)).await.unwrap_err();
         assert_eq!(refusal.reason, reason, "{second}: {refusal:?}");
         assert_eq!(daemon.list_files().await, before, "{second}");
         assert_eq!(daemon.read_file("changed").await.unwrap(), "0\n1\n2\n3\n", "{second}");
     }
-    assert!(!daemon.state().join("sessions/default/diffs").exists());
-    assert_eq!(fs::read(daemon.beside("outside")).unwrap(), b"1\n");
+    assert!(!daemon.state_dir().join("sessions/default/diffs").exists());
+    assert_eq!(fs::read(daemon.sibling_path("outside")).unwrap(), b"1\n");
 
-    let refusal = apply(&daemon, patch(&change("old"))).await.unwrap_err();
+    let refusal = apply(&daemon, patch_request(&change("old"))).await.unwrap_err();
     assert_eq!(refusal.metadata["path"], "old");
     assert_eq!(refusal.metadata["hunk"], "1");
     assert!(refusal.message.contains("1: \"same\""), "{refusal:?}");
-    let refusal = apply(&daemon, patch("--- a/f\n+++ b/f\nnothing\n")).await.unwrap_err();
+    let refusal = apply(&daemon, patch_request("--- a/f\n+++ b/f\nnothing\n")).await.unwrap_err();
     assert!(refusal.message.contains("line 1"), "{refusal:?}");
 }
 
 #[tokio::test]
-async fn strip_and_fuzz_are_as_asked_for() {
+async fn apply_patch_honors_strip_and_fuzz() {
     let daemon = Daemon::start().await;
     fs::create_dir(daemon.file("b")).unwrap();
     fs::write(daemon.file("b/f"), "1\n2\n3\n").unwrap();
@@ -214,7 +214,7 @@ async fn strip_and_fuzz_are_as_asked_for() {
     let request = |strip, max_fuzz| ApplyPatchRequest {
         strip: Some(strip),
         max_fuzz: Some(max_fuzz),
-        ..patch(stale)
+        ..patch_request(stale)
     };
     let refusal = apply(&daemon, request(1, 2)).await.unwrap_err();
     assert_eq!(refusal.reason, "FILE_NOT_FOUND");
@@ -225,19 +225,19 @@ async fn strip_and_fuzz_are_as_asked_for() {
     assert_eq!(daemon.read_file("b/f").await.unwrap(), "1\ntwo\n3\n");
     for (strip, max_fuzz, field) in [(256, 0, "strip"), (0, 11, "max_fuzz")] {
         let refusal = apply(&daemon, request(strip, max_fuzz)).await.unwrap_err();
-        assert_eq!(refusal.fields(), [field]);
+        assert_eq!(refusal.invalid_fields(), [field]);
     }
 }
 
 #[tokio::test]
-async fn a_patch_that_takes_for_ever_ends_with_its_time() {
-    let daemon = Setup::new().alone().start().await;
+async fn slow_patch_ends_at_its_timeout() {
+    let daemon = Setup::new().exclusive().start().await;
     // Each hunk almost fits in a million places, as often as there may be fuzz.
     let hunk = "@@ -1 +1 @@\n a\n a\n a\n a\n a\n-b\n-a\n c\n c\n c\n c\n c\n";
     fs::write(daemon.file("f"), "a\n".repeat(2_000_000) + &"b\nc\n".repeat(1_000_000)).unwrap();
     let request = ApplyPatchRequest {
         max_fuzz: Some(10),
-        ..patch(&format!("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+a\n{}", hunk.repeat(1000)))
+        ..patch_request(&format!("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+a\n{}", hunk.repeat(1000)))
     };
     let begun = Instant::now();
     let refusal = apply(&daemon, request).await.unwrap_err();
@@ -246,17 +246,17 @@ async fn a_patch_that_takes_for_ever_ends_with_its_time() {
 }
 
 #[tokio::test]
-async fn many_files_are_patched_at_once() {
+async fn apply_patch_changes_up_to_10_000_files() {
     let daemon = Daemon::start().await;
     let file = |number: usize| {
         format!("--- /dev/null\n+++ b/d{}/f{number}\n@@ -0,0 +1 @@\n+{number}\n", number % 10)
     };
     let some: String = (0..300).map(file).collect();
-    let response = apply(&daemon, patch(&some)).await.unwrap();
+    let response = apply(&daemon, patch_request(&some)).await.unwrap();
     assert_eq!(response.changed_files.len(), 300);
     assert_eq!(daemon.read_file("d9/f299").await.unwrap(), "299\n");
     // As many as there may be, and one more.
-    let dry = |diff: &str| ApplyPatchRequest { dry_run: Some(true), ..patch(diff) };
+    let dry = |diff: &str| ApplyPatchRequest { dry_run: Some(true), ..patch_request(diff) };
     let all: String = (1000..11_000).map(file).collect();
     let response = apply(&daemon, dry(&all)).await.unwrap();
     assert_eq!(response.changed_files.len(), 10_000);
@@ -264,12 +264,12 @@ async fn many_files_are_patched_at_once() {
     assert_eq!(refusal.reason, "PATCH_PARSE_ERROR");
     // Where the records end is found again after those of these calls.
     let daemon = daemon.restart().await;
-    let refusal = apply(&daemon, patch(&file(1))).await.unwrap_err();
+    let refusal = apply(&daemon, patch_request(&file(1))).await.unwrap_err();
     assert_eq!(refusal.reason, "FILE_EXISTS");
 }
 
 #[tokio::test]
-async fn a_dry_run_refuses_what_the_patch_would_and_nothing_else() {
+async fn dry_run_fails_exactly_where_the_patch_fails() {
     let daemon = Setup::new().workspace_table("symlinks = \"within\"").start().await;
     fs::write(daemon.file("fixed"), "1\n").unwrap();
     fs::set_permissions(daemon.file("fixed"), fs::Permissions::from_mode(0o444)).unwrap();
@@ -295,7 +295,7 @@ async fn a_dry_run_refuses_what_the_patch_would_and_nothing_else() {
         ),
     ] {
         for dry_run in [true, false] {
-            let request = ApplyPatchRequest { dry_run: Some(dry_run), ..patch(&diff) };
+            let request = ApplyPatchRequest { dry_run: Some(dry_run), ..patch_request(&diff) };
             let answer = apply(&daemon, request).await;
             let refused = answer.err().map(|refusal| refusal.reason);
             assert_eq!(refused.as_deref(), reason, "{dry_run} {diff}");
@@ -304,7 +304,7 @@ async fn a_dry_run_refuses_what_the_patch_would_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_patch_of_too_many_bytes_is_refused_for_good() {
+async fn patch_of_too_many_bytes_fails_permanently() {
     let daemon = Daemon::start().await;
     let mut diff = String::new();
     for name in 0..3 {
@@ -312,21 +312,21 @@ async fn a_patch_of_too_many_bytes_is_refused_for_good() {
         file.set_len(200 << 20).unwrap();
         diff += &format!("--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-1\n+2\n");
     }
-    let refusal = apply(&daemon, patch(&diff)).await.unwrap_err();
+    let refusal = apply(&daemon, patch_request(&diff)).await.unwrap_err();
     assert_eq!(refusal.reason, "FILE_TOO_LARGE", "{refusal:?}");
 }
 
 #[tokio::test]
-async fn a_patch_that_cannot_be_kept_is_not_applied() {
+async fn patch_that_cannot_be_stored_is_not_applied() {
     let daemon = Setup::new().state_on_small_disk("").start().await;
     fs::write(daemon.file("a"), "1\n").unwrap();
     // More than the disk holds of the state, and less than one message.
     let long = "x".repeat(3_500_000);
     let diff = format!("--- a/a\n+++ b/a\n@@ -1 +1,2 @@\n-1\n+2\n+{long}\n");
-    let state = format!("/proc/{}/root{}", daemon.pid(), daemon.state().display());
+    let state = format!("/proc/{}/root{}", daemon.pid(), daemon.state_dir().display());
     let filler = std::path::Path::new(&state).join("filler");
     fs::write(&filler, vec![0; 1 << 20]).unwrap();
-    let refused = apply(&daemon, patch(&diff)).await.unwrap_err();
+    let refused = apply(&daemon, patch_request(&diff)).await.unwrap_err();
     assert_eq!(refused.reason, "NO_SPACE", "{refused:?}");
     assert_eq!(fs::read_to_string(daemon.file("a")).unwrap(), "1\n");
     let mut artifacts = ArtifactServiceClient::new(daemon.channel());

@@ -14,9 +14,9 @@ use jig::api::v1::ApplyPatchRequest;
 use crate::support::Daemon;
 
 const COMMITS: usize = 60;
-const ALL_COMMITS: usize = 400;
+const FULL_COMMITS: usize = 400;
 /// What lines are made of: much of it alike, and some that look like a patch.
-const WORDS: &[&str] = &[
+const LINE_TEXTS: &[&str] = &[
     "}",
     "",
     "    return;",
@@ -34,7 +34,7 @@ const WORDS: &[&str] = &[
     "2.39.2",
     "carriage\rreturn",
 ];
-const NAMES: &[&str] = &[
+const FILE_NAMES: &[&str] = &[
     "main.rs",
     "lib.rs",
     "with blank",
@@ -49,7 +49,7 @@ const NAMES: &[&str] = &[
     "x b/x",
 ];
 /// How diffs are made.
-const WAYS: &[&[&str]] = &[
+const DIFF_OPTIONS: &[&[&str]] = &[
     &[],
     &["-U1"],
     &["-U0"],
@@ -63,9 +63,9 @@ const WAYS: &[&[&str]] = &[
 type Tree = BTreeMap<String, (Vec<u8>, bool)>;
 
 /// Numbers that look random and are always the same (xorshift).
-struct Numbers(u64);
+struct SeededRandom(u64);
 
-impl Numbers {
+impl SeededRandom {
     fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -78,7 +78,7 @@ impl Numbers {
     }
 
     fn line(&mut self, ending: &str) -> String {
-        let word = self.pick(WORDS);
+        let word = self.pick(LINE_TEXTS);
         match self.below(3) {
             0 => format!("{word}{ending}"),
             _ => format!("{word} {}{ending}", self.below(1000)),
@@ -122,7 +122,7 @@ impl Numbers {
     /// A path at which nothing is, nor on the way to it.
     fn free_path(&mut self, tree: &Tree) -> String {
         loop {
-            let name = self.pick(NAMES);
+            let name = self.pick(FILE_NAMES);
             let path = match self.below(3) {
                 0 => name.to_owned(),
                 _ => format!("dir {}/{name}", self.below(20)),
@@ -137,7 +137,7 @@ impl Numbers {
     }
 
     /// The next commit's tree.
-    fn change(&mut self, tree: &mut Tree) {
+    fn change_tree(&mut self, tree: &mut Tree) {
         for _ in 0..=self.below(5) {
             let paths: Vec<String> = tree.keys().cloned().collect();
             let path = self.below(paths.len().max(1));
@@ -162,7 +162,7 @@ impl Numbers {
                     match above.filter(|above| !tree.keys().any(|path| is_below(path, above))) {
                         Some(above) => drop(tree.insert(above.to_owned(), file)),
                         None => {
-                            tree.insert(format!("{path}/{}", self.pick(NAMES)), file);
+                            tree.insert(format!("{path}/{}", self.pick(FILE_NAMES)), file);
                             tree.insert(format!("{path}/more/x"), (self.text(), false));
                         }
                     }
@@ -181,7 +181,7 @@ fn is_below(one: &str, other: &str) -> bool {
 }
 
 /// What `git apply` makes of a tree; none when it refuses.
-fn applied_by_git(tree: &Tree, diff: &str) -> Option<Tree> {
+fn git_apply_result(tree: &Tree, diff: &str) -> Option<Tree> {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("tree");
     fs::create_dir(&root).unwrap();
@@ -197,7 +197,7 @@ fn applied_by_git(tree: &Tree, diff: &str) -> Option<Tree> {
         .env("GIT_CEILING_DIRECTORIES", folder.path())
         .output()
         .unwrap();
-    output.status.success().then(|| tree_at(&root))
+    output.status.success().then(|| read_tree(&root))
 }
 
 fn write_tree(root: &Path, tree: &Tree) {
@@ -259,7 +259,7 @@ fn write(root: &Path, path: &str, (content, executable): &(Vec<u8>, bool)) {
     fs::set_permissions(&at, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-fn tree_at(root: &Path) -> Tree {
+fn read_tree(root: &Path) -> Tree {
     let mut tree = Tree::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -281,21 +281,21 @@ fn tree_at(root: &Path) -> Tree {
 }
 
 #[tokio::test]
-async fn the_diff_of_each_commit_gives_its_tree() {
+async fn daemon_applies_git_diffs_of_random_commits() {
     let daemon = Daemon::start().await;
-    let repository = Repository::new(daemon.beside("repository"));
+    let repository = Repository::new(daemon.sibling_path("repository"));
     let full = std::env::var_os("JIG_FULL").is_some_and(|value| value == "1");
-    let commits = if full { ALL_COMMITS } else { COMMITS };
-    let mut numbers = Numbers(0x0123_4567_89ab_cdef);
+    let commits = if full { FULL_COMMITS } else { COMMITS };
+    let mut numbers = SeededRandom(0x0123_4567_89ab_cdef);
     let mut tree = Tree::new();
     repository.commit(&Tree::new(), &tree);
     let mut applied = 0;
     let mut kinds = [0; 4];
     for commit in 0..commits {
         let before = tree.clone();
-        numbers.change(&mut tree);
+        numbers.change_tree(&mut tree);
         repository.commit(&before, &tree);
-        let way = WAYS[commit % WAYS.len()];
+        let way = DIFF_OPTIONS[commit % DIFF_OPTIONS.len()];
         let diff = [&["diff", "-M", "HEAD^", "HEAD"], way].concat();
         let diff = String::from_utf8(repository.git(&diff)).unwrap();
         if diff.is_empty() {
@@ -314,7 +314,7 @@ async fn the_diff_of_each_commit_gives_its_tree() {
             kinds[usize::try_from(file.change).unwrap() - 1] += 1;
             assert_eq!((file.fuzz, file.offset), (0, 0), "commit {commit}\n{diff}");
         }
-        assert!(tree_at(&daemon.workspace()) == tree, "commit {commit}\n{diff}");
+        assert!(read_tree(&daemon.workspace()) == tree, "commit {commit}\n{diff}");
         applied += 1;
     }
     assert!(applied > commits / 2, "{applied}");
@@ -322,17 +322,17 @@ async fn the_diff_of_each_commit_gives_its_tree() {
 }
 
 #[tokio::test]
-async fn stale_line_numbers_lead_to_where_git_applies_the_hunks() {
+async fn daemon_applies_stale_hunks_where_git_does() {
     let daemon = Daemon::start().await;
-    let repository = Repository::new(daemon.beside("repository"));
+    let repository = Repository::new(daemon.sibling_path("repository"));
     let full = std::env::var_os("JIG_FULL").is_some_and(|value| value == "1");
-    let mut numbers = Numbers(0x0bad_cafe_0123_4567);
+    let mut numbers = SeededRandom(0x0bad_cafe_0123_4567);
     let mut tree = Tree::new();
     repository.commit(&Tree::new(), &tree);
     let (mut same, mut ambiguous) = (0, 0);
-    for commit in 0..if full { ALL_COMMITS } else { COMMITS / 2 } {
+    for commit in 0..if full { FULL_COMMITS } else { COMMITS / 2 } {
         let before = tree.clone();
-        numbers.change(&mut tree);
+        numbers.change_tree(&mut tree);
         repository.commit(&before, &tree);
         let diff = repository.git(&["diff", "-M", "HEAD^", "HEAD"]);
         let diff = String::from_utf8(diff).unwrap();
@@ -349,7 +349,7 @@ async fn stale_line_numbers_lead_to_where_git_applies_the_hunks() {
             }
             *content = lines.concat();
         }
-        let Some(expected) = applied_by_git(&stale, &diff) else {
+        let Some(expected) = git_apply_result(&stale, &diff) else {
             continue;
         };
         for entry in fs::read_dir(daemon.workspace()).unwrap() {
@@ -364,7 +364,7 @@ async fn stale_line_numbers_lead_to_where_git_applies_the_hunks() {
         };
         match daemon.tools().apply_patch(request).await {
             Ok(_) => {
-                assert!(tree_at(&daemon.workspace()) == expected, "commit {commit}\n{diff}");
+                assert!(read_tree(&daemon.workspace()) == expected, "commit {commit}\n{diff}");
                 same += 1;
             }
             Err(status) => {

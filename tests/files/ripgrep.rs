@@ -19,7 +19,7 @@ use crate::support::Daemon;
 type Match = (String, u64, u64, String);
 
 /// A tree with everything that decides which files there are to search, and how.
-fn plant(root: &Path) {
+fn create_search_tree(root: &Path) {
     let long = format!("{}needle{}\n", "a".repeat(5000), "b".repeat(5000));
     let utf16: Vec<u8> =
         "\u{feff}one\nneedle \u{e9}\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
@@ -90,7 +90,7 @@ fn plant(root: &Path) {
 
 /// ripgrep's output, run in `directory`.
 fn ripgrep(directory: &Path, arguments: &[String]) -> Vec<u8> {
-    let output = Command::new(program())
+    let output = Command::new(ripgrep_path())
         .args(["--no-config", "--no-ignore-global"])
         .args(arguments)
         .current_dir(directory)
@@ -103,7 +103,7 @@ fn ripgrep(directory: &Path, arguments: &[String]) -> Vec<u8> {
     output.stdout
 }
 
-fn program() -> PathBuf {
+fn ripgrep_path() -> PathBuf {
     let tools = std::env::var_os("JIG_TOOLS_DIR")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools"), PathBuf::from);
     static INSTALLED: Once = Once::new();
@@ -116,7 +116,7 @@ fn program() -> PathBuf {
 }
 
 /// What ripgrep finds for a request.
-fn expected(directory: &Path, request: &SearchRequest) -> Vec<Match> {
+fn ripgrep_matches(directory: &Path, request: &SearchRequest) -> Vec<Match> {
     let mut arguments = vec!["--json".to_owned()];
     let mut add = |flag: &str, wanted: bool| {
         if wanted {
@@ -147,7 +147,7 @@ fn expected(directory: &Path, request: &SearchRequest) -> Vec<Match> {
             let path = path.strip_prefix("./").unwrap_or(path);
             let first = data["submatches"][0]["start"].as_u64().unwrap();
             let line = data["line_number"].as_u64().unwrap();
-            Some((path.to_owned(), line, first + 1, text(&data["lines"])))
+            Some((path.to_owned(), line, first + 1, line_text(&data["lines"])))
         })
         .collect();
     matches.sort_unstable();
@@ -155,7 +155,7 @@ fn expected(directory: &Path, request: &SearchRequest) -> Vec<Match> {
 }
 
 /// A text of ripgrep's, which gives it in base64 when it is not UTF-8, without its line ending.
-fn text(value: &Value) -> String {
+fn line_text(value: &Value) -> String {
     let bytes = match value["text"].as_str() {
         Some(text) => text.as_bytes().to_vec(),
         None => BASE64_STANDARD.decode(value["bytes"].as_str().unwrap()).unwrap(),
@@ -165,7 +165,7 @@ fn text(value: &Value) -> String {
     text.strip_suffix('\r').unwrap_or(text).to_owned()
 }
 
-fn found(response: SearchResponse, below: &str) -> Vec<Match> {
+fn daemon_matches(response: SearchResponse, below: &str) -> Vec<Match> {
     let matches = response.matches.into_iter().map(|found| {
         let file = found.file.strip_prefix(below).unwrap().to_owned();
         (file, found.line.into(), found.column.into(), found.content)
@@ -176,7 +176,7 @@ fn found(response: SearchResponse, below: &str) -> Vec<Match> {
 #[tokio::test]
 async fn search_finds_what_ripgrep_finds() {
     let daemon = Daemon::start().await;
-    plant(&daemon.workspace());
+    create_search_tree(&daemon.workspace());
     let needle = || SearchRequest {
         query: "needle".to_owned(),
         max_results: Some(1000),
@@ -232,7 +232,7 @@ async fn search_finds_what_ripgrep_finds() {
     for request in requests {
         for path in [".", "sub", "sub/sub", "other", "deep/1"] {
             let request = SearchRequest { path: Some(path.to_owned()), ..request.clone() };
-            let mut expected = expected(&daemon.file(path), &request);
+            let mut expected = ripgrep_matches(&daemon.file(path), &request);
             let response = daemon.tools().search(request.clone()).await;
             let response = response.unwrap().into_inner();
             assert!(!response.timed_out && response.files_left_out == 0);
@@ -240,13 +240,13 @@ async fn search_finds_what_ripgrep_finds() {
             assert_eq!(response.truncated, expected.len() > 1000, "{request:?}");
             expected.truncate(1000);
             let below = if path == "." { String::new() } else { format!("{path}/") };
-            let found = found(response, &below);
-            let places = |matches: &[Match]| {
-                let places =
+            let found = daemon_matches(response, &below);
+            let positions = |matches: &[Match]| {
+                let positions =
                     matches.iter().map(|(file, line, column, _)| (file.clone(), *line, *column));
-                places.collect::<Vec<_>>()
+                positions.collect::<Vec<_>>()
             };
-            assert_eq!(places(&found), places(&expected), "{request:?}");
+            assert_eq!(positions(&found), positions(&expected), "{request:?}");
             for (found, expected) in found.iter().zip(&expected) {
                 if expected.3.len() <= if request.multiline() { 16_000 } else { 2000 } {
                     assert_eq!(found.3, expected.3, "{request:?}");
@@ -263,7 +263,7 @@ async fn search_finds_what_ripgrep_finds() {
 #[tokio::test]
 async fn list_files_lists_what_ripgrep_lists() {
     let daemon = Daemon::start().await;
-    plant(&daemon.workspace());
+    create_search_tree(&daemon.workspace());
     let mut all = 0;
     for glob in [
         None,
@@ -322,7 +322,7 @@ async fn list_files_lists_what_ripgrep_lists() {
 }
 
 #[tokio::test]
-async fn a_large_ignore_file_leaves_out_what_it_does_for_ripgrep() {
+async fn large_ignore_file_excludes_what_ripgrep_excludes() {
     let daemon = Daemon::start().await;
     let mut ignore = String::new();
     for number in 0..100_000 {

@@ -18,17 +18,17 @@ use tonic::Request;
 
 use crate::support::{Daemon, Refusal, eventually};
 
-fn search(query: &str) -> SearchRequest {
+fn search_request(query: &str) -> SearchRequest {
     SearchRequest { query: query.to_owned(), ..SearchRequest::default() }
 }
 
 #[tokio::test]
-async fn the_defaults_are_those_of_the_contract() {
+async fn search_uses_the_defaults_of_the_contract() {
     let daemon = Daemon::start().await;
     let lines: String = (1..=80).map(|line| format!("Line {line}.\n")).collect();
     fs::write(daemon.file("text"), lines).unwrap();
     fs::write(daemon.file(".hidden"), "line 1.\n").unwrap();
-    let answer = daemon.tools().search(search("LINE 7.")).await.unwrap().into_inner();
+    let answer = daemon.tools().search(search_request("LINE 7.")).await.unwrap().into_inner();
     assert_eq!((answer.total_matches, answer.files_searched), (1, 1));
     assert!(!answer.truncated && !answer.timed_out);
     let found = &answer.matches[0];
@@ -36,11 +36,11 @@ async fn the_defaults_are_those_of_the_contract() {
     assert_eq!(found.content, "Line 7.");
     assert_eq!(found.context_before, ["Line 5.", "Line 6."]);
     assert_eq!(found.context_after, ["Line 8.", "Line 9."]);
-    let answer = daemon.tools().search(search("line")).await.unwrap().into_inner();
+    let answer = daemon.tools().search(search_request("line")).await.unwrap().into_inner();
     assert_eq!((answer.matches.len(), answer.total_matches), (50, 80));
     assert!(answer.truncated);
     for path in ["text", "/workspace/text", ".hidden"] {
-        let request = SearchRequest { path: Some(path.to_owned()), ..search("line 1.") };
+        let request = SearchRequest { path: Some(path.to_owned()), ..search_request("line 1.") };
         let answer = daemon.tools().search(request).await.unwrap().into_inner();
         let files: Vec<_> = answer.matches.iter().map(|found| &*found.file).collect();
         assert_eq!(files, [path.trim_start_matches("/workspace/")]);
@@ -48,36 +48,39 @@ async fn the_defaults_are_those_of_the_contract() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_searched_says_why() {
+async fn search_reports_why_a_request_fails() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("text"), "x").unwrap();
     symlink("text", daemon.file("link")).unwrap();
-    let good = || search("x");
+    let good = || search_request("x");
     let at = |path: &str| SearchRequest { path: Some(path.to_owned()), ..good() };
     for (request, reason) in [
-        (search(""), "INVALID_PARAMS"),
-        (search(&"x".repeat(65_537)), "INVALID_PARAMS"),
+        (search_request(""), "INVALID_PARAMS"),
+        (search_request(&"x".repeat(65_537)), "INVALID_PARAMS"),
         (SearchRequest { context_lines: Some(11), ..good() }, "INVALID_PARAMS"),
         (SearchRequest { max_results: Some(0), ..good() }, "INVALID_PARAMS"),
         (SearchRequest { max_results: Some(10_001), ..good() }, "INVALID_PARAMS"),
         (SearchRequest { max_depth: Some(0), ..good() }, "INVALID_PARAMS"),
-        (SearchRequest { is_regex: Some(true), ..search("(") }, "INVALID_REGEX"),
-        (SearchRequest { is_regex: Some(true), ..search("(\\w{900}){900}") }, "INVALID_REGEX"),
-        (search("a\nb"), "INVALID_REGEX"),
+        (SearchRequest { is_regex: Some(true), ..search_request("(") }, "INVALID_REGEX"),
+        (
+            SearchRequest { is_regex: Some(true), ..search_request("(\\w{900}){900}") },
+            "INVALID_REGEX",
+        ),
+        (search_request("a\nb"), "INVALID_REGEX"),
         (SearchRequest { globs: vec!["[".to_owned()], ..good() }, "INVALID_GLOB"),
         (SearchRequest { exclude_globs: vec!["{a".to_owned()], ..good() }, "INVALID_GLOB"),
         (at("none"), "FILE_NOT_FOUND"),
         (at("link"), "SYMLINK_BLOCKED"),
         (at("../x"), "PATH_ESCAPE"),
     ] {
-        let shown = format!("{request:.200?}");
+        let request_text = format!("{request:.200?}");
         let refused = daemon.tools().search(request).await.unwrap_err();
-        assert_eq!(Refusal::of(&refused).reason, reason, "{shown}");
+        assert_eq!(Refusal::from_status(&refused).reason, reason, "{request_text}");
     }
 }
 
 #[tokio::test]
-async fn a_search_that_runs_out_of_time_answers_with_what_it_has() {
+async fn timed_out_search_returns_partial_results() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("a"), "needle\n").unwrap();
     let mut large = fs::File::create(daemon.file("b")).unwrap();
@@ -86,7 +89,7 @@ async fn a_search_that_runs_out_of_time_answers_with_what_it_has() {
     }
     let mut request = Request::new(SearchRequest {
         is_regex: Some(true),
-        ..search("^needle$|(?:[a-z]{1,30}){20}x")
+        ..search_request("^needle$|(?:[a-z]{1,30}){20}x")
     });
     request.set_timeout(Duration::from_millis(500));
     let start = Instant::now();
@@ -97,7 +100,7 @@ async fn a_search_that_runs_out_of_time_answers_with_what_it_has() {
 }
 
 #[tokio::test]
-async fn an_expression_that_holds_a_thread_up_holds_no_answer_up() {
+async fn slow_regex_does_not_delay_the_response() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("a"), "needle\n").unwrap();
     // Each position may begin a match, which only its end decides.
@@ -113,7 +116,7 @@ async fn an_expression_that_holds_a_thread_up_holds_no_answer_up() {
     fs::write(daemon.file("b"), letters).unwrap();
     let mut request = Request::new(SearchRequest {
         is_regex: Some(true),
-        ..search("^needle$|(?:a|b)*a(?:a|b){1000}[c-y]")
+        ..search_request("^needle$|(?:a|b)*a(?:a|b){1000}[c-y]")
     });
     request.set_timeout(Duration::from_millis(500));
     let answer = daemon.tools().search(request).await.unwrap().into_inner();
@@ -125,7 +128,7 @@ async fn an_expression_that_holds_a_thread_up_holds_no_answer_up() {
 }
 
 #[tokio::test]
-async fn an_ignore_file_of_any_size_holds_up_no_search() {
+async fn large_ignore_files_do_not_delay_searches() {
     let daemon = Daemon::start().await;
     for name in ["first", "last", "other"] {
         fs::write(daemon.file(name), "needle\n").unwrap();
@@ -138,7 +141,7 @@ async fn an_ignore_file_of_any_size_holds_up_no_search() {
         (format!("first\n{wild}last\n"), 1, &["other"]),
     ] {
         fs::write(daemon.file(".ignore"), ignore).unwrap();
-        let answer = daemon.tools().search(search("needle")).await;
+        let answer = daemon.tools().search(search_request("needle")).await;
         let answer = answer.unwrap().into_inner();
         let files: Vec<_> = answer.matches.iter().map(|found| &*found.file).collect();
         assert_eq!((files.as_slice(), answer.ignore_files_cut), (expected, cut));
@@ -147,7 +150,7 @@ async fn an_ignore_file_of_any_size_holds_up_no_search() {
 }
 
 #[tokio::test]
-async fn a_search_ends_when_its_caller_has_gone() {
+async fn search_ends_when_its_caller_disconnects() {
     let daemon = Daemon::start().await;
     let mut large = fs::File::create(daemon.file("large")).unwrap();
     for _ in 0..100 {
@@ -155,9 +158,14 @@ async fn a_search_ends_when_its_caller_has_gone() {
     }
     let mut tools = daemon.tools();
     let call = tokio::spawn(async move {
-        tools.search(SearchRequest { is_regex: Some(true), ..search("(?:[a-z]{1,30}){20}x") }).await
+        tools
+            .search(SearchRequest {
+                is_regex: Some(true),
+                ..search_request("(?:[a-z]{1,30}){20}x")
+            })
+            .await
     });
-    let events = daemon.state().join("sessions/default/events.jsonl");
+    let events = daemon.state_dir().join("sessions/default/events.jsonl");
     eventually("the search goes on", async || {
         fs::read_to_string(&events).is_ok_and(|text| text.contains("tool_call_started"))
     })
@@ -173,14 +181,17 @@ async fn a_search_ends_when_its_caller_has_gone() {
 }
 
 #[tokio::test]
-async fn an_answer_fits_into_a_message_whatever_is_found() {
+async fn search_response_fits_into_one_message() {
     let daemon = Daemon::start().await;
     let line = [b"\xff".repeat(1900), b"needle\n".to_vec()].concat();
     for name in ["a", "b", "c"] {
         fs::write(daemon.file(name), line.repeat(1000)).unwrap();
     }
-    let request =
-        SearchRequest { context_lines: Some(10), max_results: Some(1000), ..search("needle") };
+    let request = SearchRequest {
+        context_lines: Some(10),
+        max_results: Some(1000),
+        ..search_request("needle")
+    };
     let answer = daemon.tools().search(request).await.unwrap().into_inner();
     assert!(answer.truncated && answer.matches.len() > 10);
     assert_eq!(answer.total_matches, 3000);
@@ -188,9 +199,9 @@ async fn an_answer_fits_into_a_message_whatever_is_found() {
 }
 
 #[tokio::test]
-async fn nothing_outside_is_read_while_directories_are_exchanged_for_links() {
+async fn search_reads_nothing_outside_during_link_exchanges() {
     let daemon = Daemon::start().await;
-    let outside = daemon.beside("outside");
+    let outside = daemon.sibling_path("outside");
     fs::create_dir_all(outside.join("sub")).unwrap();
     fs::write(outside.join("file"), "needle outside\n").unwrap();
     fs::write(outside.join("sub/file"), "needle outside\n").unwrap();
@@ -216,7 +227,7 @@ async fn nothing_outside_is_read_while_directories_are_exchanged_for_links() {
     };
     let mut found = 0;
     for _ in 0..1000 {
-        let answer = daemon.tools().search(search("needle")).await;
+        let answer = daemon.tools().search(search_request("needle")).await;
         for one in answer.unwrap().into_inner().matches {
             assert_eq!(one.content, "needle inside", "{}", one.file);
             found += 1;

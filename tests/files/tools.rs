@@ -9,7 +9,7 @@ use jig::api::v1::{
 };
 use tonic::{Status, transport::Channel};
 
-use super::transfer::{chunk, start};
+use super::transfer::{chunk, upload_start};
 use crate::support::Daemon;
 
 /// A tool, and what of it is called.
@@ -36,7 +36,7 @@ pub(crate) enum Tool {
 /// A notebook of one cell.
 pub(crate) const NOTEBOOK: &str = r#"{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"id": "a", "cell_type": "raw", "metadata": {}, "source": "TEXT"}]}"#;
 /// Tools that read what is at a path.
-pub(crate) const READING: &[Tool] = &[
+pub(crate) const READ_TOOLS: &[Tool] = &[
     Tool::Read,
     Tool::ListFiles,
     Tool::ListDirectory,
@@ -46,7 +46,7 @@ pub(crate) const READING: &[Tool] = &[
 ];
 
 /// Tools that change what is at a path, and refuse it where that is a link.
-pub(crate) const CHANGING: &[Tool] = &[
+pub(crate) const WRITE_TOOLS: &[Tool] = &[
     Tool::Write,
     Tool::Edit,
     Tool::Patch,
@@ -57,7 +57,7 @@ pub(crate) const CHANGING: &[Tool] = &[
 
 impl Tool {
     /// Whether it works on directories.
-    pub(crate) fn takes_a_directory(self) -> bool {
+    pub(crate) fn accepts_directories(self) -> bool {
         matches!(self, Self::ListFiles | Self::ListDirectory | Self::CreateDirectory)
     }
 
@@ -98,7 +98,7 @@ impl Tool {
             }
             Self::Download => {
                 let request = DownloadRequest { path, ..Default::default() };
-                let mut parts = transfers(daemon).download(request).await?.into_inner();
+                let mut parts = transfer_client(daemon).download(request).await?.into_inner();
                 let mut bytes = Vec::new();
                 while let Some(part) = parts.message().await? {
                     bytes.extend_from_slice(&part.data);
@@ -107,11 +107,11 @@ impl Tool {
             }
             Self::Upload => {
                 let content = b"written\n";
-                let start = Part::Start(start(&path, content));
+                let start = Part::Start(upload_start(&path, content));
                 let parts = [start, chunk(0, content)];
                 let messages = parts.map(|part| UploadRequest { part: Some(part) });
                 let messages = tokio_stream::iter(messages);
-                let answer = transfers(daemon).upload(messages).await?;
+                let answer = transfer_client(daemon).upload(messages).await?;
                 format!("{:?}", answer.into_inner())
             }
             Self::CreateDirectory => {
@@ -167,6 +167,6 @@ impl Tool {
     }
 }
 
-fn transfers(daemon: &Daemon) -> TransferServiceClient<Channel> {
+fn transfer_client(daemon: &Daemon) -> TransferServiceClient<Channel> {
     TransferServiceClient::new(daemon.channel())
 }

@@ -12,10 +12,10 @@ use tonic::IntoRequest;
 use super::json_of;
 use crate::{
     jobs::Jobs,
-    support::{Daemon, KeyFile, Refusal, Setup, with, with_key},
+    support::{Daemon, KeyFile, Refusal, Setup, with_key, with_metadata},
 };
 
-pub(super) fn of(dialect: &str, calls: &[(&str, &str, Value)]) -> InvokeBatchRequest {
+pub(super) fn batch_request(dialect: &str, calls: &[(&str, &str, Value)]) -> InvokeBatchRequest {
     let calls = calls.iter().map(|(id, name, arguments)| BatchCall {
         call_id: (*id).to_owned(),
         name: (*name).to_owned(),
@@ -29,26 +29,26 @@ pub(super) fn of(dialect: &str, calls: &[(&str, &str, Value)]) -> InvokeBatchReq
     }
 }
 
-pub(super) async fn try_batch(
+pub(super) async fn try_invoke_batch(
     daemon: &Daemon,
     request: impl IntoRequest<InvokeBatchRequest>,
 ) -> Result<InvokeBatchResponse, Refusal> {
     let mut client = InvokeServiceClient::new(daemon.channel());
     match client.invoke_batch(request).await {
         Ok(response) => Ok(response.into_inner()),
-        Err(status) => Err(Refusal::of(&status)),
+        Err(status) => Err(Refusal::from_status(&status)),
     }
 }
 
-pub(super) async fn batch(
+pub(super) async fn invoke_batch(
     daemon: &Daemon,
     request: impl IntoRequest<InvokeBatchRequest>,
 ) -> InvokeBatchResponse {
-    try_batch(daemon, request).await.unwrap()
+    try_invoke_batch(daemon, request).await.unwrap()
 }
 
 /// A result as its document writes it.
-pub(crate) fn written(result: &BatchResult) -> Value {
+pub(crate) fn batch_result_json(result: &BatchResult) -> Value {
     let mut written = json!({"call_id": result.call_id, "name": result.name, "ok": result.ok});
     if result.pending {
         written["pending"] = true.into();
@@ -67,7 +67,7 @@ pub(crate) fn written(result: &BatchResult) -> Value {
     written
 }
 
-pub(super) fn messages(response: &InvokeBatchResponse) -> Value {
+pub(super) fn tool_messages(response: &InvokeBatchResponse) -> Value {
     let messages = response.tool_messages.iter();
     messages
         .map(|message| {
@@ -82,17 +82,17 @@ pub(super) fn messages(response: &InvokeBatchResponse) -> Value {
 }
 
 #[tokio::test]
-async fn e07_what_is_wrong_with_the_request_is_told_by_field() {
+async fn e07_invalid_batch_is_reported_by_field() {
     let daemon = Daemon::start().await;
     let long = "é".repeat(121);
     let request = InvokeBatchRequest {
         wait_ms: Some(99),
         queue: Some("No Queue".to_owned()),
-        ..of("zulu", &[(&long, "", json!({})), ("", "x", json!({}))])
+        ..batch_request("zulu", &[(&long, "", json!({})), ("", "x", json!({}))])
     };
-    let refusal = try_batch(&daemon, request).await.unwrap_err();
+    let refusal = try_invoke_batch(&daemon, request).await.unwrap_err();
     assert_eq!(refusal.reason, "INVALID_PARAMS");
-    let mut fields = refusal.fields();
+    let mut fields = refusal.invalid_fields();
     fields.sort_unstable();
     assert_eq!(
         fields,
@@ -101,21 +101,21 @@ async fn e07_what_is_wrong_with_the_request_is_told_by_field() {
 }
 
 #[tokio::test]
-async fn ids_are_those_of_one_call_each() {
+async fn duplicate_call_ids_are_rejected() {
     let daemon = Daemon::start().await;
     let stat = |id| (id, "stat", json!({"path": "."}));
     let (long, one) = ("x".repeat(481), "é".repeat(120));
     let ids = [&*long, "a", &one, "a", &one, "a"];
-    let request = of("", &ids.map(stat));
-    let refusal = try_batch(&daemon, request).await.unwrap_err();
+    let request = batch_request("", &ids.map(stat));
+    let refusal = try_invoke_batch(&daemon, request).await.unwrap_err();
     assert_eq!(refusal.reason, "INVALID_PARAMS");
-    let told: Vec<_> = refusal
+    let violations: Vec<_> = refusal
         .violations
         .iter()
         .map(|violation| (violation.field.as_str(), violation.description.as_str()))
         .collect();
     assert_eq!(
-        told,
+        violations,
         [
             ("calls[0].call_id", "must have at most 120 characters"),
             ("calls[3].call_id", "is that of calls[1]: each call must have an id of its own"),
@@ -126,7 +126,7 @@ async fn ids_are_those_of_one_call_each() {
 }
 
 #[tokio::test]
-async fn tools_of_the_configuration_are_told_in_the_words_of_the_vocabulary() {
+async fn custom_tools_use_error_codes_of_the_dialect() {
     let tool = r#"
 [[tools]]
 name = "say_word"
@@ -141,24 +141,26 @@ properties.word = { type = "string", description = "The word." }
     for (dialect, code) in
         [("", "INVALID_PARAMS"), ("claude", "INVALID_PARAMS"), ("rauskuclaw", "VALIDATION_ERROR")]
     {
-        let response = batch(&daemon, of(dialect, &calls)).await;
-        let [said, refused] = &response.results[..] else {
+        let response = invoke_batch(&daemon, batch_request(dialect, &calls)).await;
+        let [completed, refused] = &response.results[..] else {
             panic!("{response:?}");
         };
-        let output = json_of(said.output.as_ref().unwrap());
-        assert_eq!((said.ok, &output["stdout"]), (true, &"hello\n".into()));
+        let output = json_of(completed.output.as_ref().unwrap());
+        assert_eq!((completed.ok, &output["stdout"]), (true, &"hello\n".into()));
         assert_eq!(refused.error.as_ref().unwrap().code, code, "{dialect}");
         // What is no tool of the vocabulary has no name in it.
-        let request =
-            InvokeBatchRequest { mode: Some(BatchMode::Async.into()), ..of(dialect, &calls[..1]) };
-        let response = batch(&daemon, request).await;
+        let request = InvokeBatchRequest {
+            mode: Some(BatchMode::Async.into()),
+            ..batch_request(dialect, &calls[..1])
+        };
+        let response = invoke_batch(&daemon, request).await;
         assert_eq!(response.results[0].job_type, "say_word", "{dialect}");
     }
 }
 
 /// A vocabulary whose answers are texts has texts in every format, whether it could or not.
 #[tokio::test]
-async fn a_text_stays_a_text() {
+async fn text_results_stay_text_in_every_format() {
     let daemon = Setup::new().workspace_file("a.txt", "x").start().await;
     for (format, path, place, expected) in [
         (ToolFormat::Gemini, "a.txt", "/0/functionResponse/response/output", Some("x")),
@@ -167,31 +169,34 @@ async fn a_text_stays_a_text() {
         (ToolFormat::Mcp, "none", "/0/structuredContent", None),
     ] {
         let call = ("a", "read_file", json!({"file_path": path}));
-        let request =
-            InvokeBatchRequest { result_format: Some(format.into()), ..of("dracode", &[call]) };
-        let response = batch(&daemon, request).await;
+        let request = InvokeBatchRequest {
+            result_format: Some(format.into()),
+            ..batch_request("dracode", &[call])
+        };
+        let response = invoke_batch(&daemon, request).await;
         let messages: Value = serde_json::from_str(&response.messages_json).unwrap();
-        let told = messages.pointer(place).and_then(Value::as_str);
-        assert_eq!(told, expected, "{messages}");
+        let text = messages.pointer(place).and_then(Value::as_str);
+        assert_eq!(text, expected, "{messages}");
     }
 }
 
 #[tokio::test]
-async fn e06_a_key_that_may_only_look_does_not_invoke() {
+async fn e06_read_only_key_cannot_invoke() {
     let keys = KeyFile::new();
-    let reads = keys.add("reads", "read", &[]);
+    let reads = keys.add_key("reads", "read", &[]);
     let path = keys.path().display().to_string();
     let daemon = Setup::new().arguments(&["--keys", &path]).start().await;
-    let request = of("rauskuclaw", &[("a", "data_file_read", json!({"path": "x"}))]);
-    let refusal = try_batch(&daemon, with_key(&reads, request)).await.unwrap_err();
+    let request = batch_request("rauskuclaw", &[("a", "data_file_read", json!({"path": "x"}))]);
+    let refusal = try_invoke_batch(&daemon, with_key(&reads, request)).await.unwrap_err();
     assert_eq!(refusal.reason, "FORBIDDEN");
 }
 
 #[tokio::test]
-async fn e08_a_long_output_is_told_of_by_its_beginning() {
+async fn e08_long_output_is_previewed_by_its_beginning() {
     let daemon = Setup::new().workspace_file("long.txt", &"é\n".repeat(20_000)).start().await;
-    let request = of("rauskuclaw", &[("a", "data_file_read", json!({"path": "long.txt"}))]);
-    let response = batch(&daemon, request).await;
+    let request =
+        batch_request("rauskuclaw", &[("a", "data_file_read", json!({"path": "long.txt"}))]);
+    let response = invoke_batch(&daemon, request).await;
     let output = json_of(response.results[0].output.as_ref().unwrap());
     assert_eq!(output["truncated"], true);
     assert!(output["bytes"].as_u64().unwrap() > 60_000, "{output}");
@@ -218,9 +223,9 @@ async fn a_batch_takes_as_long_as_its_slowest_call() {
     let ids: Vec<_> = (0..20).map(|number| format!("call-{number}")).collect();
     let calls: Vec<_> =
         ids.iter().zip(calls).map(|(id, (name, params))| (id.as_str(), name, params)).collect();
-    let request = InvokeBatchRequest { wait_ms: Some(4000), ..of("", &calls) };
+    let request = InvokeBatchRequest { wait_ms: Some(4000), ..batch_request("", &calls) };
     let begun = Instant::now();
-    let response = batch(&daemon, request).await;
+    let response = invoke_batch(&daemon, request).await;
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}");
     for (number, result) in response.results.iter().enumerate() {
@@ -250,7 +255,7 @@ async fn a_batch_takes_as_long_as_its_slowest_call() {
 }
 
 #[tokio::test]
-async fn b07_results_go_back_as_each_vendor_wants_them() {
+async fn b07_results_use_message_format_of_each_vendor() {
     let daemon = Setup::new().workspace_file("Program.cs", "using System;").start().await;
     let id = "toolu_01A2B3C4D5E6F7";
     for (format, path, expected) in [
@@ -277,25 +282,25 @@ async fn b07_results_go_back_as_each_vendor_wants_them() {
     ] {
         let request = InvokeBatchRequest {
             result_format: Some(format.into()),
-            ..of("dracode", &[(id, "read_file", json!({"file_path": path}))])
+            ..batch_request("dracode", &[(id, "read_file", json!({"file_path": path}))])
         };
-        let response = batch(&daemon, request).await;
+        let response = invoke_batch(&daemon, request).await;
         let messages: Value = serde_json::from_str(&response.messages_json).unwrap();
         assert_eq!(messages, expected);
     }
 }
 
 #[tokio::test]
-async fn a_batch_that_is_repeated_is_made_once() {
+async fn repeated_batch_runs_once() {
     let daemon = Daemon::start().await;
     let made = || {
         let append = json!({"command": "echo x >> a.txt"});
         let calls = [("a", "run", append.clone()), ("b", "run", append)];
-        with("jig-request-id", "batch", of("", &calls))
+        with_metadata("jig-request-id", "batch", batch_request("", &calls))
     };
-    let first = batch(&daemon, made()).await;
-    assert_eq!(batch(&daemon, made()).await, first);
+    let first = invoke_batch(&daemon, made()).await;
+    assert_eq!(invoke_batch(&daemon, made()).await, first);
     let daemon = daemon.restart().await;
-    assert_eq!(batch(&daemon, made()).await, first);
+    assert_eq!(invoke_batch(&daemon, made()).await, first);
     assert_eq!(std::fs::read_to_string(daemon.file("a.txt")).unwrap(), "x\nx\n");
 }

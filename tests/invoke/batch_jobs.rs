@@ -7,7 +7,7 @@ use jig::api::v1::{
 use serde_json::json;
 
 use super::{
-    batch::{batch, messages, of, written},
+    batch::{batch_request, batch_result_json, invoke_batch, tool_messages},
     json_of,
 };
 use crate::{
@@ -16,16 +16,19 @@ use crate::{
 };
 
 #[tokio::test]
-async fn e03_what_is_not_waited_for_is_a_job() {
+async fn e03_async_call_becomes_a_job() {
     let daemon = Setup::new().workspace_file("README.md", "x").start().await;
     let request = InvokeBatchRequest {
         mode: Some(BatchMode::Async.into()),
-        ..of("rauskuclaw", &[("call-abc-123", "data_file_read", json!({"path": "README.md"}))])
+        ..batch_request(
+            "rauskuclaw",
+            &[("call-abc-123", "data_file_read", json!({"path": "README.md"}))],
+        )
     };
-    let response = batch(&daemon, request).await;
+    let response = invoke_batch(&daemon, request).await;
     let result = &response.results[0];
     assert_eq!(
-        written(result),
+        batch_result_json(result),
         json!({
             "call_id": "call-abc-123",
             "name": "data_file_read",
@@ -42,18 +45,18 @@ async fn e03_what_is_not_waited_for_is_a_job() {
 }
 
 #[tokio::test]
-async fn e04_what_does_not_end_in_time_goes_on_as_a_job() {
+async fn e04_call_beyond_wait_continues_as_a_job() {
     let daemon = Daemon::start().await;
     let command = json!({"command": "until [ -e go ]; do sleep 0.05; done; echo done"});
     let request = InvokeBatchRequest {
         wait_ms: Some(100),
-        ..of("rauskuclaw", &[("call-abc-123", "tool_exec", command)])
+        ..batch_request("rauskuclaw", &[("call-abc-123", "tool_exec", command)])
     };
-    let response = batch(&daemon, request).await;
+    let response = invoke_batch(&daemon, request).await;
     let result = &response.results[0];
     let error = json!({"code": "TIMEOUT", "message": "Job did not complete within wait_ms"});
     assert_eq!(
-        written(result),
+        batch_result_json(result),
         json!({
             "call_id": "call-abc-123",
             "name": "tool_exec",
@@ -64,7 +67,7 @@ async fn e04_what_does_not_end_in_time_goes_on_as_a_job() {
         })
     );
     assert_eq!(
-        messages(&response),
+        tool_messages(&response),
         json!([{
             "role": "tool",
             "tool_call_id": "call-abc-123",
@@ -79,12 +82,13 @@ async fn e04_what_does_not_end_in_time_goes_on_as_a_job() {
 }
 
 #[tokio::test]
-async fn e04_what_is_cancelled_meanwhile_says_so() {
+async fn e04_cancelled_calls_are_reported() {
     let setup = Setup::new().workspace_table("[jobs]\nqueue_concurrency = 1");
     let daemon = setup.start().await;
     let command = || json!({"command": "touch begun; sleep 1000; true"});
     let names = ["begun", "queued"].map(|id| (id, "run", command()));
-    let (request, mut client) = (of("", &names), InvokeServiceClient::new(daemon.channel()));
+    let (request, mut client) =
+        (batch_request("", &names), InvokeServiceClient::new(daemon.channel()));
     let made = tokio::spawn(async move { client.invoke_batch(request).await });
     let mut jobs = Jobs::of(&daemon);
     let mut listed = Vec::new();
@@ -108,10 +112,10 @@ async fn e04_what_is_cancelled_meanwhile_says_so() {
 }
 
 #[tokio::test]
-async fn a_job_that_a_call_has_begun_is_named() {
+async fn task_call_returns_its_job_id() {
     let daemon = Daemon::start().await;
     let task = json!({"command": "until [ -e go ]; do sleep 0.05; done"});
-    let response = batch(&daemon, of("claude", &[("a", "Task", task)])).await;
+    let response = invoke_batch(&daemon, batch_request("claude", &[("a", "Task", task)])).await;
     let result = &response.results[0];
     let output = json_of(result.output.as_ref().unwrap());
     assert!(result.ok && result.pending, "{result:?}");

@@ -2,11 +2,11 @@
 
 pub(crate) mod batch;
 mod batch_jobs;
-mod decided;
+mod model_output;
 mod once;
-mod pending;
-mod rest;
+mod policy;
 mod vendors;
+mod wait_job;
 
 use jig::api::v1::{
     InvokeRequest, InvokeResponse, InvokeStatus, ListToolsRequest, ToolFormat,
@@ -16,7 +16,7 @@ use prost_types::{Struct, Value as Wrapped, value::Kind};
 use serde_json::{Map, Value, json};
 use tonic::{Code, IntoRequest};
 
-use crate::support::{Daemon, KeyFile, Refusal, Setup, with, with_key};
+use crate::support::{Daemon, KeyFile, Refusal, Setup, with_key, with_metadata};
 
 /// A call of a tool of a dialect; of the contract, where that is empty.
 pub(crate) fn call(dialect: &str, tool: &str, params: Value) -> InvokeRequest {
@@ -36,7 +36,7 @@ pub(crate) async fn try_invoke(
     let mut client = InvokeServiceClient::new(daemon.channel());
     match client.invoke(request).await {
         Ok(response) => Ok(response.into_inner()),
-        Err(status) => Err(Refusal::of(&status)),
+        Err(status) => Err(Refusal::from_status(&status)),
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn json_of(structure: &Struct) -> Value {
 }
 
 /// The names of the tools that there are.
-async fn names(daemon: &Daemon, key: &str, dialect: &str) -> Vec<String> {
+async fn tool_names(daemon: &Daemon, key: &str, dialect: &str) -> Vec<String> {
     let request = ListToolsRequest {
         dialect: dialect.to_owned(),
         format: Some(ToolFormat::OpenaiChat.into()),
@@ -88,7 +88,7 @@ async fn names(daemon: &Daemon, key: &str, dialect: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_tool_of_the_contract_answers_by_the_names_of_its_fields() {
+async fn contract_tool_returns_data_by_field_names() {
     let daemon = Setup::new().workspace_file("a.txt", "one\ntwo\n").start().await;
     // Numbers may be texts, and parameters a message.
     for request in [
@@ -131,9 +131,9 @@ async fn a_tool_of_the_contract_answers_by_the_names_of_its_fields() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_call_is_in_its_answer() {
+async fn call_errors_are_in_the_response() {
     let daemon = Daemon::start().await;
-    for (tool, params, error_type, told) in [
+    for (tool, params, error_type, expected) in [
         ("read_file", json!({"path": "a"}), "file_not_found", "a"),
         ("read_file", json!({"path": "../a"}), "path_escape", "a"),
         (
@@ -155,7 +155,7 @@ async fn what_is_wrong_with_a_call_is_in_its_answer() {
         assert_eq!(response.status(), InvokeStatus::Error, "{response:?}");
         let error = response.error.unwrap();
         assert_eq!(error.error_type, error_type, "{error:?}");
-        assert!(error.message.contains(told), "{error:?}");
+        assert!(error.message.contains(expected), "{error:?}");
         assert!(!error.suggestion.is_empty());
         assert_eq!(response.text, error.message);
         assert!(response.data.is_none() && response.started_at.is_some());
@@ -167,19 +167,20 @@ async fn what_is_wrong_with_a_call_is_in_its_answer() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_the_envelope_is_an_error_of_the_rpc() {
+async fn invalid_envelope_is_an_rpc_error() {
     let daemon = Daemon::start().await;
     let both = InvokeRequest { params: Some(Struct::default()), ..call("", "run", json!({})) };
     let refusal = try_invoke(&daemon, both).await.unwrap_err();
     assert_eq!(refusal.reason, "INVALID_PARAMS");
-    assert_eq!(refusal.fields(), ["params", "params_json"]);
+    assert_eq!(refusal.invalid_fields(), ["params", "params_json"]);
     let long = InvokeRequest { request_id: "é".repeat(121), ..call("zulu", "", json!({})) };
     let refusal = try_invoke(&daemon, long).await.unwrap_err();
-    let mut fields = refusal.fields();
+    let mut fields = refusal.invalid_fields();
     fields.sort_unstable();
     assert_eq!(fields, ["dialect", "request_id", "tool"]);
     assert!(refusal.message.contains("agentbench"), "{refusal:?}");
-    let elsewhere = with("jig-workspace", "elsewhere", call("", "run", json!({"command": "true"})));
+    let elsewhere =
+        with_metadata("jig-workspace", "elsewhere", call("", "run", json!({"command": "true"})));
     let refusal = try_invoke(&daemon, elsewhere).await.unwrap_err();
     assert_eq!(refusal.reason, "UNKNOWN_WORKSPACE");
     let mut late = tonic::Request::new(call("", "run", json!({"command": "sleep 100"})));
@@ -191,11 +192,11 @@ async fn what_is_wrong_with_the_envelope_is_an_error_of_the_rpc() {
 }
 
 #[tokio::test]
-async fn who_may_not_use_a_tool_does_not_see_it() {
+async fn caller_does_not_see_forbidden_tools() {
     let keys = KeyFile::new();
-    let reads = keys.add("reads", "read", &[]);
+    let reads = keys.add_key("reads", "read", &[]);
     let files =
-        keys.add("files", "invoke", &["--for-tool", "read_file", "--for-tool", "list_files"]);
+        keys.add_key("files", "invoke", &["--for-tool", "read_file", "--for-tool", "list_files"]);
     let path = keys.path().display().to_string();
     let daemon = Setup::new()
         .arguments(&["--keys", &path])
@@ -203,13 +204,16 @@ async fn who_may_not_use_a_tool_does_not_see_it() {
         .start()
         .await;
     // A key that may only look sees all that there is.
-    let seen = names(&daemon, &reads, "").await;
+    let seen = tool_names(&daemon, &reads, "").await;
     assert!(seen.contains(&"run".to_owned()) && !seen.contains(&"delete_path".to_owned()));
-    let seen = names(&daemon, &reads, "claude").await;
+    let seen = tool_names(&daemon, &reads, "claude").await;
     assert!(seen.contains(&"Task".to_owned()) && !seen.contains(&"Bash".to_owned()), "{seen:?}");
-    assert_eq!(names(&daemon, &files, "").await, ["list_files", "read_file"]);
-    assert_eq!(names(&daemon, &files, "claude").await, ["Read", "Glob"]);
-    assert_eq!(names(&daemon, &files, "rauskuclaw").await, ["data_file_read", "tools_file_search"]);
+    assert_eq!(tool_names(&daemon, &files, "").await, ["list_files", "read_file"]);
+    assert_eq!(tool_names(&daemon, &files, "claude").await, ["Read", "Glob"]);
+    assert_eq!(
+        tool_names(&daemon, &files, "rauskuclaw").await,
+        ["data_file_read", "tools_file_search"]
+    );
 
     let refusal =
         try_invoke(&daemon, with_key(&reads, call("", "stat", json!({"path": "."})))).await;

@@ -6,28 +6,30 @@ use jig::api::v1::{
 use serde_json::{Value, json};
 
 use super::{call, invoke, json_of, try_invoke};
-use crate::support::{Daemon, Mark, eventually, shell, with};
+use crate::support::{Daemon, Mark, eventually, shell, with_metadata};
 
-fn identified(id: &str, request: InvokeRequest) -> tonic::Request<InvokeRequest> {
-    with("jig-request-id", id, request)
+fn with_request_id(id: &str, request: InvokeRequest) -> tonic::Request<InvokeRequest> {
+    with_metadata("jig-request-id", id, request)
 }
 
-fn append() -> Value {
+fn append_params() -> Value {
     json!({"command": "echo x >> a.txt; cat a.txt"})
 }
 
 #[tokio::test]
-async fn what_is_repeated_is_done_once_and_answered_alike() {
+async fn repeated_call_runs_once_with_one_answer() {
     let daemon = Daemon::start().await;
     for (dialect, tool) in [("", "run"), ("claude", "Bash"), ("agentbench", "run")] {
         let id = format!("{dialect}-{tool}");
-        let made =
-            || InvokeRequest { request_id: "same".to_owned(), ..call(dialect, tool, append()) };
+        let made = || InvokeRequest {
+            request_id: "same".to_owned(),
+            ..call(dialect, tool, append_params())
+        };
         let before = std::fs::read_to_string(daemon.file("a.txt")).unwrap_or_default();
         let mut calls = tokio::task::JoinSet::new();
         for _ in 0..8 {
             let mut client = InvokeServiceClient::new(daemon.new_connection());
-            let request = identified(&id, made());
+            let request = with_request_id(&id, made());
             calls.spawn(async move { client.invoke(request).await.unwrap().into_inner() });
         }
         let first = calls.join_next().await.unwrap().unwrap();
@@ -41,33 +43,41 @@ async fn what_is_repeated_is_done_once_and_answered_alike() {
     let daemon = daemon.restart().await;
     let again = invoke(
         &daemon,
-        identified(
+        with_request_id(
             "claude-Bash",
-            InvokeRequest { request_id: "same".to_owned(), ..call("claude", "Bash", append()) },
+            InvokeRequest {
+                request_id: "same".to_owned(),
+                ..call("claude", "Bash", append_params())
+            },
         ),
     );
     assert_eq!(json_of(&again.await.data.unwrap())["stdout"], "x\nx\n");
-    let other = try_invoke(&daemon, identified("claude-Bash", call("claude", "Bash", append())));
+    let other = try_invoke(
+        &daemon,
+        with_request_id("claude-Bash", call("claude", "Bash", append_params())),
+    );
     assert_eq!(other.await.unwrap_err().reason, "REQUEST_ID_REUSED");
 }
 
 #[tokio::test]
-async fn what_was_not_begun_may_be_tried_again_and_what_failed_is_told_again() {
+async fn rejected_call_frees_its_id_and_failed_call_keeps_it() {
     let daemon = Daemon::start().await;
     // Refused as it stands: the id is free again.
-    let wrong = || identified("a", call("cli_agent", "create_file", json!({"path": "a"})));
+    let wrong = || with_request_id("a", call("cli_agent", "create_file", json!({"path": "a"})));
     for _ in 0..2 {
         let response = invoke(&daemon, wrong()).await;
         assert_eq!(response.error.unwrap().error_type, "invalid_params");
     }
-    let made =
-        || identified("b", call("cli_agent", "create_file", json!({"path": "b", "content": "x"})));
+    let made = || {
+        with_request_id("b", call("cli_agent", "create_file", json!({"path": "b", "content": "x"})))
+    };
     let first = invoke(&daemon, made()).await;
     assert_eq!(first.status(), InvokeStatus::Success, "{first:?}");
     // Not that it is there already.
     assert_eq!(invoke(&daemon, made()).await, first);
-    let failed =
-        || identified("c", call("cli_agent", "create_file", json!({"path": "b", "content": "x"})));
+    let failed = || {
+        with_request_id("c", call("cli_agent", "create_file", json!({"path": "b", "content": "x"})))
+    };
     let first = invoke(&daemon, failed()).await;
     assert_eq!(first.error.as_ref().unwrap().error_type, "file_exists");
     std::fs::remove_file(daemon.file("b")).unwrap();
@@ -76,7 +86,7 @@ async fn what_was_not_begun_may_be_tried_again_and_what_failed_is_told_again() {
 }
 
 #[tokio::test]
-async fn without_an_id_the_work_ends_with_its_caller() {
+async fn work_without_request_id_ends_with_its_caller() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
     let env = mark.on(shell("")).env;
@@ -86,13 +96,13 @@ async fn without_an_id_the_work_ends_with_its_caller() {
         let mut client = InvokeServiceClient::new(channel);
         let _answer = client.invoke(call("agentbench", "run", params)).await;
     });
-    mark.appears(1).await;
+    mark.wait_for_processes(1).await;
     caller.abort();
-    mark.vanishes().await;
+    mark.wait_until_gone().await;
 }
 
 #[tokio::test]
-async fn what_died_with_the_daemon_is_lost_and_not_repeated() {
+async fn call_killed_with_daemon_is_lost_and_not_repeated() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
     let env = mark.on(shell("")).env;
@@ -103,7 +113,7 @@ async fn what_died_with_the_daemon_is_lost_and_not_repeated() {
             _ => json!({"command": command, "env": env}),
         };
         let id = format!("{dialect}-{tool}");
-        move || identified(&id, call(dialect, tool, params.clone()))
+        move || with_request_id(&id, call(dialect, tool, params.clone()))
     });
     let begun = || std::fs::read_to_string(daemon.file("a.txt")).unwrap_or_default();
     for (number, made) in (1..).zip(&calls) {
@@ -122,7 +132,7 @@ async fn what_died_with_the_daemon_is_lost_and_not_repeated() {
             assert_eq!(lost.error.unwrap().error_type, "daemon_lost");
         }
     }
-    mark.vanishes().await;
+    mark.wait_until_gone().await;
     let begun = std::fs::read_to_string(daemon.file("a.txt")).unwrap();
     assert_eq!(begun.lines().count(), 3);
 }

@@ -6,28 +6,28 @@ use serde_json::{Value, json};
 use super::{call, invoke, json_of};
 use crate::support::{Daemon, Setup};
 
-const APP: &str = "def hello():\n    return 1\n\ndef bye():\n    return 1\n";
+const APP_SOURCE: &str = "def hello():\n    return 1\n\ndef bye():\n    return 1\n";
 
-async fn with_app() -> Daemon {
-    Setup::new().workspace_file("app.py", APP).start().await
+async fn start_with_app() -> Daemon {
+    Setup::new().workspace_file("app.py", APP_SOURCE).start().await
 }
 
-fn content(daemon: &Daemon, name: &str) -> String {
+fn file_content(daemon: &Daemon, name: &str) -> String {
     std::fs::read_to_string(daemon.file(name)).unwrap()
 }
 
-fn data(response: &InvokeResponse) -> Value {
+fn response_data(response: &InvokeResponse) -> Value {
     json_of(response.data.as_ref().unwrap_or_else(|| panic!("{response:?}")))
 }
 
 #[tokio::test]
-async fn openai_shell_answers_as_a_shell_call_output() {
+async fn openai_shell_returns_shell_call_output() {
     let daemon = Daemon::start().await;
     let params = json!({"commands": ["echo a; echo b >&2", "exit 3", "sleep 1000; true"], "timeout_ms": 700, "max_output_length": 4096});
     let response = invoke(&daemon, call("openai", "shell", params)).await;
     assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
     assert_eq!(
-        data(&response),
+        response_data(&response),
         json!({
             "max_output_length": 4096,
             "output": [
@@ -47,7 +47,7 @@ async fn openai_shell_answers_as_a_shell_call_output() {
 
 #[tokio::test]
 async fn openai_apply_patch_takes_one_operation() {
-    let daemon = with_app().await;
+    let daemon = start_with_app().await;
     for (operation, file, expected) in [
         (
             json!({"type": "create_file", "path": "new/a.txt", "diff": "+one\n+two"}),
@@ -65,15 +65,15 @@ async fn openai_apply_patch_takes_one_operation() {
     ] {
         let response =
             invoke(&daemon, call("openai", "apply_patch", json!({"operation": operation}))).await;
-        assert_eq!(data(&response)["status"], "completed", "{response:?}");
+        assert_eq!(response_data(&response)["status"], "completed", "{response:?}");
         let change = match operation["type"].as_str().unwrap() {
             "create_file" => "added",
             "update_file" => "modified",
             _ => "deleted",
         };
-        assert_eq!(data(&response)["output"], format!("{change} {file}"));
+        assert_eq!(response_data(&response)["output"], format!("{change} {file}"));
         match expected {
-            Some(expected) => assert_eq!(content(&daemon, file), expected),
+            Some(expected) => assert_eq!(file_content(&daemon, file), expected),
             None => assert!(!daemon.file(file).exists()),
         }
     }
@@ -95,28 +95,28 @@ async fn openai_apply_patch_takes_one_operation() {
             invoke(&daemon, call("openai", "apply_patch", json!({"operation": operation}))).await;
         let error = response.error.as_ref().unwrap_or_else(|| panic!("{operation}"));
         assert_eq!(error.error_type, error_type, "{operation}: {error:?}");
-        assert_eq!(data(&response)["status"], "failed");
+        assert_eq!(response_data(&response)["status"], "failed");
     }
 }
 
 #[tokio::test]
-async fn openai_apply_patch_takes_a_whole_patch_or_nothing_of_it() {
-    let daemon = with_app().await;
+async fn openai_apply_patch_is_atomic() {
+    let daemon = start_with_app().await;
     let patch = "*** Begin Patch\n*** Add File: a.txt\n+a\n*** Update File: app.py\n*** Move to: lib/app.py\n@@ def hello():\n-    return 1\n+    return 7\n*** End Patch\n";
     let broken = patch.replace("-    return 1", "-    return 9");
     let response = invoke(&daemon, call("openai", "apply_patch", json!({"patch": broken}))).await;
     assert_eq!(response.error.unwrap().error_type, "patch_hunk_fail");
     assert!(!daemon.file("a.txt").exists());
-    assert_eq!(content(&daemon, "app.py"), APP);
+    assert_eq!(file_content(&daemon, "app.py"), APP_SOURCE);
     let response = invoke(&daemon, call("openai", "apply_patch", json!({"patch": patch}))).await;
-    assert_eq!(data(&response)["status"], "completed", "{response:?}");
-    assert_eq!(content(&daemon, "a.txt"), "a\n");
-    assert_eq!(content(&daemon, "lib/app.py"), APP.replacen("return 1", "return 7", 1));
+    assert_eq!(response_data(&response)["status"], "completed", "{response:?}");
+    assert_eq!(file_content(&daemon, "a.txt"), "a\n");
+    assert_eq!(file_content(&daemon, "lib/app.py"), APP_SOURCE.replacen("return 1", "return 7", 1));
     assert!(!daemon.file("app.py").exists());
 }
 
 #[tokio::test]
-async fn anthropic_bash_answers_with_a_text() {
+async fn anthropic_bash_returns_text() {
     let daemon = Daemon::start().await;
     for (params, text, error_type) in [
         (json!({"command": "echo a; echo b >&2"}), "a\nb\n", None),
@@ -135,14 +135,14 @@ async fn anthropic_bash_answers_with_a_text() {
         // How a command ended is worth knowing, and no failure.
         let is_success = error_type != Some("invalid_params");
         assert_eq!(response.status() == InvokeStatus::Success, is_success);
-        let told = response.error.map(|error| error.error_type);
-        assert_eq!(told.as_deref(), error_type, "{text}");
+        let reported_type = response.error.map(|error| error.error_type);
+        assert_eq!(reported_type.as_deref(), error_type, "{text}");
     }
 }
 
 #[tokio::test]
 async fn anthropic_text_editor_shows_and_changes_files() {
-    let daemon = with_app().await;
+    let daemon = start_with_app().await;
     for (params, text) in [
         (
             json!({"command": "view", "path": "app.py", "view_range": [1, 2]}),
@@ -177,7 +177,7 @@ async fn anthropic_text_editor_shows_and_changes_files() {
             invoke(&daemon, call("anthropic", "str_replace_based_edit_tool", params)).await;
         assert_eq!(response.text, text, "{response:?}");
     }
-    assert_eq!(content(&daemon, "lib/b.py"), "# first\ny = 1\nz = 2");
+    assert_eq!(file_content(&daemon, "lib/b.py"), "# first\ny = 1\nz = 2");
     for (params, text, error_type) in [
         (
             json!({"command": "str_replace", "path": "app.py", "old_str": "nothing", "new_str": ""}),
@@ -220,5 +220,5 @@ async fn anthropic_text_editor_shows_and_changes_files() {
         assert_eq!(response.text, text);
         assert_eq!(response.error.unwrap().error_type, error_type);
     }
-    assert_eq!(content(&daemon, "app.py"), APP);
+    assert_eq!(file_content(&daemon, "app.py"), APP_SOURCE);
 }

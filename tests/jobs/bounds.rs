@@ -6,36 +6,36 @@ use jig::api::v1::{JobState, RunRequest, SubmitJobRequest};
 use prost_types::value::Kind;
 use serde_json::json;
 
-use super::{Jobs, command, field, job, result};
+use super::{Jobs, command_job, expect_result, field, tool_job};
 use crate::support::{Daemon, Refusal, promptly};
 
-fn text(tool: &str, params_json: String) -> SubmitJobRequest {
+fn job_from_json(tool: &str, params_json: String) -> SubmitJobRequest {
     SubmitJobRequest { tool: tool.to_owned(), params_json, ..SubmitJobRequest::default() }
 }
 
 /// Most memory that a process has had, in KiB.
-fn peak_of(daemon: &Daemon) -> u64 {
+fn peak_kib(daemon: &Daemon) -> u64 {
     daemon.peak_bytes() >> 10
 }
 
 #[tokio::test]
-async fn a_request_that_is_wrong_a_million_times_costs_little() {
+async fn huge_invalid_requests_use_bounded_memory() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
     let ones = "1,".repeat(6_500_000);
     let names: String = (0..1_000_000).map(|n| format!("\"{n}\":1,")).collect();
     let bad = vec!["1"; 1000].join(",");
-    for (params, fields, told) in [
+    for (params, fields, expected) in [
         (format!("{{\"argv\":[{ones}1]}}"), 1, "262144"),
         (format!("{{{names}\"x\":1}}"), 1, "262144"),
         (format!("{{\"argv\":[{bad}]}}"), 20, "more than 20 fields are invalid"),
     ] {
-        let submitting = jobs.try_submit(text("run", params));
+        let submitting = jobs.try_submit(job_from_json("run", params));
         let refused = tokio::time::timeout(Duration::from_secs(20), submitting).await;
         let refusal = refused.unwrap().unwrap_err();
         assert_eq!(refusal.reason, "INVALID_PARAMS");
         assert_eq!(refusal.violations.len(), fields, "{refusal:?}");
-        assert!(refusal.message.contains(told), "{refusal:?}");
+        assert!(refusal.message.contains(expected), "{refusal:?}");
     }
     let run = RunRequest {
         argv: vec!["\0".to_owned(); 100_000],
@@ -43,25 +43,25 @@ async fn a_request_that_is_wrong_a_million_times_costs_little() {
         ..RunRequest::default()
     };
     let refused = promptly("it is refused", daemon.try_run(run)).await;
-    let refusal = Refusal::of(&refused.unwrap_err());
-    assert!(refusal.fields().contains(&"argv"), "{refusal:?}");
+    let refusal = Refusal::from_status(&refused.unwrap_err());
+    assert!(refusal.invalid_fields().contains(&"argv"), "{refusal:?}");
     assert!(refusal.violations.len() <= 20);
-    let peak = peak_of(&daemon);
+    let peak = peak_kib(&daemon);
     assert!(peak < 700 << 10, "{peak} KiB");
 }
 
 #[tokio::test]
-async fn names_that_are_given_twice_are_told() {
+async fn duplicate_json_names_are_rejected() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
     let json = r#"{"command": "true", "command": "touch ran", "env": {"A": "1", "A": "2"}}"#;
-    let refusal = jobs.try_submit(text("run", json.to_owned())).await;
+    let refusal = jobs.try_submit(job_from_json("run", json.to_owned())).await;
     let refusal = refusal.unwrap_err();
-    assert_eq!(refusal.fields(), ["params.command", "params.env.A"]);
+    assert_eq!(refusal.invalid_fields(), ["params.command", "params.env.A"]);
 }
 
 #[tokio::test]
-async fn what_typed_clients_write_down_is_understood() {
+async fn enum_params_accept_names_and_numbers() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
     for (mode, path) in [
@@ -71,48 +71,48 @@ async fn what_typed_clients_write_down_is_understood() {
         (json!(0), "by-zero"),
     ] {
         let params = json!({"path": path, "content": "x", "mode": mode});
-        let id = jobs.submit(job("write_file", params.clone())).await;
-        result(jobs.wait(&id).await, JobState::Succeeded);
-        let again = jobs.submit(job("write_file", params)).await;
+        let id = jobs.submit(tool_job("write_file", params.clone())).await;
+        expect_result(jobs.wait(&id).await, JobState::Succeeded);
+        let again = jobs.submit(tool_job("write_file", params)).await;
         let expected = match path {
             "by-number" | "by-name" => JobState::Failed,
             _ => JobState::Succeeded,
         };
-        result(jobs.wait(&again).await, expected);
+        expect_result(jobs.wait(&again).await, expected);
     }
 }
 
 #[tokio::test]
-async fn every_result_fits_into_a_message() {
+async fn large_results_are_truncated_to_fit_a_message() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
     fs::write(daemon.file("fits"), "x".repeat(3 << 20)).unwrap();
     fs::write(daemon.file("large"), vec![1_u8; 10 << 20]).unwrap();
     for (path, is_whole) in [("fits", true), ("large", false)] {
         let params = json!({"path": path, "max_bytes": 10 << 20});
-        let id = jobs.submit(job("read_file", params)).await;
-        let response = result(jobs.wait(&id).await, JobState::Succeeded);
+        let id = jobs.submit(tool_job("read_file", params)).await;
+        let response = expect_result(jobs.wait(&id).await, JobState::Succeeded);
         let data = response.data.unwrap();
         let Kind::StringValue(content) = field(&data, "content") else { panic!("no text") };
         assert!(response.truncated);
-        let said: serde_json::Value = serde_json::from_str(&response.text).unwrap();
-        assert_eq!(said["truncated"], true);
-        assert!(said["content"].as_str().unwrap().len() > 10 << 10);
+        let text_json: serde_json::Value = serde_json::from_str(&response.text).unwrap();
+        assert_eq!(text_json["truncated"], true);
+        assert!(text_json["content"].as_str().unwrap().len() > 10 << 10);
         assert_eq!(content.len() == 3 << 20, is_whole, "{}", content.len());
         assert_eq!(content.contains(" bytes left out: "), !is_whole);
     }
-    let id = jobs.submit(command("echo short")).await;
-    let response = result(jobs.wait(&id).await, JobState::Succeeded);
+    let id = jobs.submit(command_job("echo short")).await;
+    let response = expect_result(jobs.wait(&id).await, JobState::Succeeded);
     assert!(!response.truncated);
 }
 
 #[tokio::test]
-async fn those_that_were_submitted_first_have_the_least_ids() {
+async fn job_ids_sort_by_submission_order() {
     let daemon = Arc::new(Daemon::start().await);
     let mut jobs = Jobs::of(&daemon);
     let mut ids = Vec::new();
     for _ in 0..50 {
-        ids.push(jobs.submit(job("list_files", json!({}))).await);
+        ids.push(jobs.submit(tool_job("list_files", json!({}))).await);
     }
     assert!(ids.is_sorted(), "{ids:?}");
 }

@@ -9,19 +9,19 @@ use jig::api::v1::{
 };
 use serde_json::json;
 
-use super::{Jobs, command, job, result};
+use super::{Jobs, command_job, expect_result, tool_job};
 use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, promptly, with_key};
 
 /// A command that goes on until there is a file.
-pub(super) const UNTIL_GO: &str = "until [ -e go ]; do sleep 0.05; done";
+pub(super) const WAIT_FOR_GO_FILE: &str = "until [ -e go ]; do sleep 0.05; done";
 
 /// A daemon with keys.
-pub(super) async fn keyed(table: &str, keys: &Arc<KeyFile>, setup: Setup) -> Daemon {
+pub(super) async fn start_with_keys(table: &str, keys: &Arc<KeyFile>, setup: Setup) -> Daemon {
     let path = keys.path().display().to_string();
     setup
         .workspace_table(table)
         .arguments(&["--keys", &path])
-        .keeping(Arc::<KeyFile>::clone(keys))
+        .with_resource(Arc::<KeyFile>::clone(keys))
         .start()
         .await
 }
@@ -65,46 +65,47 @@ impl Caller {
         waited.unwrap().into_inner().job.unwrap()
     }
 
-    async fn is(&mut self, id: &str, state: JobState) {
+    async fn wait_for_state(&mut self, id: &str, state: JobState) {
         eventually(&format!("{id} is {state:?}"), async || self.state(id).await == state).await;
     }
 }
 
 #[tokio::test]
-async fn endless_jobs_of_one_caller_do_not_hold_up_those_of_another() {
+async fn endless_jobs_of_one_caller_do_not_block_others() {
     let keys = Arc::new(KeyFile::new());
-    let [many, few] = ["many", "few"].map(|name| keys.add(name, "invoke", &[]));
+    let [many, few] = ["many", "few"].map(|name| keys.add_key(name, "invoke", &[]));
     let daemon =
-        keyed("[jobs]\nconcurrency = 4\nqueue_concurrency = 1\n", &keys, Setup::new()).await;
+        start_with_keys("[jobs]\nconcurrency = 4\nqueue_concurrency = 1\n", &keys, Setup::new())
+            .await;
     let (mut many, mut few) = (Caller::new(&daemon, &many), Caller::new(&daemon, &few));
     let mut ids = Vec::new();
     for number in 0..8 {
-        let request = SubmitJobRequest { priority: Some(100), ..command(UNTIL_GO) };
+        let request = SubmitJobRequest { priority: Some(100), ..command_job(WAIT_FOR_GO_FILE) };
         ids.push(many.submit(&format!("q{number}"), request).await);
     }
-    many.is(&ids[2], JobState::Running).await;
-    let id = few.submit("q7", command("true")).await;
-    result(few.wait(&id).await, JobState::Succeeded);
+    many.wait_for_state(&ids[2], JobState::Running).await;
+    let id = few.submit("q7", command_job("true")).await;
+    expect_result(few.wait(&id).await, JobState::Succeeded);
     assert_eq!(many.state(&ids[3]).await, JobState::Queued);
     fs::write(daemon.file("go"), "").unwrap();
     for id in &ids {
-        result(many.wait(id).await, JobState::Succeeded);
+        expect_result(many.wait(id).await, JobState::Succeeded);
     }
 }
 
 #[tokio::test]
-async fn a_caller_with_many_jobs_leaves_room_and_is_told_the_truth() {
+async fn busy_caller_hits_queue_limit_while_others_submit() {
     let keys = Arc::new(KeyFile::new());
-    let [many, few] = ["many", "few"].map(|name| keys.add(name, "invoke", &[]));
+    let [many, few] = ["many", "few"].map(|name| keys.add_key(name, "invoke", &[]));
     let table = "[jobs]\nqueue_concurrency = 1\nmax_queued = 20\nmax_queued_bytes = 3000\n";
-    let daemon = keyed(table, &keys, Setup::new()).await;
+    let daemon = start_with_keys(table, &keys, Setup::new()).await;
     let (mut many, mut few) = (Caller::new(&daemon, &many), Caller::new(&daemon, &few));
-    let first = many.submit("q", command(UNTIL_GO)).await;
-    many.is(&first, JobState::Running).await;
+    let first = many.submit("q", command_job(WAIT_FOR_GO_FILE)).await;
+    many.wait_for_state(&first, JobState::Running).await;
     // All at once: the bound is exact.
     let submitting = (0..40).map(|_| {
         let mut caller = Caller::new(&daemon, &many.key);
-        tokio::spawn(async move { caller.try_submit("q", command("true")).await })
+        tokio::spawn(async move { caller.try_submit("q", command_job("true")).await })
     });
     let submitting: Vec<_> = submitting.collect();
     let mut taken = Vec::new();
@@ -121,28 +122,28 @@ async fn a_caller_with_many_jobs_leaves_room_and_is_told_the_truth() {
         }
     }
     assert_eq!(taken.len(), 15);
-    let large = |bytes: usize| command(&format!("true {}", "x".repeat(bytes)));
+    let large = |bytes: usize| command_job(&format!("true {}", "x".repeat(bytes)));
     let refusal = few.try_submit("q", large(3000)).await.unwrap_err();
     assert_eq!(refusal.metadata["limit"], "3000", "{refusal:?}");
     let id = few.submit("q", large(1000)).await;
     fs::write(daemon.file("go"), "").unwrap();
-    result(few.wait(&id).await, JobState::Succeeded);
+    expect_result(few.wait(&id).await, JobState::Succeeded);
     for id in &taken {
-        result(many.wait(id).await, JobState::Succeeded);
+        expect_result(many.wait(id).await, JobState::Succeeded);
     }
     few.submit("q", large(2000)).await;
 }
 
 #[tokio::test]
-async fn submitting_is_a_call_and_starting_is_none() {
+async fn rate_limit_counts_submissions_but_not_job_starts() {
     let keys = Arc::new(KeyFile::new());
     let flags = ["--calls-per-second", "1", "--burst", "3"];
-    let slow = keys.add("slow", "invoke", &flags);
-    let daemon = keyed("", &keys, Setup::new()).await;
+    let slow = keys.add_key("slow", "invoke", &flags);
+    let daemon = start_with_keys("", &keys, Setup::new()).await;
     let mut slow = Caller::new(&daemon, &slow);
     let mut ids = Vec::new();
     let refusal = loop {
-        match slow.try_submit("q", job("list_files", json!({}))).await {
+        match slow.try_submit("q", tool_job("list_files", json!({}))).await {
             Ok(id) => ids.push(id),
             Err(refusal) => break refusal,
         }
@@ -151,61 +152,61 @@ async fn submitting_is_a_call_and_starting_is_none() {
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert!(refusal.retry_after.is_some());
     for id in &ids {
-        result(slow.wait(id).await, JobState::Succeeded);
+        expect_result(slow.wait(id).await, JobState::Succeeded);
     }
 }
 
 #[tokio::test]
-async fn a_caller_who_may_do_no_more_at_a_time_holds_up_nobody() {
+async fn caller_at_its_concurrency_limit_does_not_block_others() {
     let keys = Arc::new(KeyFile::new());
-    let one = keys.add("one", "invoke", &["--concurrent-calls", "1"]);
-    let other = keys.add("other", "invoke", &[]);
-    let daemon = keyed("[jobs]\nqueue_concurrency = 2\n", &keys, Setup::new()).await;
+    let one = keys.add_key("one", "invoke", &["--concurrent-calls", "1"]);
+    let other = keys.add_key("other", "invoke", &[]);
+    let daemon = start_with_keys("[jobs]\nqueue_concurrency = 2\n", &keys, Setup::new()).await;
     let (mut one, mut other) = (Caller::new(&daemon, &one), Caller::new(&daemon, &other));
     let mut ids = Vec::new();
     for _ in 0..4 {
-        ids.push(one.submit("q", command(UNTIL_GO)).await);
+        ids.push(one.submit("q", command_job(WAIT_FOR_GO_FILE)).await);
     }
-    one.is(&ids[0], JobState::Running).await;
-    let id = other.submit("q", command("true")).await;
-    result(other.wait(&id).await, JobState::Succeeded);
+    one.wait_for_state(&ids[0], JobState::Running).await;
+    let id = other.submit("q", command_job("true")).await;
+    expect_result(other.wait(&id).await, JobState::Succeeded);
     assert_eq!(one.state(&ids[1]).await, JobState::Queued);
     fs::write(daemon.file("go"), "").unwrap();
     for id in &ids {
-        result(one.wait(id).await, JobState::Succeeded);
+        expect_result(one.wait(id).await, JobState::Succeeded);
     }
 }
 
 #[tokio::test]
-async fn a_job_is_done_with_the_rights_that_its_caller_has_then() {
+async fn job_runs_with_rights_its_caller_has_at_start() {
     let keys = Arc::new(KeyFile::new());
-    let [stays, lowered] = ["stays", "lowered"].map(|name| keys.add(name, "invoke", &[]));
-    let daemon = keyed("[jobs]\nqueue_concurrency = 1\n", &keys, Setup::new()).await;
+    let [stays, lowered] = ["stays", "lowered"].map(|name| keys.add_key(name, "invoke", &[]));
+    let daemon = start_with_keys("[jobs]\nqueue_concurrency = 1\n", &keys, Setup::new()).await;
     let (mut stays, mut lowered) = (Caller::new(&daemon, &stays), Caller::new(&daemon, &lowered));
-    let first = stays.submit("q", command(UNTIL_GO)).await;
-    stays.is(&first, JobState::Running).await;
-    let waits = lowered.submit("q", command("touch ran")).await;
+    let first = stays.submit("q", command_job(WAIT_FOR_GO_FILE)).await;
+    stays.wait_for_state(&first, JobState::Running).await;
+    let waits = lowered.submit("q", command_job("touch ran")).await;
     let file = fs::read_to_string(keys.path()).unwrap();
     let (before, after) = file.split_once("name = \"lowered\"").unwrap();
     let after = after.replacen("invoke", "read", 1);
     fs::write(keys.path(), format!("{before}name = \"lowered\"{after}")).unwrap();
-    daemon.reload(Daemon::READ_AGAIN).await;
+    daemon.reload_config(Daemon::RELOADED).await;
     fs::write(daemon.file("go"), "").unwrap();
-    let failed = result(lowered.wait(&waits).await, JobState::Failed);
+    let failed = expect_result(lowered.wait(&waits).await, JobState::Failed);
     assert_eq!(failed.status(), InvokeStatus::Error);
     assert_eq!(failed.error.unwrap().error_type, "forbidden");
     assert!(!daemon.file("ran").exists());
 }
 
 #[tokio::test]
-async fn a_job_that_waits_to_be_approved_lets_others_go_before() {
+async fn job_pending_approval_does_not_block_its_queue() {
     let table = "[jobs]\nqueue_concurrency = 1\n[policy]\ndangerous = \"ask\"\n";
     let daemon = Setup::new().workspace_table(table).start().await;
     let mut jobs = Jobs::of(&daemon);
-    let mut asked = Vec::new();
+    let mut pending_ids = Vec::new();
     for name in ["a", "b", "c"] {
         let line = format!("echo {name} >> order");
-        asked.push(jobs.submit(command(&line)).await);
+        pending_ids.push(jobs.submit(command_job(&line)).await);
     }
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
     let mut waiting = Vec::new();
@@ -215,14 +216,14 @@ async fn a_job_that_waits_to_be_approved_lets_others_go_before() {
         waiting.len() == 3
     })
     .await;
-    let allowed = jobs.submit(job("list_files", json!({}))).await;
+    let allowed = jobs.submit(tool_job("list_files", json!({}))).await;
     let listed = promptly("others are done", jobs.wait(&allowed)).await;
-    result(listed, JobState::Succeeded);
-    for id in &asked {
+    expect_result(listed, JobState::Succeeded);
+    for id in &pending_ids {
         assert_eq!(jobs.get(id).await.state(), JobState::Queued);
     }
     // One that is ended while it waits asks no more.
-    jobs.cancel(&asked[1]).await;
+    jobs.cancel(&pending_ids[1]).await;
     eventually("it is not asked about", async || {
         let listed = approvals.list_approvals(ListApprovalsRequest::default());
         listed.await.unwrap().into_inner().approvals.len() == 2
@@ -237,9 +238,9 @@ async fn a_job_that_waits_to_be_approved_lets_others_go_before() {
         };
         approvals.decide_approval(request).await.unwrap();
     }
-    for id in [&asked[0], &asked[2]] {
+    for id in [&pending_ids[0], &pending_ids[2]] {
         let done = promptly("it is done", jobs.wait(id)).await;
-        result(done, JobState::Succeeded);
+        expect_result(done, JobState::Succeeded);
     }
     let order = fs::read_to_string(daemon.file("order")).unwrap();
     let mut order: Vec<_> = order.lines().collect();
@@ -248,26 +249,26 @@ async fn a_job_that_waits_to_be_approved_lets_others_go_before() {
 }
 
 #[tokio::test]
-async fn a_tool_that_is_switched_off_is_refused_at_once() {
+async fn job_of_disabled_tool_is_rejected_on_submission() {
     let table = "[policy]\ndeny_tools = [\"run\"]\n";
     let daemon = Setup::new().workspace_table(table).start().await;
     let mut jobs = Jobs::of(&daemon);
-    let refusal = jobs.try_submit(command("true")).await.unwrap_err();
+    let refusal = jobs.try_submit(command_job("true")).await.unwrap_err();
     assert_eq!(refusal.reason, "TOOL_DISABLED");
-    jobs.submit(job("list_files", json!({}))).await;
+    jobs.submit(tool_job("list_files", json!({}))).await;
 }
 
 #[tokio::test]
-async fn watchers_are_bounded_and_those_before_stay() {
+async fn watchers_beyond_limit_are_rejected_and_existing_ones_stay() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
-    let id = jobs.submit(command(UNTIL_GO)).await;
+    let id = jobs.submit(command_job(WAIT_FOR_GO_FILE)).await;
     let request = || WatchJobRequest { job_id: id.clone(), ..WatchJobRequest::default() };
     let mut streams = Vec::new();
     for _ in 0..64 {
         streams.push(jobs.0.watch_job(request()).await.unwrap().into_inner());
     }
-    let refusal = Refusal::of(&jobs.0.watch_job(request()).await.unwrap_err());
+    let refusal = Refusal::from_status(&jobs.0.watch_job(request()).await.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert_eq!(refusal.metadata["limit"], "64");
     fs::write(daemon.file("go"), "").unwrap();

@@ -2,15 +2,15 @@
 
 mod bounds;
 mod callers;
-mod cancelled;
+mod cancellation;
 mod client;
-mod hindered;
+mod locked_database;
 mod params;
 mod queues;
-mod restarted;
+mod restart;
 mod results;
-mod unkept;
-mod watched;
+mod start_blocked;
+mod watch;
 
 use jig::api::v1::{
     CancelJobRequest, GetJobRequest, InvokeResponse, Job, JobState, ListJobsRequest,
@@ -39,7 +39,7 @@ impl Jobs {
     ) -> Result<Job, Refusal> {
         match self.0.submit_job(request).await {
             Ok(response) => Ok(response.into_inner().job.unwrap()),
-            Err(status) => Err(Refusal::of(&status)),
+            Err(status) => Err(Refusal::from_status(&status)),
         }
     }
 
@@ -58,7 +58,7 @@ impl Jobs {
         let job_id = id.to_owned();
         match self.0.get_job(GetJobRequest { job_id }).await {
             Ok(response) => Ok(response.into_inner().job.unwrap()),
-            Err(status) => Err(Refusal::of(&status)),
+            Err(status) => Err(Refusal::from_status(&status)),
         }
     }
 
@@ -84,7 +84,7 @@ impl Jobs {
 }
 
 /// A call of a tool, as a job.
-fn job(tool: &str, params: Value) -> SubmitJobRequest {
+fn tool_job(tool: &str, params: Value) -> SubmitJobRequest {
     SubmitJobRequest {
         tool: tool.to_owned(),
         params_json: params.to_string(),
@@ -93,19 +93,19 @@ fn job(tool: &str, params: Value) -> SubmitJobRequest {
 }
 
 /// A command, as a job.
-pub(crate) fn command(text: &str) -> SubmitJobRequest {
-    job("run", json!({ "command": text }))
+pub(crate) fn command_job(text: &str) -> SubmitJobRequest {
+    tool_job("run", json!({ "command": text }))
 }
 
 /// What came of a job that has ended so.
-fn result(job: Job, state: JobState) -> InvokeResponse {
+fn expect_result(job: Job, state: JobState) -> InvokeResponse {
     assert_eq!(job.state(), state, "{job:?}");
     assert!(job.end_time.is_some());
     job.result.unwrap()
 }
 
 /// What a tool has answered.
-fn data(response: &InvokeResponse) -> Value {
+fn result_data(response: &InvokeResponse) -> Value {
     let data = response.data.as_ref();
     json_of(data.unwrap_or_else(|| panic!("{response:?}")))
 }

@@ -5,19 +5,19 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 use jig::api::v1::JobState;
 use serde_json::json;
 
-use super::{Jobs, command, job, result};
+use super::{Jobs, command_job, expect_result, tool_job};
 use crate::support::{Setup, eventually};
 
 /// What nobody but the command may see.
 const SECRET: &str = "very-secret-value-of-a-variable";
 
 /// The files below a directory that hold the secret.
-fn holders(folder: &Path) -> Vec<String> {
+fn files_with_secret(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            found.extend(holders(&path));
+            found.extend(files_with_secret(&path));
         } else if let Ok(bytes) = fs::read(&path)
             && bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes())
         {
@@ -28,40 +28,40 @@ fn holders(folder: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn secrets_are_gone_once_the_job_runs() {
+async fn job_params_leave_the_disk_once_job_runs() {
     let setup = Setup::new().workspace_table("[jobs]\nqueue_concurrency = 1\n");
     let daemon = setup.arguments(&["--log-level", "trace"]).start().await;
     let mut jobs = Jobs::of(&daemon);
-    let first = jobs.submit(command("until [ -e go ]; do sleep 0.05; done")).await;
+    let first = jobs.submit(command_job("until [ -e go ]; do sleep 0.05; done")).await;
     eventually("it runs", async || jobs.get(&first).await.state() == JobState::Running).await;
     let params = json!({
         "command": "[ \"$TOKEN\" ] && until [ -e on ]; do sleep 0.05; done",
         "env": {"TOKEN": SECRET},
         "stdin": "",
     });
-    let second = jobs.submit(job("run", params)).await;
-    let file = daemon.state().join(format!("jobs/{second}.json"));
-    assert_eq!(holders(&daemon.state()), [file.display().to_string()]);
+    let second = jobs.submit(tool_job("run", params)).await;
+    let file = daemon.state_dir().join(format!("jobs/{second}.json"));
+    assert_eq!(files_with_secret(&daemon.state_dir()), [file.display().to_string()]);
     let mode = fs::metadata(file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     fs::write(daemon.file("go"), "").unwrap();
     eventually("it runs", async || jobs.get(&second).await.step.is_some()).await;
-    assert_eq!(holders(&daemon.state()), [""; 0]);
+    assert_eq!(files_with_secret(&daemon.state_dir()), [""; 0]);
     fs::write(daemon.file("on"), "").unwrap();
     for id in [&first, &second] {
-        result(jobs.wait(id).await, JobState::Succeeded);
+        expect_result(jobs.wait(id).await, JobState::Succeeded);
     }
-    assert_eq!(holders(&daemon.state()), [""; 0]);
+    assert_eq!(files_with_secret(&daemon.state_dir()), [""; 0]);
     assert!(!daemon.log().contains(SECRET));
 }
 
 #[tokio::test]
-async fn without_room_for_it_a_job_is_not_taken() {
+async fn job_without_disk_space_is_rejected() {
     let daemon = Setup::new().state_on_small_disk("").start().await;
     let mut jobs = Jobs::of(&daemon);
-    let large = job("write_file", json!({"path": "f", "content": "x".repeat(6 << 20)}));
+    let large = tool_job("write_file", json!({"path": "f", "content": "x".repeat(6 << 20)}));
     let refusal = jobs.try_submit(large).await.unwrap_err();
     assert_eq!(refusal.reason, "NO_SPACE");
-    let id = jobs.submit(command("true")).await;
-    result(jobs.wait(&id).await, JobState::Succeeded);
+    let id = jobs.submit(command_job("true")).await;
+    expect_result(jobs.wait(&id).await, JobState::Succeeded);
 }

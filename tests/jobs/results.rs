@@ -6,32 +6,32 @@ use jig::api::v1::{InvokeStatus, JobState, ListJobsRequest, SubmitJobRequest};
 use prost_types::value::Kind;
 use serde_json::json;
 
-use super::{Jobs, command, data, field, job, result};
+use super::{Jobs, command_job, expect_result, field, result_data, tool_job};
 use crate::{
-    callers::with_keys,
-    support::{Daemon, KeyFile, Refusal, Setup, eventually, with, with_key},
+    callers::start_daemon_with_keys,
+    support::{Daemon, KeyFile, Refusal, Setup, eventually, with_key, with_metadata},
 };
 
 #[tokio::test]
-async fn a_command_is_a_success_whatever_it_did() {
+async fn job_succeeds_whatever_its_command_exits_with() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
-    let id = jobs.submit(command("echo out; echo err >&2; exit 3")).await;
+    let id = jobs.submit(command_job("echo out; echo err >&2; exit 3")).await;
     let job = jobs.wait(&id).await;
     assert_eq!((&*job.tool, &*job.queue, job.priority), ("run", "default", 0));
     assert_eq!((&*job.session, &*job.principal), ("default", "uid:0"));
     assert_eq!(job.step, Some(1));
     assert!(job.submit_time.is_some() && job.start_time.is_some());
-    let response = result(job, JobState::Succeeded);
+    let response = expect_result(job, JobState::Succeeded);
     assert_eq!(response.status(), InvokeStatus::Success);
     assert_eq!((&*response.tool, &*response.job_id), ("run", &*id));
     assert_eq!(response.exit_code, Some(3));
-    let answered = data(&response);
+    let answered = result_data(&response);
     assert_eq!(answered["stdout"], "out\n");
     assert_eq!(answered["stderr"], "err\n");
     assert_eq!(answered["outcome"], "OUTCOME_EXITED");
-    let told = response.error.unwrap();
-    assert_eq!(told.error_type, "abnormal_exit");
+    let error = response.error.unwrap();
+    assert_eq!(error.error_type, "abnormal_exit");
     let structure = response.data.unwrap();
     assert_eq!(field(&structure, "exit_code"), &Kind::NumberValue(3.0));
     assert_eq!(response.stdout_path, "logs/tool_step_0001_stdout.txt");
@@ -39,7 +39,7 @@ async fn a_command_is_a_success_whatever_it_did() {
 }
 
 #[tokio::test]
-async fn any_tool_can_be_one() {
+async fn every_tool_runs_as_a_job() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
     fs::write(daemon.file("text"), "some text\n").unwrap();
@@ -80,10 +80,10 @@ async fn any_tool_can_be_one() {
         ("last_command", json!({}), json!({"exit_code": 0})),
     ] {
         tools.push(tool);
-        let id = jobs.submit(job(tool, params)).await;
-        let response = result(jobs.wait(&id).await, JobState::Succeeded);
+        let id = jobs.submit(tool_job(tool, params)).await;
+        let response = expect_result(jobs.wait(&id).await, JobState::Succeeded);
         assert_eq!(response.error, None);
-        let answered = data(&response);
+        let answered = result_data(&response);
         for (name, value) in expected.as_object().unwrap() {
             assert_eq!(&answered[name], value, "{tool}: {answered}");
         }
@@ -91,25 +91,25 @@ async fn any_tool_can_be_one() {
             fs::write(daemon.file("n.ipynb"), notebook.to_string()).unwrap();
         }
     }
-    let last = jobs.submit(job("run", json!({"command": "true"}))).await;
-    let id = jobs.submit(job("wait_job", json!({"job_id": last}))).await;
-    let response = result(jobs.wait(&id).await, JobState::Succeeded);
-    assert_eq!(data(&response)["output"]["exit_code"], 0);
+    let last = jobs.submit(tool_job("run", json!({"command": "true"}))).await;
+    let id = jobs.submit(tool_job("wait_job", json!({"job_id": last}))).await;
+    let response = expect_result(jobs.wait(&id).await, JobState::Succeeded);
+    assert_eq!(result_data(&response)["output"]["exit_code"], 0);
     tools.push("wait_job");
-    let refusal = jobs.try_submit(job("", json!({}))).await;
-    assert_eq!(refusal.unwrap_err().fields(), ["tool"]);
-    let refusal = jobs.try_submit(job("dance", json!({}))).await.unwrap_err();
+    let refusal = jobs.try_submit(tool_job("", json!({}))).await;
+    assert_eq!(refusal.unwrap_err().invalid_fields(), ["tool"]);
+    let refusal = jobs.try_submit(tool_job("dance", json!({}))).await.unwrap_err();
     let (_, known) = refusal.message.split_once("there are ").unwrap();
     tools.sort_unstable();
     assert_eq!(known, tools.join(", "));
 }
 
 #[tokio::test]
-async fn what_a_tool_could_not_do_is_a_failure_with_its_reason() {
+async fn tool_error_fails_job_with_its_reason() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
-    let id = jobs.submit(job("read_file", json!({"path": "none"}))).await;
-    let response = result(jobs.wait(&id).await, JobState::Failed);
+    let id = jobs.submit(tool_job("read_file", json!({"path": "none"}))).await;
+    let response = expect_result(jobs.wait(&id).await, JobState::Failed);
     assert_eq!(response.status(), InvokeStatus::Error);
     assert_eq!(response.data, None);
     let error = response.error.unwrap();
@@ -121,46 +121,46 @@ async fn what_a_tool_could_not_do_is_a_failure_with_its_reason() {
 }
 
 #[tokio::test]
-async fn what_could_never_be_done_is_refused_at_once() {
+async fn invalid_jobs_are_rejected_on_submission() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
-    let mut refused = async |request, reason: &str, fields: &[&str]| {
+    let mut expect_rejection = async |request, reason: &str, fields: &[&str]| {
         let refusal: Refusal = jobs.try_submit(request).await.unwrap_err();
         assert_eq!(refusal.reason, reason, "{refusal:?}");
-        assert_eq!(refusal.fields(), fields, "{refusal:?}");
+        assert_eq!(refusal.invalid_fields(), fields, "{refusal:?}");
         refusal.message
     };
-    let text = refused(job("dance", json!({})), "UNKNOWN_TOOL", &[]).await;
+    let text = expect_rejection(tool_job("dance", json!({})), "UNKNOWN_TOOL", &[]).await;
     assert!(text.contains("read_file, "), "{text}");
     let params = json!({"comand": "secret-1", "timeout_sec": 0, "env": {"A=B": "secret-2"}});
     let fields = ["params.comand", "params.timeout_sec"];
-    let text = refused(job("run", params), "INVALID_PARAMS", &fields).await;
+    let text = expect_rejection(tool_job("run", params), "INVALID_PARAMS", &fields).await;
     assert!(text.contains("command, ") && !text.contains("secret"), "{text}");
     let params = json!({"timeout_sec": 0, "env": {"A=B": "secret-2"}});
     let fields = ["params.command", "params.env[\"A=B\"]", "params.timeout_sec"];
-    refused(job("run", params), "INVALID_PARAMS", &fields).await;
-    refused(job("read_file", json!({})), "INVALID_PARAMS", &["params.path"]).await;
-    let mut both = command("true");
+    expect_rejection(tool_job("run", params), "INVALID_PARAMS", &fields).await;
+    expect_rejection(tool_job("read_file", json!({})), "INVALID_PARAMS", &["params.path"]).await;
+    let mut both = command_job("true");
     both.params = Some(prost_types::Struct::default());
-    refused(both, "INVALID_PARAMS", &["params", "params_json"]).await;
+    expect_rejection(both, "INVALID_PARAMS", &["params", "params_json"]).await;
     for json in ["{\"command\": secret}", "[]", "3"] {
-        let mut bad = command("true");
+        let mut bad = command_job("true");
         bad.params_json = json.to_owned();
-        let text = refused(bad, "INVALID_PARAMS", &["params_json"]).await;
+        let text = expect_rejection(bad, "INVALID_PARAMS", &["params_json"]).await;
         assert!(!text.contains("secret"), "{text}");
     }
-    let mut bad = command("true");
+    let mut bad = command_job("true");
     bad.dialect = "zulu".to_owned();
     bad.priority = Some(101);
     bad.tool = "x".repeat(65);
-    refused(bad, "INVALID_PARAMS", &["dialect", "priority", "tool"]).await;
+    expect_rejection(bad, "INVALID_PARAMS", &["dialect", "priority", "tool"]).await;
     for queue in ["Upper", "a b", "a/b", &"x".repeat(81)] {
-        let mut bad = command("true");
+        let mut bad = command_job("true");
         bad.queue = Some(queue.to_owned());
-        refused(bad, "INVALID_PARAMS", &["queue"]).await;
+        expect_rejection(bad, "INVALID_PARAMS", &["queue"]).await;
     }
     assert_eq!(jobs.list(ListJobsRequest::default()).await, []);
-    assert!(!daemon.state().join("jobs").exists());
+    assert!(!daemon.state_dir().join("jobs").exists());
 }
 
 #[tokio::test]
@@ -169,7 +169,7 @@ async fn jobs_are_listed_page_by_page() {
     let mut jobs = Jobs::of(&daemon);
     let mut ids = Vec::new();
     for number in 0..7 {
-        let mut request = command("true");
+        let mut request = command_job("true");
         request.queue = Some(format!("q{}", number % 2));
         ids.push(jobs.submit(request).await);
     }
@@ -204,46 +204,46 @@ async fn jobs_are_listed_page_by_page() {
         page_size: Some(0),
         ..ListJobsRequest::default()
     });
-    let refusal = Refusal::of(&bad.await.unwrap_err());
-    assert!(refusal.fields().contains(&"page_size"), "{refusal:?}");
+    let refusal = Refusal::from_status(&bad.await.unwrap_err());
+    assert!(refusal.invalid_fields().contains(&"page_size"), "{refusal:?}");
 }
 
 #[tokio::test]
-async fn a_job_is_submitted_once_by_its_request_id() {
+async fn request_id_submits_job_once() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
-    let request = || with("jig-request-id", "once", command("echo ran >> runs"));
+    let request = || with_metadata("jig-request-id", "once", command_job("echo ran >> runs"));
     let first = jobs.submit(request()).await;
     for _ in 0..5 {
         assert_eq!(jobs.submit(request()).await, first);
     }
     jobs.wait(&first).await;
     assert_eq!(fs::read_to_string(daemon.file("runs")).unwrap(), "ran\n");
-    let other = with("jig-request-id", "once", command("true"));
+    let other = with_metadata("jig-request-id", "once", command_job("true"));
     let refusal = jobs.try_submit(other).await.unwrap_err();
     assert_eq!(refusal.reason, "REQUEST_ID_REUSED");
     assert_eq!(jobs.list(ListJobsRequest::default()).await.len(), 1);
 }
 
 #[tokio::test]
-async fn a_job_that_is_not_there_is_told_to_be() {
+async fn unknown_job_is_reported_as_not_found() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
     let request = jig::api::v1::GetJobRequest { job_id: "01JZZZZZZZZZZZZZZZZZZZZZZZ".to_owned() };
-    let refusal = Refusal::of(&jobs.0.get_job(request).await.unwrap_err());
+    let refusal = Refusal::from_status(&jobs.0.get_job(request).await.unwrap_err());
     assert_eq!(refusal.reason, "JOB_NOT_FOUND");
     // Models are told this, too, and can call no RPC.
     assert!(refusal.message.contains("use the id"), "{refusal:?}");
 }
 
 #[tokio::test]
-async fn results_go_as_they_come_when_they_are_too_large() {
+async fn oldest_results_are_evicted_beyond_max_bytes() {
     let setup = Setup::new().workspace_table("[jobs]\nmax_bytes = 300000\n");
     let daemon = setup.start().await;
     let mut jobs = Jobs::of(&daemon);
     let mut ids = Vec::new();
     for _ in 0..10 {
-        let id = jobs.submit(command("head -c 60000 /dev/zero")).await;
+        let id = jobs.submit(command_job("head -c 60000 /dev/zero")).await;
         jobs.wait(&id).await;
         ids.push(id);
     }
@@ -253,11 +253,11 @@ async fn results_go_as_they_come_when_they_are_too_large() {
     })
     .await;
     let last = jobs.get(&ids[9]).await;
-    assert!(result(last, JobState::Succeeded).text.len() > 60_000);
+    assert!(expect_result(last, JobState::Succeeded).text.len() > 60_000);
 }
 
 #[tokio::test]
-async fn numbers_that_json_does_not_have_are_refused_by_name() {
+async fn non_finite_numbers_are_rejected_by_field() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
     let value = |kind| prost_types::Value { kind: Some(kind) };
@@ -281,13 +281,13 @@ async fn numbers_that_json_does_not_have_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn what_was_refused_to_who_asks_can_be_asked_again_under_the_same_id() {
+async fn rejected_submission_does_not_consume_its_request_id() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add("lister", "invoke", &["--for-tool", "list_files"]);
-    let daemon = with_keys(Setup::new(), &keys).await;
+    let key = keys.add_key("lister", "invoke", &["--for-tool", "list_files"]);
+    let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
     let mut jobs = Jobs::of(&daemon);
     let mut submit = async |tool: &str| {
-        let mut request = with_key(&key, job(tool, json!({})));
+        let mut request = with_key(&key, tool_job(tool, json!({})));
         let id = "mended".parse().unwrap();
         request.metadata_mut().insert("jig-request-id", id);
         let submitted = jobs.try_submit(request).await;

@@ -7,64 +7,64 @@ use std::{
 
 use tonic_health::pb::health_check_response::ServingStatus;
 
-use crate::support::{Daemon, Guest, Kernel, Setup, USER, argv, full_size, guest, shell};
+use crate::support::{DAEMON_UID, Daemon, Guest, Kernel, Setup, argv, full_size, guest, shell};
 
 /// Attacks that are made in machines: those that look at what the kernel answers. What measures time
 /// or moves much data takes too long under emulation. The first is made always, the others at full
 /// size: together they take two minutes for each kernel.
-const ATTACKS: &[&str] = &[
+const ATTACK_FILTERS: &[&str] = &[
     "attack::kernel",
     "attack::network",
     "attack::filesystem",
-    "attack::death",
-    "attack::protected",
+    "attack::killed_processes",
+    "attack::protected_paths",
     "isolation::",
 ];
 
 /// Those among them that need what a machine does not have, and what that is.
-const NOT_IN_A_MACHINE: &[(&str, &str)] = &[
+const SKIPPED_IN_GUEST: &[(&str, &str)] = &[
     (
-        "case_75_what_the_daemon_reaches",
+        "case_75_command_fails_promptly_to_reach",
         "it measures how soon the kernel refuses, which emulation delays",
     ),
-    ("_in_place", "Linux 6.1 does not give L1"),
+    ("_at_l1", "Linux 6.1 does not give L1"),
 ];
 
 /// Tells whoever watches, although the test succeeds.
-fn say(text: &str) {
+fn print_to_stderr(text: &str) {
     io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }
 
 /// Makes all attacks in a machine.
-async fn attack(machine: &Guest) {
-    let mut arguments = ATTACKS[..full_size(ATTACKS.len(), 1)].to_vec();
-    for (name, _) in NOT_IN_A_MACHINE {
+async fn run_attacks(machine: &Guest) {
+    let mut arguments = ATTACK_FILTERS[..full_size(ATTACK_FILTERS.len(), 1)].to_vec();
+    for (name, _) in SKIPPED_IN_GUEST {
         arguments.extend(["--skip", name]);
     }
     let printed = machine.boot(&arguments).await;
-    let (held, failed) = printed.counts();
-    assert_eq!(printed.failed(), [""; 0], "{}", printed.text());
+    let (held, failed) = printed.test_counts();
+    assert_eq!(printed.failed_tests(), [""; 0], "{}", printed.text());
     assert!(held >= full_size(40, 8), "{}", printed.text());
     let first = printed.text().lines().next().unwrap_or_default();
     let last = printed.text().lines().last().unwrap_or_default();
-    say(&format!("{first}; {held} attacks held, {failed} did not; {last}"));
-    for (name, why) in NOT_IN_A_MACHINE {
-        say(&format!("not made in a machine: {name}: {why}"));
+    print_to_stderr(&format!("{first}; {held} attacks held, {failed} did not; {last}"));
+    for (name, why) in SKIPPED_IN_GUEST {
+        print_to_stderr(&format!("not made in a machine: {name}: {why}"));
     }
 }
 
 #[tokio::test]
-async fn attacks_on_linux_6_1() {
-    attack(&guest(Kernel::Debian12)).await;
+async fn attacks_fail_on_linux_6_1() {
+    run_attacks(&guest(Kernel::Debian12)).await;
 }
 
 #[tokio::test]
-async fn attacks_on_linux_6_12() {
-    attack(&guest(Kernel::Debian13)).await;
+async fn attacks_fail_on_linux_6_12() {
+    run_attacks(&guest(Kernel::Debian13)).await;
 }
 
 /// The version of Landlock that the daemon tells.
-async fn landlock(daemon: &Daemon) -> String {
+async fn landlock_version(daemon: &Daemon) -> String {
     let layers = daemon.info().await.isolation.unwrap().layers;
     let landlock = layers.into_iter().find(|layer| layer.name == "landlock");
     let detail = landlock.unwrap().detail;
@@ -72,44 +72,44 @@ async fn landlock(daemon: &Daemon) -> String {
 }
 
 #[tokio::test]
-async fn linux_6_1_gives_l3_with_what_landlock_it_has() {
-    if guest(Kernel::Debian12).runs(|| {}).await {
+async fn linux_6_1_gives_l3_with_landlock_version_2() {
+    if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
-    for setup in [Setup::new(), Setup::new().user(USER)] {
+    for setup in [Setup::new(), Setup::new().user(DAEMON_UID)] {
         let daemon = setup.start().await;
         assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
-        assert_eq!(landlock(&daemon).await, "version 2");
+        assert_eq!(landlock_version(&daemon).await, "version 2");
     }
 }
 
 #[tokio::test]
-async fn linux_6_12_gives_l3() {
-    if guest(Kernel::Debian13).runs(|| {}).await {
+async fn linux_6_12_gives_l3_with_landlock_version_6() {
+    if guest(Kernel::Debian13).run_current_test(|| {}).await {
         return;
     }
-    for setup in [Setup::new(), Setup::new().user(USER)] {
+    for setup in [Setup::new(), Setup::new().user(DAEMON_UID)] {
         let daemon = setup.start().await;
         assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
-        assert_eq!(landlock(&daemon).await, "version 6");
+        assert_eq!(landlock_version(&daemon).await, "version 6");
     }
 }
 
 /// Checks a host that refuses user namespaces: nothing is run unless the operator allows L1, and then
 /// where Landlock is new enough.
-async fn without_user_namespaces(gives_l1: bool) {
+async fn check_without_user_namespaces(gives_l1: bool) {
     let limit = fs::read_to_string("/proc/sys/user/max_user_namespaces").unwrap();
     assert_eq!(limit, "0\n");
-    for setup in [Setup::new(), Setup::new().user(USER)] {
+    for setup in [Setup::new(), Setup::new().user(DAEMON_UID)] {
         let daemon = setup.start().await;
         assert_eq!(daemon.health().await, ServingStatus::NotServing);
-        let refusal = daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
+        let refusal = daemon.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert_eq!(refusal.metadata["stage"], "user_namespace");
         assert_eq!(refusal.metadata["errno"], "ENOSPC");
         assert!(refusal.metadata["remedy"].contains("max_user_namespaces"));
         assert!(!daemon.file("ran").exists());
     }
-    let allowed = Setup::new().user(USER).arguments(&["--minimum-level", "L1"]);
+    let allowed = Setup::new().user(DAEMON_UID).arguments(&["--minimum-level", "L1"]);
     let daemon = allowed.start().await;
     let isolation = daemon.info().await.isolation.unwrap();
     let tried: Vec<_> =
@@ -128,34 +128,34 @@ async fn without_user_namespaces(gives_l1: bool) {
         let last = isolation.refused.last().unwrap();
         assert!(last.message.contains("version 2 of Landlock"), "{last:?}");
         assert!(last.remedy.contains("6.12"), "{last:?}");
-        daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
+        daemon.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert!(!daemon.file("ran").exists());
     }
 }
 
 #[tokio::test]
-async fn linux_6_1_without_user_namespaces_gives_nothing() {
-    let machine = guest(Kernel::Debian12).option("sysctl.user.max_user_namespaces=0");
-    if !machine.runs(|| {}).await {
-        without_user_namespaces(false).await;
+async fn linux_6_1_without_user_namespaces_runs_no_command() {
+    let machine = guest(Kernel::Debian12).kernel_option("sysctl.user.max_user_namespaces=0");
+    if !machine.run_current_test(|| {}).await {
+        check_without_user_namespaces(false).await;
     }
 }
 
 #[tokio::test]
 async fn linux_6_12_without_user_namespaces_gives_l1() {
-    let machine = guest(Kernel::Debian13).option("sysctl.user.max_user_namespaces=0");
-    if !machine.runs(|| {}).await {
-        without_user_namespaces(true).await;
+    let machine = guest(Kernel::Debian13).kernel_option("sysctl.user.max_user_namespaces=0");
+    if !machine.run_current_test(|| {}).await {
+        check_without_user_namespaces(true).await;
     }
 }
 
 #[tokio::test]
-async fn linux_6_12_without_landlock_gives_l3_and_says_so() {
-    let machine = guest(Kernel::Debian13).option("lsm=yama");
-    if machine.runs(|| {}).await {
+async fn linux_6_12_without_landlock_gives_l3_and_reports_it() {
+    let machine = guest(Kernel::Debian13).kernel_option("lsm=yama");
+    if machine.run_current_test(|| {}).await {
         return;
     }
     let daemon = Daemon::start().await;
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
-    assert!(landlock(&daemon).await.contains("does not support"));
+    assert!(landlock_version(&daemon).await.contains("does not support"));
 }

@@ -5,17 +5,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::support::{
-    Daemon, HostProgram, Mark, Process, Setup, argv, check_nothing_is_left, compile, descendants,
-    eventually, host_status, is_alive, shell,
+    Daemon, HostProgram, Mark, Process, Setup, argv, check_no_leftovers, compile_in_workspace,
+    descendants, eventually, is_alive, shell, status_field,
 };
 
-async fn start() -> Daemon {
+async fn start_at_l2() -> Daemon {
     Setup::new().at_l2().start().await
 }
 
 #[tokio::test]
-async fn it_is_told_what_is_given_and_what_is_not_and_why() {
-    let daemon = start().await;
+async fn info_reports_applied_and_missing_layers() {
+    let daemon = start_at_l2().await;
     assert_eq!(daemon.health().await, ServingStatus::Serving);
     assert_eq!(daemon.run(shell("true")).await.isolation, "L2");
     let isolation = daemon.info().await.isolation.unwrap();
@@ -37,9 +37,9 @@ async fn it_is_told_what_is_given_and_what_is_not_and_why() {
 
 /// By the numbers that processes have in the daemon's `/proc`.
 #[tokio::test]
-async fn what_a_run_occupies_is_measured() {
-    let daemon = start().await;
-    let open_files = compile(&daemon, "open_files");
+async fn run_usage_is_measured() {
+    let daemon = start_at_l2().await;
+    let open_files = compile_in_workspace(&daemon, "open_files");
     let limited = |limits: LowerLimits, request: RunRequest| RunRequest {
         limits: Some(limits),
         timeout_sec: Some(20),
@@ -58,10 +58,10 @@ async fn what_a_run_occupies_is_measured() {
 }
 
 #[tokio::test]
-async fn it_is_never_given_unasked() {
+async fn daemon_does_not_fall_back_to_l2_by_default() {
     let daemon = Setup::new().with_masked_proc().start().await;
     assert_eq!(daemon.health().await, ServingStatus::NotServing);
-    let refusal = daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
+    let refusal = daemon.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
     // What gives more depends on the container that the tests run in, if any.
     let says = |part| refusal.message.contains(part);
     assert!(says("--minimum-level L2"), "{refusal:?}");
@@ -70,19 +70,19 @@ async fn it_is_never_given_unasked() {
 }
 
 #[tokio::test]
-async fn root_mounts_a_fresh_proc_in_spite_of_masks() {
+async fn root_mounts_fresh_proc_despite_masks() {
     // Who has CAP_SYS_ADMIN where the masks were made can do so.
     let masks = "mount --bind /dev/null /proc/keys && mount -t tmpfs -o ro tmpfs /proc/fs && exec \"$0\" \"$@\"";
     let wrapper = ["unshare", "--mount", "--propagation", "private", "sh", "-c", masks];
-    let daemon = Setup::new().under(wrapper).start().await;
+    let daemon = Setup::new().wrapped_by(wrapper).start().await;
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
     let own = daemon.output(shell("cd /proc; echo [0-9]*")).await;
     assert_eq!(own, "1 2\n", "its own processes only");
 }
 
 #[tokio::test]
-async fn proc_is_the_daemons_but_read_only_and_masked() {
-    let daemon = start().await;
+async fn proc_is_shared_with_the_daemon_read_only_and_masked() {
+    let daemon = start_at_l2().await;
     let pid = daemon.pid();
     let seen = daemon.output(shell("cd /proc; echo [0-9]*")).await;
     assert!(seen.split_whitespace().any(|seen| seen == pid.to_string()), "{seen}");
@@ -115,27 +115,27 @@ async fn proc_is_the_daemons_but_read_only_and_masked() {
 }
 
 #[tokio::test]
-async fn nothing_of_other_processes_can_be_opened() {
-    nothing_can_be_opened_of_others(&start().await).await;
+async fn command_cannot_open_other_processes() {
+    assert_other_processes_cannot_be_opened(&start_at_l2().await).await;
 }
 
 #[tokio::test]
-async fn nothing_of_other_processes_can_be_opened_without_landlock() {
+async fn command_cannot_open_other_processes_without_landlock() {
     // Another run is the same user, and what it executes may be looked into: its user namespace alone
     // is the wall then.
     let injector = HostProgram::compile("inject");
     let injector = injector.path.to_str().unwrap();
     let setup = Setup::new().at_l2();
-    let setup = setup.and_under([injector, "landlock_create_ruleset=38", "--"]);
+    let setup = setup.and_wrapped_by([injector, "landlock_create_ruleset=38", "--"]);
     let daemon = setup.start().await;
     assert_eq!(daemon.run(shell("true")).await.isolation, "L2");
-    nothing_can_be_opened_of_others(&daemon).await;
+    assert_other_processes_cannot_be_opened(&daemon).await;
 }
 
-async fn nothing_can_be_opened_of_others(daemon: &Daemon) {
+async fn assert_other_processes_cannot_be_opened(daemon: &Daemon) {
     let mark = Mark::new();
-    let other = daemon.begin(mark.on(argv(&["sleep", "1000"])));
-    let sleeping = *mark.appears(1).await.first().unwrap();
+    let other = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
+    let sleeping = *mark.wait_for_processes(1).await.first().unwrap();
     let own = descendants(std::process::id().cast_signed());
     let of_the_daemon = descendants(daemon.pid());
     let processes = own.into_iter().filter(|process| {
@@ -159,24 +159,24 @@ async fn nothing_can_be_opened_of_others(daemon: &Daemon) {
     }
     assert_eq!(mark.processes().len(), 1, "it still runs");
     other.abort();
-    mark.vanishes().await;
+    mark.wait_until_gone().await;
 }
 
 #[tokio::test]
-async fn a_run_leaves_nothing_to_the_next() {
-    let daemon = start().await;
-    let program = compile(&daemon, "carry_over");
+async fn run_leaves_nothing_for_the_next() {
+    let daemon = start_at_l2().await;
+    let program = compile_in_workspace(&daemon, "carry_over");
     for _ in 0..4 {
         daemon.output(argv(&[&program, "leave"])).await;
         let response = daemon.run(argv(&[&program, "find"])).await;
-        check_nothing_is_left(&response);
+        check_no_leftovers(&response);
     }
     eventually("no slot is lost", async || daemon.info().await.counts.unwrap().sandboxes_warm >= 2)
         .await;
 }
 
 #[tokio::test]
-async fn what_is_started_again_gives_the_same_level() {
+async fn restarted_sandbox_processes_give_the_same_level() {
     for (setup, level, name) in [
         (Setup::new().at_l2(), "L2", "jig-launcher"),
         (Setup::new().at_l2(), "L2", "jig-template"),
@@ -190,7 +190,7 @@ async fn what_is_started_again_gives_the_same_level() {
             daemon.info().await.counts.unwrap().sandboxes_warm >= 2
         })
         .await;
-        let named = |process: &Process| host_status(process.pid, "Name").as_deref() == Some(name);
+        let named = |process: &Process| status_field(process.pid, "Name").as_deref() == Some(name);
         let process = descendants(daemon.pid()).into_iter().find(named).unwrap();
         let mut killed = descendants(process.pid);
         kill_process(Pid::from_raw(process.pid).unwrap(), Signal::KILL).unwrap();
@@ -205,8 +205,8 @@ async fn what_is_started_again_gives_the_same_level() {
 }
 
 #[tokio::test]
-async fn the_rest_is_as_at_l3() {
-    let daemon = start().await;
+async fn other_restrictions_match_l3() {
+    let daemon = start_at_l2().await;
     let status = daemon.output(argv(&["cat", "/proc/self/status"])).await;
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
         assert!(status.contains(&format!("{set}:\t0000000000000000")), "{status}");
@@ -216,7 +216,7 @@ async fn the_rest_is_as_at_l3() {
         "/workspace\n"
     );
     for (program, what) in [("daemonize", "started\n"), ("dodge", "running\n")] {
-        let program = compile(&daemon, program);
+        let program = compile_in_workspace(&daemon, program);
         let mark = Mark::new();
         assert_eq!(daemon.output(mark.on(argv(&[&program]))).await, what);
         mark.assert_gone();
@@ -237,7 +237,7 @@ async fn the_rest_is_as_at_l3() {
         ("namespaces", &[("unshare user and mount", "EPERM")]),
         ("join", &[("enter all of process 1", "EPERM")]),
     ] {
-        let path = compile(&daemon, program);
+        let path = compile_in_workspace(&daemon, program);
         let response = daemon.run(argv(&[&path])).await;
         for (what, answer) in expected {
             assert!(

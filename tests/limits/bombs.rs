@@ -13,20 +13,20 @@ use jig::api::v1::{LowerLimits, Outcome, RunRequest};
 use tokio::task::JoinHandle;
 use tonic_health::pb::health_check_response::ServingStatus;
 
-use super::limited;
+use super::limited_command;
 use crate::support::{Daemon, Mark, Setup, argv, full_size, promptly, shell};
 
 /// What an ordinary run does: it computes, starts processes, writes files and reads them again.
-const WORK: &str = "set -e; for step in 1 2 3 4 5 6 7 8 9 10; do \
+const WORK_SCRIPT: &str = "set -e; for step in 1 2 3 4 5 6 7 8 9 10; do \
     head -c 300000 /dev/zero | tr '\\0' x > /tmp/$step; cp /tmp/$step work-$0; \
     test $(wc -c < work-$0) = 300000; sleep 0.1; done; sha256sum < work-$0";
 /// What comes of it.
-const SUM: &str = "29927e273accc68286005017f7fa6e4f27bddb4db3083ff8b8d4c3667905b7fa  -\n";
+const WORK_OUTPUT: &str = "29927e273accc68286005017f7fa6e4f27bddb4db3083ff8b8d4c3667905b7fa  -\n";
 
-fn bombs() -> [RunRequest; 4] {
+fn bomb_requests() -> [RunRequest; 4] {
     let lowered = |command: &str, limits: LowerLimits| RunRequest {
         timeout_sec: Some(3),
-        ..limited(command, limits)
+        ..limited_command(command, limits)
     };
     let memory = LowerLimits { memory_bytes: Some(200 << 20), ..LowerLimits::default() };
     let processes = LowerLimits { processes: Some(100), ..LowerLimits::default() };
@@ -45,7 +45,10 @@ fn bombs() -> [RunRequest; 4] {
 }
 
 /// Asks after the daemon's health again and again. Answers how long each answer took.
-fn ask(daemon: &Arc<Daemon>, stop: &Arc<AtomicBool>) -> JoinHandle<Vec<Duration>> {
+fn measure_health_checks(
+    daemon: &Arc<Daemon>,
+    stop: &Arc<AtomicBool>,
+) -> JoinHandle<Vec<Duration>> {
     let (daemon, stop) = (Arc::clone(daemon), Arc::clone(stop));
     tokio::spawn(async move {
         let mut times = Vec::new();
@@ -61,62 +64,63 @@ fn ask(daemon: &Arc<Daemon>, stop: &Arc<AtomicBool>) -> JoinHandle<Vec<Duration>
 }
 
 /// Ten ordinary runs, `rounds` times, while health is asked for. Answers its times, sorted.
-async fn ordinary_work(daemon: &Arc<Daemon>, rounds: usize) -> Vec<Duration> {
+async fn run_ordinary_work(daemon: &Arc<Daemon>, rounds: usize) -> Vec<Duration> {
     let stop = Arc::new(AtomicBool::new(false));
-    let asking = ask(daemon, &stop);
+    let health_task = measure_health_checks(daemon, &stop);
     for _ in 0..rounds {
         let runs: Vec<_> = (0..10)
             .map(|number| {
-                let mut words = vec!["sh", "-c", WORK];
+                let mut words = vec!["sh", "-c", WORK_SCRIPT];
                 let number = number.to_string();
                 words.push(&number);
-                daemon.begin(argv(&words))
+                daemon.spawn_run(argv(&words))
             })
             .collect();
         for run in runs {
             let response = run.await.unwrap().unwrap();
             assert_eq!(response.exit_code, Some(0), "{response:?}");
-            assert_eq!(response.stdout, SUM, "{response:?}");
+            assert_eq!(response.stdout, WORK_OUTPUT, "{response:?}");
         }
     }
     stop.store(true, Ordering::Relaxed);
-    let mut times = asking.await.unwrap();
+    let mut times = health_task.await.unwrap();
     times.sort_unstable();
     times
 }
 
 #[tokio::test]
-async fn ten_runs_and_health_do_not_notice_bombs_beside_them() {
-    let daemon = Arc::new(Setup::new().alone().start().await);
+async fn bombs_do_not_disturb_other_runs_or_health_checks() {
+    let daemon = Arc::new(Setup::new().exclusive().start().await);
     let rounds = full_size(20, 2);
-    let without = ordinary_work(&daemon, rounds).await;
+    let baseline_times = run_ordinary_work(&daemon, rounds).await;
 
     let mark = Mark::new();
     let stop = Arc::new(AtomicBool::new(false));
-    let mut throwing = Vec::new();
-    for bomb in bombs().map(|bomb| mark.on(bomb)) {
+    let mut bomb_tasks = Vec::new();
+    for bomb in bomb_requests().map(|bomb| mark.on(bomb)) {
         let (daemon, stop) = (Arc::clone(&daemon), Arc::clone(&stop));
-        throwing.push(tokio::spawn(async move {
-            let mut thrown = 0;
-            while thrown == 0 || !stop.load(Ordering::Relaxed) {
+        bomb_tasks.push(tokio::spawn(async move {
+            let mut bomb_count = 0;
+            while bomb_count == 0 || !stop.load(Ordering::Relaxed) {
                 let outcome = daemon.run(bomb.clone()).await.outcome();
                 let ends = [Outcome::OomKilled, Outcome::TimedOut, Outcome::Exited];
                 assert!(ends.contains(&outcome), "{outcome:?}: {bomb:?}");
-                thrown += 1;
+                bomb_count += 1;
             }
-            thrown
+            bomb_count
         }));
     }
-    mark.appears(4).await;
-    let beside = ordinary_work(&daemon, rounds).await;
+    mark.wait_for_processes(4).await;
+    let times_beside_bombs = run_ordinary_work(&daemon, rounds).await;
     stop.store(true, Ordering::Relaxed);
-    for bomb in throwing {
+    for bomb in bomb_tasks {
         assert!(bomb.await.unwrap() > 0);
     }
-    mark.vanishes().await;
+    mark.wait_until_gone().await;
 
     let percentile = |times: &[Duration], percent: usize| times[(times.len() - 1) * percent / 100];
-    for (what, times) in [("without bombs", &without), ("beside bombs", &beside)] {
+    for (what, times) in [("without bombs", &baseline_times), ("beside bombs", &times_beside_bombs)]
+    {
         let [half, most] = [50, 99].map(|percent| percentile(times, percent));
         eprintln!("health {what}: p50 {half:?}, p99 {most:?}, of {}", times.len());
     }

@@ -6,14 +6,15 @@ use jig::api::v1::{LowerLimits, Outcome, RunRequest, RunResponse};
 use rustix::process::Signal;
 use tonic_health::pb::health_check_response::ServingStatus;
 
-use super::{LARGEST, layer, limited};
+use super::{LARGEST_LIMITS_TABLE, isolation_layer, limited_command};
 use crate::support::{
-    Daemon, Kernel, Mark, Refusal, Setup, USER, argv, compile, eventually, guest, shell,
+    DAEMON_UID, Daemon, Kernel, Mark, Refusal, Setup, argv, compile_in_workspace, eventually,
+    guest, shell,
 };
 
-const ROOT: &str = "/sys/fs/cgroup";
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// Prepares a cgroup as systemd does with `Delegate=yes`, enters it and executes what follows.
-const DELEGATED: &str = r#"
+const DELEGATION_SCRIPT: &str = r#"
     echo "+memory +pids +cpu" > /sys/fs/cgroup/cgroup.subtree_control
     mkdir -p /sys/fs/cgroup/delegated
     chown -R USER /sys/fs/cgroup/delegated
@@ -21,19 +22,19 @@ const DELEGATED: &str = r#"
     exec setpriv --reuid USER --regid USER --clear-groups "$0" "$@"
 "#;
 
-fn lowered(command: &str, lower: impl FnOnce(&mut LowerLimits)) -> RunRequest {
+fn command_with_limits(command: &str, lower: impl FnOnce(&mut LowerLimits)) -> RunRequest {
     let mut limits = LowerLimits::default();
     lower(&mut limits);
-    limited(command, limits)
+    limited_command(command, limits)
 }
 
-fn told(response: &RunResponse) -> (Outcome, &str) {
+fn outcome_and_limit(response: &RunResponse) -> (Outcome, &str) {
     (response.outcome(), response.limit.as_str())
 }
 
 /// The cgroups of a daemon's runs that are there now.
-fn runs(daemon: &Daemon, below: &str) -> Vec<PathBuf> {
-    let runs = PathBuf::from(ROOT).join(below);
+fn run_cgroups(daemon: &Daemon, below: &str) -> Vec<PathBuf> {
+    let runs = PathBuf::from(CGROUP_ROOT).join(below);
     let runs = runs.join(format!("jig-runs-{}", daemon.pid()));
     let entries = fs::read_dir(&runs).unwrap_or_else(|error| panic!("{runs:?}: {error}"));
     let paths = entries.map(|entry| entry.unwrap().path());
@@ -41,21 +42,21 @@ fn runs(daemon: &Daemon, below: &str) -> Vec<PathBuf> {
 }
 
 /// What must hold wherever there are cgroups.
-async fn limits_are_held(daemon: &Daemon) {
+async fn check_limits(daemon: &Daemon) {
     for (name, word) in
         [("memory_limit", "memory.max"), ("process_limit", "pids.max"), ("cpu_share", "cpu.weight")]
     {
-        let layer = layer(daemon, name).await;
+        let layer = isolation_layer(daemon, name).await;
         assert!(layer.applied && layer.detail.contains(word), "{layer:?}");
     }
-    memory_is_held(daemon).await;
-    processes_are_held(daemon).await;
+    check_memory_limit(daemon).await;
+    check_process_limit(daemon).await;
     // What was lowered for one run is not for the next.
     let script = "head -c 60000000 /dev/zero > /tmp/x; for i in 1 2 3 4 5 6 7 8; do sleep 1 & done; wait; echo fine";
     assert_eq!(daemon.output(shell(script)).await, "fine\n");
 }
 
-async fn memory_is_held(daemon: &Daemon) {
+async fn check_memory_limit(daemon: &Daemon) {
     for attack in [
         // One process.
         "echo 1; tail /dev/zero",
@@ -65,21 +66,21 @@ async fn memory_is_held(daemon: &Daemon) {
         "echo 1; head -c 100000000 /dev/zero > /dev/shm/x; echo survived; sleep 300",
     ] {
         let mark = Mark::new();
-        let request = lowered(attack, |limits| limits.memory_bytes = Some(48 << 20));
+        let request = command_with_limits(attack, |limits| limits.memory_bytes = Some(48 << 20));
         let response = daemon.run(mark.on(request)).await;
-        assert_eq!(told(&response), (Outcome::OomKilled, "memory"), "{response:?}");
+        assert_eq!(outcome_and_limit(&response), (Outcome::OomKilled, "memory"), "{response:?}");
         assert_eq!(response.signal, "SIGKILL");
         assert_eq!(response.stdout, "1\n", "{attack}");
         mark.assert_gone();
     }
 }
 
-async fn processes_are_held(daemon: &Daemon) {
-    let bomb = compile(daemon, "fork_bomb");
+async fn check_process_limit(daemon: &Daemon) {
+    let bomb = compile_in_workspace(daemon, "fork_bomb");
     let mark = Mark::new();
     let bomb = RunRequest {
         timeout_sec: Some(3),
-        limits: lowered("", |limits| limits.processes = Some(20)).limits,
+        limits: command_with_limits("", |limits| limits.processes = Some(20)).limits,
         ..argv(&[&bomb])
     };
     let response = daemon.run(mark.on(bomb)).await;
@@ -87,7 +88,7 @@ async fn processes_are_held(daemon: &Daemon) {
     mark.assert_gone();
     // One that came to it and went on says so when it fails, and only then.
     let script = "for i in 1 2 3 4 5 6 7 8 9; do sleep 1 & done; wait; exit 3";
-    let request = lowered(script, |limits| limits.processes = Some(5));
+    let request = command_with_limits(script, |limits| limits.processes = Some(5));
     let response = daemon.run(request).await;
     assert_eq!(response.limit, "pids", "{response:?}");
     let response = daemon.run(shell("exit 3")).await;
@@ -95,22 +96,22 @@ async fn processes_are_held(daemon: &Daemon) {
 }
 
 /// That nothing is left of runs that have ended, however they did.
-async fn nothing_is_left(daemon: &Daemon, below: &str) {
+async fn check_cgroups_are_removed(daemon: &Daemon, below: &str) {
     let mark = Mark::new();
     let cut_off = [
-        daemon.begin(mark.on(shell("sleep 100"))),
-        daemon.begin(mark.on(shell("(sleep 100) & sleep 100"))),
+        daemon.spawn_run(mark.on(shell("sleep 100"))),
+        daemon.spawn_run(mark.on(shell("(sleep 100) & sleep 100"))),
     ];
-    mark.appears(5).await;
+    mark.wait_for_processes(5).await;
     for call in cut_off {
         call.abort();
     }
-    mark.vanishes().await;
+    mark.wait_until_gone().await;
     eventually("cgroups to be removed", async || {
         // What has not ended at once is removed when the next run is made.
         daemon.run(shell("true")).await;
         // In those that are there, sandboxes wait.
-        runs(daemon, below).iter().all(|run| {
+        run_cgroups(daemon, below).iter().all(|run| {
             let members = fs::read_to_string(run.join("cgroup.procs")).unwrap_or_default();
             members.lines().count() == 1
         })
@@ -119,28 +120,28 @@ async fn nothing_is_left(daemon: &Daemon, below: &str) {
 }
 
 #[tokio::test]
-async fn on_linux_6_1_the_kernel_holds_limits() {
-    if guest(Kernel::Debian12).runs(|| {}).await {
+async fn linux_6_1_enforces_limits_in_cgroups() {
+    if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
     let daemon = Setup::new().start().await;
-    limits_are_held(&daemon).await;
-    nothing_is_left(&daemon, "").await;
+    check_limits(&daemon).await;
+    check_cgroups_are_removed(&daemon, "").await;
 }
 
 #[tokio::test]
-async fn case_n28_without_the_cgroup_that_holds_its_limits_nothing_is_run() {
-    if guest(Kernel::Debian12).runs(|| {}).await {
+async fn case_n28_daemon_runs_nothing_without_its_limiting_cgroup() {
+    if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
     let daemon = Setup::new().start().await;
-    let control = format!("{ROOT}/jig-runs-{}/cgroup.subtree_control", daemon.pid());
+    let control = format!("{CGROUP_ROOT}/jig-runs-{}/cgroup.subtree_control", daemon.pid());
     fs::write(&control, "-pids").unwrap();
     eventually("it is not ready", async || {
         match daemon.try_run(shell("touch ran")).await {
             // In a cgroup that was made before.
             Ok(response) => assert_eq!(response.isolation, "L3"),
-            Err(status) => assert_eq!(Refusal::of(&status).metadata["stage"], "cgroup"),
+            Err(status) => assert_eq!(Refusal::from_status(&status).metadata["stage"], "cgroup"),
         }
         daemon.health().await == ServingStatus::NotServing
     })
@@ -150,29 +151,29 @@ async fn case_n28_without_the_cgroup_that_holds_its_limits_nothing_is_run() {
     assert!(!daemon.file("ran").exists());
     fs::write(&control, "+pids").unwrap();
     eventually("it is ready again", async || daemon.health().await == ServingStatus::Serving).await;
-    processes_are_held(&daemon).await;
+    check_process_limit(&daemon).await;
 }
 
 #[tokio::test]
-async fn on_linux_6_12_the_kernel_holds_limits() {
-    if guest(Kernel::Debian13).runs(|| {}).await {
+async fn linux_6_12_enforces_limits_in_cgroups() {
+    if guest(Kernel::Debian13).run_current_test(|| {}).await {
         return;
     }
     let daemon = Setup::new().start().await;
-    limits_are_held(&daemon).await;
-    nothing_is_left(&daemon, "").await;
+    check_limits(&daemon).await;
+    check_cgroups_are_removed(&daemon, "").await;
 }
 
 #[tokio::test]
-async fn a_daemon_removes_what_the_one_before_has_left() {
-    if guest(Kernel::Debian12).runs(|| {}).await {
+async fn daemon_removes_cgroups_of_its_killed_predecessor() {
+    if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
     let mut daemon = Setup::new().start().await;
     let of_the_first = ["daemon", "runs"]
-        .map(|kind| PathBuf::from(ROOT).join(format!("jig-{kind}-{}", daemon.pid())));
+        .map(|kind| PathBuf::from(CGROUP_ROOT).join(format!("jig-{kind}-{}", daemon.pid())));
     daemon.signal(Signal::KILL);
-    daemon.exit().await;
+    daemon.wait_for_exit().await;
     eventually("its processes to end", async || {
         of_the_first.iter().all(|group| {
             let events = fs::read_to_string(group.join("cgroup.events")).unwrap();
@@ -188,29 +189,29 @@ async fn a_daemon_removes_what_the_one_before_has_left() {
 }
 
 #[tokio::test]
-async fn a_delegated_subtree_is_enough() {
-    if guest(Kernel::Debian12).runs(|| {}).await {
+async fn delegated_subtree_suffices_for_limits() {
+    if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
-    let delegated = DELEGATED.replace("USER", &USER.to_string());
+    let delegated = DELEGATION_SCRIPT.replace("USER", &DAEMON_UID.to_string());
     let daemon = Setup::new()
-        .user(USER)
-        .becoming_its_user_itself()
-        .under(["sh", "-c", &delegated])
+        .user(DAEMON_UID)
+        .wrapper_sets_user()
+        .wrapped_by(["sh", "-c", &delegated])
         .start()
         .await;
-    limits_are_held(&daemon).await;
-    nothing_is_left(&daemon, "delegated").await;
+    check_limits(&daemon).await;
+    check_cgroups_are_removed(&daemon, "delegated").await;
 }
 
 #[tokio::test]
-async fn shares_of_cpus_are_held() {
-    if guest(Kernel::Debian12).runs(|| {}).await {
+async fn cgroup_enforces_cpu_share() {
+    if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
     let daemon = Setup::new().workspace_table("\n[limits]\ncpus = 0.2\n").start().await;
     assert_eq!(daemon.info().await.run_limits.unwrap().cpus, Some(0.2));
-    let of_all_runs = format!("{ROOT}/jig-runs-{}/cpu.weight", daemon.pid());
+    let of_all_runs = format!("{CGROUP_ROOT}/jig-runs-{}/cpu.weight", daemon.pid());
     assert_eq!(fs::read_to_string(of_all_runs).unwrap(), "10\n");
     let mut request = shell("while :; do :; done & while :; do :; done");
     request.timeout_sec = Some(5);
@@ -221,21 +222,21 @@ async fn shares_of_cpus_are_held() {
 }
 
 #[tokio::test]
-async fn time_of_children_that_nobody_waits_for_is_counted() {
-    if guest(Kernel::Debian12).runs(|| {}).await {
+async fn cpu_limit_counts_unreaped_children() {
+    if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
     let daemon = Setup::new().start().await;
-    let program = compile(&daemon, "unwaited_children");
+    let program = compile_in_workspace(&daemon, "unwaited_children");
     let mark = Mark::new();
     let request = RunRequest {
         timeout_sec: Some(10),
-        limits: lowered("", |limits| limits.cpu_sec = Some(1)).limits,
+        limits: command_with_limits("", |limits| limits.cpu_sec = Some(1)).limits,
         ..argv(&[&program])
     };
     let response = daemon.run(mark.on(request)).await;
     assert_eq!(
-        (told(&response), response.signal.as_str()),
+        (outcome_and_limit(&response), response.signal.as_str()),
         ((Outcome::Signaled, "cpu"), "SIGKILL"),
         "{response:?}"
     );
@@ -243,55 +244,59 @@ async fn time_of_children_that_nobody_waits_for_is_counted() {
 }
 
 #[tokio::test]
-async fn limits_that_are_none_can_be_set() {
-    if guest(Kernel::Debian12).runs(|| {}).await {
+async fn operator_can_set_the_largest_limits() {
+    if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
-    let table = format!("{LARGEST}processes = 4294967295\n");
-    let daemon =
-        Setup::new().workspace_table(&table).under(["prlimit", "--nproc=unlimited"]).start().await;
+    let table = format!("{LARGEST_LIMITS_TABLE}processes = 4294967295\n");
+    let daemon = Setup::new()
+        .workspace_table(&table)
+        .wrapped_by(["prlimit", "--nproc=unlimited"])
+        .start()
+        .await;
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
 }
 
 #[tokio::test]
-async fn a_command_that_hardly_fits_does_not_take_its_sandbox_along() {
-    if guest(Kernel::Debian12).runs(|| {}).await {
+async fn tight_memory_limit_does_not_kill_the_sandbox() {
+    if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
     let daemon = Setup::new().start().await;
     // While it is executed, it still has the memory of the slot's keeper.
     let argument = "x".repeat(100_000);
     let arguments = [vec!["true"], vec![&argument; 20]].concat();
-    let least = lowered("", |limits| limits.memory_bytes = Some(4 << 20)).limits;
+    let least = command_with_limits("", |limits| limits.memory_bytes = Some(4 << 20)).limits;
     for _ in 0..3 {
         let request = RunRequest { limits: least, ..argv(&arguments) };
         let response = daemon.run(request).await;
         assert!(
-            [(Outcome::Exited, ""), (Outcome::OomKilled, "memory")].contains(&told(&response)),
+            [(Outcome::Exited, ""), (Outcome::OomKilled, "memory")]
+                .contains(&outcome_and_limit(&response)),
             "{response:?}"
         );
     }
 }
 
 #[tokio::test]
-async fn what_was_delegated_is_given_back() {
-    if guest(Kernel::Debian12).runs(|| {}).await {
+async fn daemon_returns_the_delegated_cgroup_on_exit() {
+    if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
-    let delegated = DELEGATED.replace("USER", &USER.to_string());
+    let delegated = DELEGATION_SCRIPT.replace("USER", &DAEMON_UID.to_string());
     let mut daemon = Setup::new()
-        .user(USER)
-        .becoming_its_user_itself()
-        .under(["sh", "-c", &delegated])
+        .user(DAEMON_UID)
+        .wrapper_sets_user()
+        .wrapped_by(["sh", "-c", &delegated])
         .start()
         .await;
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
     daemon.signal(Signal::TERM);
-    daemon.exit().await;
+    daemon.wait_for_exit().await;
     // Otherwise nothing could be started there any more; neither after this.
     let check = Command::new("sh")
         .args(["-c", &delegated])
-        .arg(daemon.beside("jigd"))
+        .arg(daemon.sibling_path("jigd"))
         .args(["--check", "--workspace"])
         .arg(daemon.workspace())
         .output()
@@ -301,13 +306,13 @@ async fn what_was_delegated_is_given_back() {
     assert!(report.contains("memory.max"), "{report}");
     let daemon = daemon.restart().await;
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
-    let layer = layer(&daemon, "memory_limit").await;
+    let layer = isolation_layer(&daemon, "memory_limit").await;
     assert!(layer.detail.contains("memory.max"), "{layer:?}");
 }
 
 #[tokio::test]
-async fn a_cgroup_that_is_not_the_daemons_alone_is_left_as_it_is() {
-    if guest(Kernel::Debian12).runs(|| {}).await {
+async fn daemon_leaves_a_shared_cgroup_unchanged() {
+    if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
     let shared = r#"
@@ -317,16 +322,16 @@ async fn a_cgroup_that_is_not_the_daemons_alone_is_left_as_it_is() {
         exec "$0" "$@"
     "#;
     fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids +cpu").unwrap();
-    let daemon = Setup::new().under(["sh", "-c", shared]).start().await;
-    let layer = layer(&daemon, "memory_limit").await;
+    let daemon = Setup::new().wrapped_by(["sh", "-c", shared]).start().await;
+    let layer = isolation_layer(&daemon, "memory_limit").await;
     assert!(layer.applied && layer.detail.contains("watchdog"), "{layer:?}");
     assert!(layer.detail.contains("other processes may be in it"), "{layer:?}");
     // It is back where it was, and runs are watched.
     let own = fs::read_to_string(format!("/proc/{}/cgroup", daemon.pid())).unwrap();
     assert_eq!(own, "0::/shared\n");
-    let request = lowered("echo 1; tail /dev/zero", |limits| {
+    let request = command_with_limits("echo 1; tail /dev/zero", |limits| {
         limits.memory_bytes = Some(48 << 20);
     });
     let response = daemon.run(request).await;
-    assert_eq!(told(&response), (Outcome::OomKilled, "memory"), "{response:?}");
+    assert_eq!(outcome_and_limit(&response), (Outcome::OomKilled, "memory"), "{response:?}");
 }

@@ -2,26 +2,26 @@
 
 use jig::api::v1::{LowerLimits, Outcome, RunResponse};
 
-use super::{layer, limited};
+use super::{isolation_layer, limited_command};
 use crate::support::{Daemon, Mark, Setup, argv, eventually, shell};
 
 /// Less than the attacks below take, more than an interpreter needs.
-const LIMIT: u64 = 200 << 20;
+const MEMORY_LIMIT_BYTES: u64 = 200 << 20;
 
-fn memory(command: &str) -> jig::api::v1::RunRequest {
-    let limits = LowerLimits { memory_bytes: Some(LIMIT), ..LowerLimits::default() };
-    limited(command, limits)
+fn memory_limited_command(command: &str) -> jig::api::v1::RunRequest {
+    let limits = LowerLimits { memory_bytes: Some(MEMORY_LIMIT_BYTES), ..LowerLimits::default() };
+    limited_command(command, limits)
 }
 
-fn was_killed_for_memory(response: &RunResponse) {
+fn assert_killed_for_memory(response: &RunResponse) {
     let told = (response.outcome(), response.limit.as_str(), response.signal.as_str());
     assert_eq!(told, (Outcome::OomKilled, "memory", "SIGKILL"), "{response:?}");
     assert_eq!(response.exit_code, None);
 }
 
 #[tokio::test]
-async fn what_takes_too_much_memory_is_killed_and_told_so() {
-    let daemon = Setup::new().alone().start().await;
+async fn memory_limit_kills_every_kind_of_bomb() {
+    let daemon = Setup::new().exclusive().start().await;
     for attack in [
         // One process, touched page by page.
         "python3 -c 'x = bytearray(10); print(1, flush=True)\nwhile True: x += bytearray(1 << 20)'",
@@ -43,8 +43,8 @@ async fn what_takes_too_much_memory_is_killed_and_told_so() {
         "echo 1; for d in /tmp /dev/shm $HOME; do head -c 100000000 /dev/zero > $d/x; done; sleep 100",
     ] {
         let mark = Mark::new();
-        let response = daemon.run(mark.on(memory(attack))).await;
-        was_killed_for_memory(&response);
+        let response = daemon.run(mark.on(memory_limited_command(attack))).await;
+        assert_killed_for_memory(&response);
         assert_eq!(response.stdout, "1\n", "what it wrote before is there: {attack}");
         mark.assert_gone();
     }
@@ -53,68 +53,70 @@ async fn what_takes_too_much_memory_is_killed_and_told_so() {
 }
 
 #[tokio::test]
-async fn what_is_shared_by_many_counts_once() {
-    let daemon = Setup::new().alone().start().await;
+async fn memory_shared_after_fork_counts_once() {
+    let daemon = Setup::new().exclusive().start().await;
     // Ten copies of 100 MB would be a gigabyte, if they were copies.
     let script = "python3 -c 'import os, time\nx = bytearray(100 << 20)\nfor _ in range(10):\n  if os.fork() == 0:\n    time.sleep(2); os._exit(0)\ntime.sleep(2)'";
-    let response = daemon.run(memory(script)).await;
+    let response = daemon.run(memory_limited_command(script)).await;
     assert_eq!(response.exit_code, Some(0), "{response:?}");
 }
 
 #[tokio::test]
-async fn a_child_that_has_its_parents_memory_counts_once() {
-    let daemon = Setup::new().alone().start().await;
+async fn memory_shared_by_vfork_counts_once() {
+    let daemon = Setup::new().exclusive().start().await;
     // Until it executes a program, each child of this has the 120 MB, too (vfork(2)).
     let script = "python3 -c 'import subprocess, time\nx = bytearray(b\"x\") * (120 << 20)\nend = time.monotonic() + 4\nwhile time.monotonic() < end: subprocess.run([\"/bin/true\"], close_fds=False)'";
-    let response = daemon.run(memory(script)).await;
+    let response = daemon.run(memory_limited_command(script)).await;
     assert_eq!(response.exit_code, Some(0), "{response:?}");
 }
 
 #[tokio::test]
-async fn files_in_memory_that_are_mapped_count_once() {
-    let daemon = Setup::new().alone().start().await;
+async fn mapped_memory_files_count_once() {
+    let daemon = Setup::new().exclusive().start().await;
     // 150 MB each, in two processes: one file has a name, one has none.
     let script = "python3 -c 'import mmap, os, time\nfor f in [os.open(\"/dev/shm/x\", os.O_RDWR | os.O_CREAT), os.memfd_create(\"x\")]:\n  os.ftruncate(f, 75 << 20); m = mmap.mmap(f, 75 << 20)\n  for _ in range(75): m.write(bytes(1 << 20))\n  keep = [m, globals().get(\"keep\")]\nif os.fork() == 0:\n  for m in [keep[0], keep[1][0]]: m[::4096]\n  time.sleep(2); os._exit(0)\ntime.sleep(2)'";
-    let response = daemon.run(memory(script)).await;
+    let response = daemon.run(memory_limited_command(script)).await;
     assert_eq!(response.exit_code, Some(0), "{response:?}");
 }
 
 #[tokio::test]
-async fn a_run_beside_a_bomb_is_not_touched() {
-    let daemon = Setup::new().alone().start().await;
+async fn memory_bombs_do_not_disturb_other_runs() {
+    let daemon = Setup::new().exclusive().start().await;
     let bomb = "python3 -c 'x = bytearray(10)\nwhile True: x += bytearray(1 << 20)'";
-    let bombs: Vec<_> = (0..3).map(|_| daemon.begin(memory(bomb))).collect();
+    let bombs: Vec<_> = (0..3).map(|_| daemon.spawn_run(memory_limited_command(bomb))).collect();
     let neighbours: Vec<_> =
-        (0..10).map(|number| daemon.begin(shell(&format!("sleep 1; echo {number}")))).collect();
+        (0..10).map(|number| daemon.spawn_run(shell(&format!("sleep 1; echo {number}")))).collect();
     for (number, neighbour) in neighbours.into_iter().enumerate() {
         let response = neighbour.await.unwrap().unwrap();
         assert_eq!(response.stdout, format!("{number}\n"));
     }
     for bomb in bombs {
-        was_killed_for_memory(&bomb.await.unwrap().unwrap());
+        assert_killed_for_memory(&bomb.await.unwrap().unwrap());
     }
 }
 
 #[tokio::test]
-async fn how_memory_is_held_is_told() {
+async fn daemon_reports_how_it_enforces_memory_limits() {
     let daemon = Daemon::start().await;
-    let memory = layer(&daemon, "memory_limit").await;
+    let memory = isolation_layer(&daemon, "memory_limit").await;
     assert!(memory.applied);
     assert!(memory.detail.contains("watchdog"), "{memory:?}");
-    let processes = layer(&daemon, "process_limit").await;
+    let processes = isolation_layer(&daemon, "process_limit").await;
     assert!(processes.detail.contains("not reported"), "{processes:?}");
 }
 
 #[tokio::test]
-async fn a_bomb_that_is_watched_is_told_to_who_watches() {
-    let daemon = Setup::new().alone().start().await;
-    let request = memory("echo here; tail /dev/zero");
-    let request =
-        jig::api::v1::StartRequest { limits: request.limits, ..crate::support::started(request) };
-    let mut watch = daemon.watch(request).await;
-    let exited = watch.finish().await;
+async fn process_stream_reports_an_oom_kill() {
+    let daemon = Setup::new().exclusive().start().await;
+    let request = memory_limited_command("echo here; tail /dev/zero");
+    let request = jig::api::v1::StartRequest {
+        limits: request.limits,
+        ..crate::support::start_request(request)
+    };
+    let mut watch = daemon.start_process(request).await;
+    let exited = watch.wait_for_exit().await;
     assert_eq!((exited.outcome(), exited.limit.as_str()), (Outcome::OomKilled, "memory"));
-    assert_eq!(watch.text(), "here\n");
+    assert_eq!(watch.stdout_text(), "here\n");
     let listed = daemon.list_processes().await;
     assert_eq!(listed[0].outcome(), Outcome::OomKilled);
     eventually("its sandbox is given back", async || {

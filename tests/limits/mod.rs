@@ -4,17 +4,17 @@
 mod bombs;
 mod cgroups;
 mod cpu;
-mod lowered;
+mod cpu_share;
 mod memory;
 mod output;
-mod share;
+mod request_limits;
 
 use jig::api::v1::{IsolationLayer, LowerLimits, RunRequest};
 
 use crate::support::{Daemon, shell};
 
 /// The largest that each limit can be set to, but for processes, which the daemon's own limit bounds.
-const LARGEST: &str = r#"
+const LARGEST_LIMITS_TABLE: &str = r#"
 [limits]
 cpu_sec = 4294967295
 cpus = 1024.0
@@ -29,13 +29,13 @@ wall_clock = "24h"
 "#;
 
 /// What is told about a layer of the sandbox.
-async fn layer(daemon: &Daemon, name: &str) -> IsolationLayer {
+async fn isolation_layer(daemon: &Daemon, name: &str) -> IsolationLayer {
     let layers = daemon.info().await.isolation.unwrap().layers;
     let layer = layers.into_iter().find(|layer| layer.name == name);
     layer.unwrap_or_else(|| panic!("GetInfo tells of {name}"))
 }
 
 /// A command line with limits of its own.
-fn limited(command: &str, limits: LowerLimits) -> RunRequest {
+fn limited_command(command: &str, limits: LowerLimits) -> RunRequest {
     RunRequest { limits: Some(limits), ..shell(command) }
 }

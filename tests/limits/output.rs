@@ -2,20 +2,20 @@
 
 use jig::api::v1::{LowerLimits, Outcome, RunRequest};
 
-use super::limited;
-use crate::support::{Daemon, Mark, shell, started};
+use super::limited_command;
+use crate::support::{Daemon, Mark, shell, start_request};
 
-fn thousand(command: &str) -> RunRequest {
+fn limited_to_1000_bytes(command: &str) -> RunRequest {
     let limits = LowerLimits { output_bytes: Some(1000), ..LowerLimits::default() };
-    limited(command, limits)
+    limited_command(command, limits)
 }
 
 #[tokio::test]
-async fn what_writes_too_much_is_ended() {
+async fn output_limit_ends_a_run() {
     let daemon = Daemon::start().await;
     for (command, streams) in [("yes", 1), ("yes >&2", 1), ("yes & yes >&2", 2)] {
         let mark = Mark::new();
-        let response = daemon.run(mark.on(thousand(command))).await;
+        let response = daemon.run(mark.on(limited_to_1000_bytes(command))).await;
         assert_eq!(response.outcome(), Outcome::OutputLimit, "{response:?}");
         assert_eq!((response.limit.as_str(), response.exit_code), ("output", None));
         assert!(response.stdout_bytes + response.stderr_bytes > 1000, "{streams}");
@@ -24,12 +24,13 @@ async fn what_writes_too_much_is_ended() {
 }
 
 #[tokio::test]
-async fn a_limit_is_the_same_for_the_fast() {
+async fn output_limit_applies_to_short_lived_commands() {
     let daemon = Daemon::start().await;
     for (bytes, outcome) in [(1000, Outcome::Exited), (1001, Outcome::OutputLimit)] {
         // Gone before anybody can count.
         for _ in 0..20 {
-            let response = daemon.run(thousand(&format!("head -c {bytes} /dev/zero"))).await;
+            let response =
+                daemon.run(limited_to_1000_bytes(&format!("head -c {bytes} /dev/zero"))).await;
             assert_eq!(response.outcome(), outcome, "{response:?}");
             assert_eq!(response.stdout_bytes, bytes);
         }
@@ -37,7 +38,7 @@ async fn a_limit_is_the_same_for_the_fast() {
 }
 
 #[tokio::test]
-async fn without_a_limit_the_rest_is_counted() {
+async fn unlimited_output_is_counted() {
     let daemon = Daemon::start().await;
     let response = daemon.run(shell("head -c 100000000 /dev/zero")).await;
     assert_eq!(response.outcome(), Outcome::Exited);
@@ -45,13 +46,13 @@ async fn without_a_limit_the_rest_is_counted() {
 }
 
 #[tokio::test]
-async fn who_watches_sees_what_was_written_before() {
+async fn process_stream_delivers_output_up_to_the_limit() {
     let daemon = Daemon::start().await;
-    let request = thousand("echo first; yes");
-    let request = jig::api::v1::StartRequest { limits: request.limits, ..started(request) };
-    let mut watch = daemon.watch(request).await;
-    let exited = watch.finish().await;
+    let request = limited_to_1000_bytes("echo first; yes");
+    let request = jig::api::v1::StartRequest { limits: request.limits, ..start_request(request) };
+    let mut watch = daemon.start_process(request).await;
+    let exited = watch.wait_for_exit().await;
     assert_eq!((exited.outcome(), exited.limit.as_str()), (Outcome::OutputLimit, "output"));
-    assert!(watch.text().starts_with("first\n"));
+    assert!(watch.stdout_text().starts_with("first\n"));
     assert_eq!(watch.stdout.len() as u64, exited.stdout_bytes);
 }

@@ -5,33 +5,33 @@ use std::sync::Arc;
 use jig::api::v1::{AttachRequest, OnDisconnect, StartRequest};
 
 use crate::support::{
-    Daemon, KeyFile, Refusal, Setup, eventually, full_size, shell, started, wait_for_end, with,
-    with_key,
+    Daemon, KeyFile, Refusal, Setup, eventually, full_size, shell, start_request,
+    wait_for_process_exit, with_key, with_metadata,
 };
 
 /// Bytes that are kept of what a process writes, unless the operator says otherwise.
-const KEPT: usize = 1 << 20;
+const REPLAY_BUFFER_BYTES: usize = 1 << 20;
 /// A mebibyte of which every part can be told from every other, on both streams in turns.
-const BOTH_STREAMS: &str = "i=0; while [ $i -lt 64 ]; do \
+const INTERLEAVED_OUTPUT_SCRIPT: &str = "i=0; while [ $i -lt 64 ]; do \
     head -c 8192 /dev/zero | tr '\\0' \"$(printf '\\\\%03o' $((i % 64 + 64)))\"; \
     head -c 8192 /dev/zero | tr '\\0' \"$(printf '\\\\%03o' $((i % 64 + 64)))\" >&2; \
     i=$((i + 1)); done";
 
-fn kept(command: &str) -> StartRequest {
-    StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..started(shell(command)) }
+fn keep_request(command: &str) -> StartRequest {
+    StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..start_request(shell(command)) }
 }
 
 #[tokio::test]
-async fn coming_back_at_any_chunk_gives_the_exact_rest() {
+async fn attach_after_any_chunk_returns_the_exact_rest() {
     let daemon = Daemon::start().await;
-    let mut whole = daemon.watch(kept(BOTH_STREAMS)).await;
-    let exited = whole.finish().await;
-    assert_eq!(whole.stdout.len() + whole.stderr.len(), KEPT);
+    let mut whole = daemon.start_process(keep_request(INTERLEAVED_OUTPUT_SCRIPT)).await;
+    let exited = whole.wait_for_exit().await;
+    assert_eq!(whole.stdout.len() + whole.stderr.len(), REPLAY_BUFFER_BYTES);
     assert!(whole.gaps.is_empty());
     for after in 0..=whole.sequence {
-        let request = AttachRequest { after_sequence: after, ..whole.position() };
+        let request = AttachRequest { after_sequence: after, ..whole.resume_request() };
         let mut rest = daemon.try_attach(request).await.unwrap();
-        assert_eq!(rest.finish().await, exited);
+        assert_eq!(rest.wait_for_exit().await, exited);
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         for (sequence, is_stderr, offset, length) in &whole.chunks {
             if *sequence > after {
@@ -50,59 +50,61 @@ async fn coming_back_at_any_chunk_gives_the_exact_rest() {
 }
 
 #[tokio::test]
-async fn coming_back_at_any_byte_gives_the_exact_rest() {
+async fn attach_at_any_byte_returns_the_exact_rest() {
     let daemon = Daemon::start().await;
-    let mut whole = daemon.watch(kept("seq -f %08.0f 131072 | tr -d '\\n'")).await;
-    whole.finish().await;
-    assert_eq!(whole.stdout.len(), KEPT);
+    let mut whole = daemon.start_process(keep_request("seq -f %08.0f 131072 | tr -d '\\n'")).await;
+    whole.wait_for_exit().await;
+    assert_eq!(whole.stdout.len(), REPLAY_BUFFER_BYTES);
     // All bytes when there is time; a prime number of them in between otherwise.
     let step = full_size(1, 16_411);
-    for offset in (0..=KEPT).step_by(step) {
+    for offset in (0..=REPLAY_BUFFER_BYTES).step_by(step) {
         let request = AttachRequest {
             process_id: whole.id.clone(),
             stdout_offset: offset as u64,
             ..AttachRequest::default()
         };
         let mut rest = daemon.try_attach(request).await.unwrap();
-        rest.finish().await;
+        rest.wait_for_exit().await;
         assert!(rest.stdout == whole.stdout[offset..], "from byte {offset}");
         let first = rest.chunks.first().map(|chunk| chunk.2);
-        assert_eq!(first, (offset < KEPT).then_some(offset as u64));
+        assert_eq!(first, (offset < REPLAY_BUFFER_BYTES).then_some(offset as u64));
         assert!(rest.gaps.is_empty());
     }
 }
 
 #[tokio::test]
-async fn what_is_not_kept_any_more_is_an_explicit_gap() {
+async fn evicted_output_is_reported_as_a_gap() {
     let daemon = Daemon::start().await;
     let line = "a line of output that is long enough to be worth something\\n";
     let watch = daemon
-        .watch(kept(&format!(
+        .start_process(keep_request(&format!(
             "read go; yes '{line}' | head -c 5000000; echo; echo end >&2; read stop"
         )))
         .await;
     let id = watch.id.clone();
     drop(watch);
-    daemon.write(&id, b"\n").await.unwrap();
-    let written = async || {
+    daemon.send_stdin(&id, b"\n").await.unwrap();
+    let has_written_unwatched = async || {
         let listed = daemon.list_processes().await;
         listed.first().is_some_and(|process| process.last_sequence > 0 && process.attached == 0)
     };
-    eventually("it writes with nobody there", written).await;
-    daemon.write(&id, b"\n").await.unwrap();
-    let exited = wait_for_end(&daemon, &id).await;
+    eventually("it writes with nobody there", has_written_unwatched).await;
+    daemon.send_stdin(&id, b"\n").await.unwrap();
+    let exited = wait_for_process_exit(&daemon, &id).await;
     assert_eq!(exited.stdout_bytes, 5_000_001);
     let (artifact, _) = daemon.artifact(&exited.stdout_path).await;
     assert_eq!(artifact.len(), 5_000_001);
 
     let mut late = daemon.attach(&id).await;
-    late.finish().await;
+    late.wait_for_exit().await;
     let [gap] = late.gaps[..] else {
         panic!("one gap: {:?}", late.gaps);
     };
     let from = usize::try_from(gap.stdout_offset).unwrap();
     assert!(late.stdout == artifact[from..], "what comes is exact");
-    assert!(late.stdout.len() > KEPT / 2 && late.stdout.len() <= KEPT);
+    assert!(
+        late.stdout.len() > REPLAY_BUFFER_BYTES / 2 && late.stdout.len() <= REPLAY_BUFFER_BYTES
+    );
     assert_eq!(late.chunks.first().map(|chunk| chunk.0), Some(gap.next_sequence));
     assert_eq!(late.stderr, b"end\n");
     assert_eq!(gap.stderr_offset, 0);
@@ -114,23 +116,23 @@ async fn what_is_not_kept_any_more_is_an_explicit_gap() {
         ..AttachRequest::default()
     };
     let mut rest = daemon.try_attach(request).await.unwrap();
-    rest.finish().await;
+    rest.wait_for_exit().await;
     assert!(rest.gaps.is_empty(), "{:?}", rest.gaps);
     assert!(rest.stdout == artifact[from + 7..]);
 }
 
 #[tokio::test]
-async fn several_read_the_same() {
+async fn concurrent_watchers_read_the_same_output() {
     let daemon = Daemon::start().await;
-    let mut first = daemon.watch(kept("read a; seq 100000; exit 9")).await;
+    let mut first = daemon.start_process(keep_request("read a; seq 100000; exit 9")).await;
     let mut others = Vec::new();
     for _ in 0..5 {
         others.push(daemon.attach(&first.id).await);
     }
-    daemon.write(&first.id, b"\n").await.unwrap();
-    let mut ends = vec![tokio::spawn(async move { (first.finish().await, first.stdout) })];
+    daemon.send_stdin(&first.id, b"\n").await.unwrap();
+    let mut ends = vec![tokio::spawn(async move { (first.wait_for_exit().await, first.stdout) })];
     for mut other in others {
-        ends.push(tokio::spawn(async move { (other.finish().await, other.stdout) }));
+        ends.push(tokio::spawn(async move { (other.wait_for_exit().await, other.stdout) }));
     }
     let mut results = Vec::new();
     for end in ends {
@@ -142,10 +144,10 @@ async fn several_read_the_same() {
 }
 
 #[tokio::test]
-async fn a_position_that_was_never_reached_is_refused() {
+async fn attach_beyond_the_last_position_is_rejected() {
     let daemon = Daemon::start().await;
-    let mut watch = daemon.watch(kept("printf abc; printf de >&2")).await;
-    watch.finish().await;
+    let mut watch = daemon.start_process(keep_request("printf abc; printf de >&2")).await;
+    watch.wait_for_exit().await;
     let request = AttachRequest {
         process_id: watch.id.clone(),
         after_sequence: 3,
@@ -153,92 +155,98 @@ async fn a_position_that_was_never_reached_is_refused() {
         stderr_offset: 3,
         keep_alive_sec: None,
     };
-    let refusal = Refusal::of(&daemon.try_attach(request).await.unwrap_err());
+    let refusal = Refusal::from_status(&daemon.try_attach(request).await.unwrap_err());
     assert_eq!(refusal.reason, "INVALID_PARAMS");
-    assert_eq!(refusal.fields(), ["after_sequence", "stderr_offset", "stdout_offset"]);
+    assert_eq!(refusal.invalid_fields(), ["after_sequence", "stderr_offset", "stdout_offset"]);
     assert!(refusal.message.contains("only got to 2"), "{}", refusal.message);
 }
 
 #[tokio::test]
-async fn a_process_is_known_in_its_workspace_only() {
+async fn attach_to_unknown_process_is_rejected() {
     let daemon = Setup::new().start().await;
     for request in [
         AttachRequest::default(),
         AttachRequest { process_id: "x".repeat(65), ..AttachRequest::default() },
     ] {
-        let refusal = Refusal::of(&daemon.try_attach(request).await.unwrap_err());
-        assert_eq!(refusal.fields(), ["process_id"]);
+        let refusal = Refusal::from_status(&daemon.try_attach(request).await.unwrap_err());
+        assert_eq!(refusal.invalid_fields(), ["process_id"]);
     }
     let request = AttachRequest {
         process_id: "01ARZ3NDEKTSV4RRFFQ69G5FAV".to_owned(),
         ..AttachRequest::default()
     };
-    let refusal = Refusal::of(&daemon.try_attach(request).await.unwrap_err());
+    let refusal = Refusal::from_status(&daemon.try_attach(request).await.unwrap_err());
     assert_eq!(refusal.reason, "PROCESS_NOT_FOUND");
     assert!(refusal.message.contains("ListProcesses"), "{}", refusal.message);
 }
 
 #[tokio::test]
-async fn a_process_of_another_workspace_is_not_found_whatever_is_asked() {
+async fn process_is_not_found_from_another_workspace() {
     let folder = tempfile::tempdir().unwrap();
     let other = format!("other={}", folder.path().display());
     let daemon = Setup::new().arguments(&["--workspace", &other]).start().await;
-    let watch = daemon.watch(kept("cat")).await;
-    let there = |message| with("jig-workspace", "other", message);
-    let attach = there(watch.position());
+    let watch = daemon.start_process(keep_request("cat")).await;
+    let there = |message| with_metadata("jig-workspace", "other", message);
+    let attach = there(watch.resume_request());
     let status = daemon.processes().attach(attach).await.unwrap_err();
-    assert_eq!(Refusal::of(&status).reason, "PROCESS_NOT_FOUND");
+    assert_eq!(Refusal::from_status(&status).reason, "PROCESS_NOT_FOUND");
     let mut request = tonic::Request::new(jig::api::v1::SendSignalRequest {
         process_id: watch.id.clone(),
         signal: "KILL".to_owned(),
     });
     request.metadata_mut().insert("jig-workspace", "other".parse().unwrap());
     let status = daemon.processes().send_signal(request).await.unwrap_err();
-    assert_eq!(Refusal::of(&status).reason, "PROCESS_NOT_FOUND");
-    let list = with("jig-workspace", "other", jig::api::v1::ListProcessesRequest {});
+    assert_eq!(Refusal::from_status(&status).reason, "PROCESS_NOT_FOUND");
+    let list = with_metadata("jig-workspace", "other", jig::api::v1::ListProcessesRequest {});
     let listed = daemon.processes().list_processes(list).await.unwrap();
     assert!(listed.into_inner().processes.is_empty());
     assert_eq!(daemon.list_processes().await.len(), 1);
 }
 
 #[tokio::test]
-async fn an_end_is_kept_for_the_configured_time() {
+async fn ended_process_is_retained_for_the_configured_time() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("jig.toml");
     std::fs::write(&config, "[limits]\nprocess_retention = \"1s\"\n").unwrap();
     let config = config.display().to_string();
     let daemon = Setup::new().arguments(&["--config", &config]).start().await;
-    let mut watch = daemon.watch(kept("exit 4")).await;
-    watch.finish().await;
-    assert_eq!(wait_for_end(&daemon, &watch.id).await.exit_code, Some(4));
+    let mut watch = daemon.start_process(keep_request("exit 4")).await;
+    watch.wait_for_exit().await;
+    assert_eq!(wait_for_process_exit(&daemon, &watch.id).await.exit_code, Some(4));
     eventually("it is forgotten", async || daemon.list_processes().await.is_empty()).await;
-    let status = daemon.try_attach(watch.position()).await.unwrap_err();
-    assert_eq!(Refusal::of(&status).reason, "PROCESS_NOT_FOUND");
+    let status = daemon.try_attach(watch.resume_request()).await.unwrap_err();
+    assert_eq!(Refusal::from_status(&status).reason, "PROCESS_NOT_FOUND");
 }
 
 #[tokio::test]
-async fn streams_of_one_process_are_bounded() {
+async fn watchers_of_one_process_are_limited() {
     let daemon = Daemon::start().await;
-    let first = daemon.watch(kept("cat")).await;
+    let first = daemon.start_process(keep_request("cat")).await;
     let mut others = Vec::new();
     for _ in 1..64 {
         others.push(daemon.attach(&first.id).await);
     }
-    let refusal = Refusal::of(&daemon.try_attach(first.position()).await.unwrap_err());
+    let refusal =
+        Refusal::from_status(&daemon.try_attach(first.resume_request()).await.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     others.pop();
-    eventually("a place is free again", async || daemon.try_attach(first.position()).await.is_ok())
-        .await;
+    eventually("a place is free again", async || {
+        daemon.try_attach(first.resume_request()).await.is_ok()
+    })
+    .await;
 }
 
 #[tokio::test]
-async fn who_reads_a_lot_leaves_streams_for_the_owner() {
+async fn watchers_of_another_principal_do_not_exhaust_the_owners() {
     let keys = Arc::new(KeyFile::new());
-    let [owner, other] = ["owner", "other"].map(|name| keys.add(name, "invoke", &[]));
+    let [owner, other] = ["owner", "other"].map(|name| keys.add_key(name, "invoke", &[]));
     let path = keys.path().display().to_string();
-    let daemon =
-        Setup::new().arguments(&["--keys", &path]).keeping(Arc::clone(&keys) as _).start().await;
-    let first = daemon.watch(with_key(&owner, kept("cat"))).await;
+    let daemon = Setup::new()
+        .arguments(&["--keys", &path])
+        .with_resource(Arc::clone(&keys) as _)
+        .start()
+        .await;
+    let first = daemon.start_process(with_key(&owner, keep_request("cat"))).await;
     let attach = async |key: &str| {
         let request = AttachRequest { process_id: first.id.clone(), ..AttachRequest::default() };
         daemon.processes().attach(with_key(key, request)).await
@@ -247,7 +255,7 @@ async fn who_reads_a_lot_leaves_streams_for_the_owner() {
     let refusal = loop {
         match attach(&other).await {
             Ok(stream) => held.push(stream),
-            Err(status) => break Refusal::of(&status),
+            Err(status) => break Refusal::from_status(&status),
         }
         assert!(held.len() < 200, "nothing is refused");
     };

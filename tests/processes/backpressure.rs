@@ -2,107 +2,109 @@
 
 use jig::api::v1::{OnDisconnect, StartRequest};
 
-use crate::support::{Daemon, Mark, eventually, full_size, promptly, shell, started};
+use crate::support::{Daemon, Mark, eventually, full_size, promptly, shell, start_request};
 
 /// Whether a process is writing to a pipe that is full (proc_pid_syscall(5)).
-fn waits_for_a_pipe(pid: i32) -> bool {
+fn blocks_writing_to_pipe(pid: i32) -> bool {
     let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
     call.starts_with("1 0x1 ")
 }
 
-fn kept(command: &str) -> StartRequest {
-    StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..started(shell(command)) }
+fn keep_request(command: &str) -> StartRequest {
+    StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..start_request(shell(command)) }
 }
 
 #[tokio::test]
-async fn a_reader_that_stops_does_not_slow_another() {
+async fn stalled_reader_does_not_slow_another() {
     let daemon = Daemon::start().await;
-    let mut fast = daemon.watch(kept("read go; head -c 50000000 /dev/zero")).await;
+    let mut fast = daemon.start_process(keep_request("read go; head -c 50000000 /dev/zero")).await;
     // Each on a connection of its own, and none of them ever takes anything; but there is room for
     // megabytes on the way to them, and so they are the fastest for a moment.
     let mut stopped = Vec::new();
     for _ in 0..3 {
         let channel = daemon.new_connection();
         let processes = jig::api::v1::process_service_client::ProcessServiceClient::new(channel);
-        let watch = crate::support::Watch::attach(processes, fast.position()).await;
+        let watch = crate::support::WatchedProcess::attach(processes, fast.resume_request()).await;
         stopped.push(watch.unwrap());
     }
-    daemon.write(&fast.id, b"\n").await.unwrap();
-    let exited = fast.finish().await;
+    daemon.send_stdin(&fast.id, b"\n").await.unwrap();
+    let exited = fast.wait_for_exit().await;
     assert_eq!(exited.stdout_bytes, 50_000_000);
     assert_eq!(fast.stdout.len(), 50_000_000);
     assert!(fast.gaps.is_empty());
     // Those that stopped learn that they missed something, and how it ended.
     for mut watch in stopped {
-        assert_eq!(watch.finish().await, exited);
+        assert_eq!(watch.wait_for_exit().await, exited);
         assert_eq!(watch.gaps.len(), 1, "{:?}", watch.gaps);
         assert!(watch.stdout.len() < 50_000_000);
     }
 }
 
 #[tokio::test]
-async fn a_command_waits_for_its_only_reader() {
+async fn command_blocks_until_its_only_reader_reads() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let request = kept("read go; head -c 20000000 /dev/zero; echo written > flag");
-    let mut watch = daemon.watch(mark.on_process(request)).await;
-    daemon.write(&watch.id, b"\n").await.unwrap();
+    let request = keep_request("read go; head -c 20000000 /dev/zero; echo written > flag");
+    let mut watch = daemon.start_process(mark.on_start(request)).await;
+    daemon.send_stdin(&watch.id, b"\n").await.unwrap();
     // Nobody reads here: the connection's windows, the ring and the pipe fill up, and the rest waits
     // in the command.
     eventually("it waits", async || {
         let written = daemon.list_processes().await[0].last_sequence > 4;
-        written && mark.processes().iter().any(|pid| waits_for_a_pipe(*pid))
+        written && mark.processes().iter().any(|pid| blocks_writing_to_pipe(*pid))
     })
     .await;
     assert!(!daemon.file("flag").exists());
-    let exited = watch.finish().await;
+    let exited = watch.wait_for_exit().await;
     assert!(daemon.file("flag").exists());
     assert_eq!(watch.stdout.len(), 20_000_000);
     assert!(watch.gaps.is_empty() && exited.exit_code == Some(0));
 }
 
 #[tokio::test]
-async fn output_without_end_takes_no_memory() {
-    let daemon = crate::support::Setup::new().alone().start().await;
+async fn endless_output_uses_bounded_memory() {
+    let daemon = crate::support::Setup::new().exclusive().start().await;
     let bytes = full_size(10_000_000_000, 200_000_000);
-    let request = started(shell(&format!("yes | head -c {bytes}")));
+    let request = start_request(shell(&format!("yes | head -c {bytes}")));
     let mut stream = daemon.processes().start(request).await.unwrap().into_inner();
-    let (mut came, mut most, mut gaps) = (0_usize, 0, 0);
-    let mut next = 0;
+    let (mut received_bytes, mut max_resident_bytes, mut gaps) = (0_usize, 0, 0);
+    let mut next_sample_at = 0;
     let mut exited = None;
     // Counted and dropped: the test is to take no memory either.
     while let Some(message) = promptly("more comes", stream.message()).await.unwrap() {
         use jig::api::v1::start_response::Event;
         match message.event.unwrap() {
             Event::Stdout(output) => {
-                assert_eq!(output.offset, came as u64);
-                assert_eq!(output.data.first(), Some(&b"y\n"[came % 2]));
-                came += output.data.len();
+                assert_eq!(output.offset, received_bytes as u64);
+                assert_eq!(output.data.first(), Some(&b"y\n"[received_bytes % 2]));
+                received_bytes += output.data.len();
             }
             Event::Gap(_) => gaps += 1,
             Event::Exited(end) => exited = Some(end),
             _ => {}
         }
-        if came >= next {
-            most = most.max(daemon.resident_bytes());
-            next += 10_000_000;
+        if received_bytes >= next_sample_at {
+            max_resident_bytes = max_resident_bytes.max(daemon.resident_bytes());
+            next_sample_at += 10_000_000;
         }
     }
-    assert_eq!((came, gaps), (bytes, 0));
+    assert_eq!((received_bytes, gaps), (bytes, 0));
     assert_eq!(exited.unwrap().stdout_bytes, bytes as u64);
-    eprintln!("{bytes} bytes, at most {} MiB resident", most >> 20);
-    assert!(most < 64 << 20, "{most} bytes resident");
+    eprintln!("{bytes} bytes, at most {} MiB resident", max_resident_bytes >> 20);
+    assert!(max_resident_bytes < 64 << 20, "{max_resident_bytes} bytes resident");
 }
 
 #[tokio::test]
-async fn output_that_nobody_reads_takes_no_memory() {
+async fn unread_output_uses_bounded_memory() {
     let daemon = Daemon::start().await;
-    let watch = daemon.watch(kept("read go; yes | head -c 300000000; echo; read stop")).await;
+    let watch = daemon
+        .start_process(keep_request("read go; yes | head -c 300000000; echo; read stop"))
+        .await;
     let id = watch.id.clone();
     drop(watch);
-    daemon.write(&id, b"\n\n").await.unwrap();
+    daemon.send_stdin(&id, b"\n\n").await.unwrap();
     let mut late = daemon.attach(&id).await;
-    let exited = promptly("it ends", late.exited_at_last()).await;
+    let exited = promptly("it ends", late.read_to_exit()).await;
     assert_eq!(exited.stdout_bytes, 300_000_001);
     assert!(daemon.resident_bytes() < 64 << 20);
 }

@@ -10,11 +10,11 @@ use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::command_line::{jig, output, signal};
+use super::command_line::{jig_command, run_jig, signal_jig};
 use crate::support::{Daemon, Mark, eventually, promptly};
 
 #[tokio::test]
-async fn a_command_comes_out_as_if_it_ran_here() {
+async fn exec_reproduces_output_and_exit_code() {
     let daemon = Daemon::start().await;
     for (arguments, input, expected) in [
         (&["exec", "echo out; echo err >&2; exit 7"][..], "", (7, "out\n", "err\n")),
@@ -26,23 +26,23 @@ async fn a_command_comes_out_as_if_it_ran_here() {
         (&["exec", "--timeout", "1", "sleep 1000"], "", (124, "", "jig: ended: timed out\n")),
         (&["exec", "--env", "A=b", "--cwd", ".", "echo $A $PWD"], "", (0, "b /workspace\n", "")),
     ] {
-        let (code, out, err) = output(&daemon, arguments, input).await;
+        let (code, out, err) = run_jig(&daemon, arguments, input).await;
         assert_eq!((code, out.as_str(), err.as_str()), expected, "{arguments:?}");
     }
-    let (code, _, err) = output(&daemon, &["exec", "--", "no_such_program"], "").await;
+    let (code, _, err) = run_jig(&daemon, &["exec", "--", "no_such_program"], "").await;
     assert_eq!(code, 125);
     assert!(err.starts_with("jig: COMMAND_NOT_FOUND: "), "{err}");
-    let (code, _, err) = output(&daemon, &["exec"], "").await;
+    let (code, _, err) = run_jig(&daemon, &["exec"], "").await;
     assert_eq!(code, 125);
     assert!(err.contains("no command given"), "{err}");
 }
 
 #[tokio::test]
-async fn a_command_is_executed_once_for_each_request_id() {
+async fn command_runs_once_per_request_id() {
     let daemon = Daemon::start().await;
     let exec = ["--request-id", "id", "exec", "-i", "echo ran >> runs; cat"];
     for _ in 0..2 {
-        let (code, out, err) = output(&daemon, &exec, "given").await;
+        let (code, out, err) = run_jig(&daemon, &exec, "given").await;
         assert_eq!((code, out.as_str(), err.as_str()), (0, "given", ""));
     }
     let runs = std::fs::read_to_string(daemon.file("runs")).unwrap();
@@ -50,74 +50,75 @@ async fn a_command_is_executed_once_for_each_request_id() {
 }
 
 #[tokio::test]
-async fn large_input_and_output_go_through() {
+async fn large_input_and_output_pass_unchanged() {
     let daemon = Daemon::start().await;
     let input = "0123456789abcde\n".repeat(1 << 18);
-    let (code, out, _) = output(&daemon, &["exec", "-i", "cat"], &input).await;
+    let (code, out, _) = run_jig(&daemon, &["exec", "-i", "cat"], &input).await;
     assert_eq!(code, 0);
     assert!(out == input, "{} bytes", out.len());
 }
 
 #[tokio::test]
-async fn an_interrupt_goes_to_the_command_and_a_second_one_ends_it() {
+async fn first_interrupt_reaches_the_command_and_second_ends_it() {
     let daemon = Daemon::start().await;
     let script = "trap 'echo caught' INT; echo ready; while :; do sleep 0.05; done";
     let mark = Mark::new();
-    let marked = mark.on_process(Default::default());
+    let marked = mark.on_start(Default::default());
     let (name, value) = marked.env.iter().next().unwrap();
     let variable = format!("{name}={value}");
-    let mut child = jig(&daemon.socket(), &["exec", "--env", &variable, script]).spawn().unwrap();
+    let mut child =
+        jig_command(&daemon.socket(), &["exec", "--env", &variable, script]).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
-    signal(&child, Signal::INT);
+    signal_jig(&child, Signal::INT);
     assert_eq!(lines.next().unwrap().unwrap(), "caught");
-    signal(&child, Signal::INT);
+    signal_jig(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    mark.vanishes().await;
+    mark.wait_until_gone().await;
 }
 
 #[tokio::test]
-async fn a_process_is_left_found_again_and_ended() {
+async fn detached_process_is_listed_attached_and_killed() {
     let daemon = Daemon::start().await;
     let script = "echo one; while ! test -e go; do sleep 0.05; done; echo two; exit 5";
-    let (code, id, err) = output(&daemon, &["exec", "-d", script], "").await;
+    let (code, id, err) = run_jig(&daemon, &["exec", "-d", script], "").await;
     assert_eq!((code, err.as_str()), (0, ""));
     let id = id.trim();
-    let (_, listed, _) = output(&daemon, &["ps"], "").await;
+    let (_, listed, _) = run_jig(&daemon, &["ps"], "").await;
     let mut lines = listed.lines();
     assert!(lines.next().unwrap().starts_with("PROCESS"), "{listed}");
     let line = lines.next().unwrap();
     assert!(line.starts_with(id) && line.contains("running, detached"), "{listed}");
     std::fs::write(daemon.file("go"), "").unwrap();
-    let (code, out, _) = output(&daemon, &["attach", id], "").await;
+    let (code, out, _) = run_jig(&daemon, &["attach", id], "").await;
     assert_eq!((code, out.as_str()), (5, "one\ntwo\n"));
     // Once more, and only what comes behind the first chunk.
-    let (code, out, _) = output(&daemon, &["attach", "--after", "1", id], "").await;
+    let (code, out, _) = run_jig(&daemon, &["attach", "--after", "1", id], "").await;
     assert_eq!((code, out.as_str()), (5, "two\n"));
-    let (_, listed, _) = output(&daemon, &["ps", "-a"], "").await;
+    let (_, listed, _) = run_jig(&daemon, &["ps", "-a"], "").await;
     assert!(listed.contains("exit 5"), "{listed}");
     for arguments in [&["ps"][..], &["ps", "--running"]] {
-        let (_, listed, _) = output(&daemon, arguments, "").await;
+        let (_, listed, _) = run_jig(&daemon, arguments, "").await;
         assert_eq!(listed.lines().count(), 1, "{listed}");
     }
 
-    let (_, id, _) = output(&daemon, &["exec", "-d", "sleep 1000"], "").await;
+    let (_, id, _) = run_jig(&daemon, &["exec", "-d", "sleep 1000"], "").await;
     let id = id.trim();
-    let (code, _, err) = output(&daemon, &["kill", "-s", "KILL", "nobody", id], "").await;
+    let (code, _, err) = run_jig(&daemon, &["kill", "-s", "KILL", "nobody", id], "").await;
     assert_eq!(code, 1);
     assert!(err.starts_with("jig: PROCESS_NOT_FOUND: "), "{err}");
-    let (code, _, _) = output(&daemon, &["attach", id], "").await;
+    let (code, _, _) = run_jig(&daemon, &["attach", id], "").await;
     assert_eq!(code, 137);
-    let (code, _, err) = output(&daemon, &["kill", id], "").await;
+    let (code, _, err) = run_jig(&daemon, &["kill", id], "").await;
     assert_eq!(code, 1);
     assert!(err.starts_with("jig: PROCESS_ENDED: "), "{err}");
 }
 
 #[tokio::test]
-async fn events_and_lists_are_json_for_who_asks() {
+async fn json_flag_prints_events_and_lists_as_json() {
     let daemon = Daemon::start().await;
     let (code, out, _) =
-        output(&daemon, &["--json", "exec", "printf out; printf e >&2; exit 2"], "").await;
+        run_jig(&daemon, &["--json", "exec", "printf out; printf e >&2; exit 2"], "").await;
     assert_eq!(code, 2);
     let events: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let id = events[0]["started"]["process_id"].as_str().unwrap();
@@ -126,30 +127,30 @@ async fn events_and_lists_are_json_for_who_asks() {
     assert!(out.contains("\"data\":\"b3V0\""), "{out}");
     let exited = &events.last().unwrap()["exited"];
     assert_eq!((&exited["exit_code"], &exited["stdout_bytes"]), (&2.into(), &3.into()));
-    let (_, listed, _) = output(&daemon, &["--json", "ps", "-a"], "").await;
+    let (_, listed, _) = run_jig(&daemon, &["--json", "ps", "-a"], "").await;
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["processes"][0]["process_id"], id);
     assert_eq!(listed["processes"][0]["state"], "PROCESS_STATE_ENDED");
-    let (code, out, _) = output(&daemon, &["--json", "exec", "-d", "true"], "").await;
-    let told: Value = serde_json::from_str(&out).unwrap();
+    let (code, out, _) = run_jig(&daemon, &["--json", "exec", "-d", "true"], "").await;
+    let response: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(code, 0);
-    assert!(told["process_id"].is_string(), "{out}");
+    assert!(response["process_id"].is_string(), "{out}");
     // Also where the error comes at the end of a stream.
-    let (code, out, _) = output(&daemon, &["--json", "exec", "--", "/nope"], "").await;
-    let told: Value = serde_json::from_str(&out).unwrap();
+    let (code, out, _) = run_jig(&daemon, &["--json", "exec", "--", "/nope"], "").await;
+    let report: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(code, 125);
-    assert!(told["error"]["call_id"].is_string(), "{out}");
+    assert!(report["error"]["call_id"].is_string(), "{out}");
 }
 
 #[tokio::test]
-async fn a_list_tells_where_and_for_whom_processes_run() {
+async fn ps_long_shows_session_and_directory() {
     let daemon = Daemon::start().await;
     let arguments = ["--session", "theirs", "exec", "true"];
-    assert_eq!(output(&daemon, &arguments, "").await.0, 0);
-    assert_eq!(output(&daemon, &["exec", "false"], "").await.0, 1);
-    let (_, listed, _) = output(&daemon, &["ps", "--all"], "").await;
+    assert_eq!(run_jig(&daemon, &arguments, "").await.0, 0);
+    assert_eq!(run_jig(&daemon, &["exec", "false"], "").await.0, 1);
+    let (_, listed, _) = run_jig(&daemon, &["ps", "--all"], "").await;
     assert!(!listed.contains("theirs"), "{listed}");
-    let (_, listed, _) = output(&daemon, &["ps", "--all", "--long"], "").await;
+    let (_, listed, _) = run_jig(&daemon, &["ps", "--all", "--long"], "").await;
     // The newest first.
     let lines: Vec<_> = listed.lines().collect();
     assert!(lines[1].contains("exit 1") && lines[2].contains("exit 0"), "{listed}");
@@ -157,58 +158,58 @@ async fn a_list_tells_where_and_for_whom_processes_run() {
 }
 
 #[tokio::test]
-async fn who_only_watches_leaves_without_ending_it() {
+async fn interrupted_attach_leaves_the_process_running() {
     let daemon = Daemon::start().await;
-    let (_, id, _) = output(&daemon, &["exec", "-d", "sleep 1000"], "").await;
+    let (_, id, _) = run_jig(&daemon, &["exec", "-d", "sleep 1000"], "").await;
     let id = id.trim();
-    let viewer = jig(&daemon.socket(), &["attach", id]).spawn().unwrap();
+    let viewer = jig_command(&daemon.socket(), &["attach", id]).spawn().unwrap();
     let attached = async || daemon.list_processes().await[0].attached == 1;
     eventually("somebody watches", attached).await;
     // Signals are minded from before.
-    signal(&viewer, Signal::INT);
+    signal_jig(&viewer, Signal::INT);
     let left = viewer.wait_with_output().unwrap();
-    let told = String::from_utf8(left.stderr).unwrap();
-    assert_eq!(left.status.code(), Some(130), "{told}");
-    assert!(told.contains(&format!("jig attach {id}\n")), "{told}");
-    let (_, listed, _) = output(&daemon, &["ps", "--running"], "").await;
+    let stderr = String::from_utf8(left.stderr).unwrap();
+    assert_eq!(left.status.code(), Some(130), "{stderr}");
+    assert!(stderr.contains(&format!("jig attach {id}\n")), "{stderr}");
+    let (_, listed, _) = run_jig(&daemon, &["ps", "--running"], "").await;
     assert!(listed.contains(id), "{listed}");
 }
 
 #[tokio::test]
-async fn whoever_leaves_what_is_kept_is_told_how_to_come_back() {
+async fn leaving_a_kept_process_prints_the_attach_command() {
     let daemon = Daemon::start().await;
     for (sent, code) in [(Signal::TERM, 143), (Signal::QUIT, 131), (Signal::INT, 130)] {
         let script = "trap 'echo caught' INT; echo ready; while :; do sleep 0.05; done";
-        let mut child = jig(&daemon.socket(), &["exec", "--keep", script]).spawn().unwrap();
+        let mut child = jig_command(&daemon.socket(), &["exec", "--keep", script]).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "ready");
-        signal(&child, sent);
+        signal_jig(&child, sent);
         if sent == Signal::INT {
             assert_eq!(lines.next().unwrap().unwrap(), "caught");
-            signal(&child, sent);
+            signal_jig(&child, sent);
         }
         let left = child.wait_with_output().unwrap();
-        let told = String::from_utf8(left.stderr).unwrap();
-        assert_eq!(left.status.code(), Some(code), "{told}");
+        let stderr = String::from_utf8(left.stderr).unwrap();
+        assert_eq!(left.status.code(), Some(code), "{stderr}");
         let listed = daemon.list_processes().await;
         let id = &listed.last().unwrap().process_id;
-        assert!(told.contains(&format!("jig attach {id}\n")), "{told}");
+        assert!(stderr.contains(&format!("jig attach {id}\n")), "{stderr}");
     }
 }
 
 #[tokio::test]
-async fn a_reader_who_is_gone_ends_jig() {
+async fn closed_stdout_ends_jig() {
     let daemon = Daemon::start().await;
     // What writes for ever, and what writes once and is silent then.
     let once = "echo y; while ! test -e go; do sleep 0.05; done; echo y; exec sleep 1000";
     for (flags, script) in [(&["exec"][..], "yes"), (&["exec"], once), (&["exec", "--keep"], "yes")]
     {
         let mark = Mark::new();
-        let marked = mark.on_process(Default::default());
+        let marked = mark.on_start(Default::default());
         let (name, value) = marked.env.iter().next().unwrap();
         let variable = format!("{name}={value}");
         let arguments = [flags, &["--env", &variable, script]].concat();
-        let mut child = jig(&daemon.socket(), &arguments).spawn().unwrap();
+        let mut child = jig_command(&daemon.socket(), &arguments).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut first = String::new();
         stdout.read_line(&mut first).unwrap();
@@ -218,28 +219,28 @@ async fn a_reader_who_is_gone_ends_jig() {
         }
         let left = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
         let left = promptly("jig ends", left).await.unwrap();
-        let told = String::from_utf8(left.stderr).unwrap();
-        assert_eq!(left.status.code(), Some(141), "{told}");
+        let stderr = String::from_utf8(left.stderr).unwrap();
+        assert_eq!(left.status.code(), Some(141), "{stderr}");
         if flags.contains(&"--keep") {
             let listed = daemon.list_processes().await;
             let id = &listed.last().unwrap().process_id;
-            assert!(told.contains(&format!("jig attach {id}\n")), "{told}");
+            assert!(stderr.contains(&format!("jig attach {id}\n")), "{stderr}");
             assert!(!mark.processes().is_empty());
         } else {
-            assert_eq!(told, "");
-            mark.vanishes().await;
+            assert_eq!(stderr, "");
+            mark.wait_until_gone().await;
         }
     }
 }
 
 #[tokio::test]
-async fn output_that_was_left_out_is_no_success() {
+async fn output_gap_turns_success_into_failure() {
     let daemon = Daemon::start().await;
     let script =
         "head -c 3000000 /dev/zero; while ! test -e go; do sleep 0.05; done; exit $(cat go)";
     for (status, expected) in [("0", 125), ("3", 3)] {
         let _absent = std::fs::remove_file(daemon.file("go"));
-        let (_, id, _) = output(&daemon, &["exec", "-d", script], "").await;
+        let (_, id, _) = run_jig(&daemon, &["exec", "-d", script], "").await;
         std::fs::write(daemon.file("new"), status).unwrap();
         std::fs::rename(daemon.file("new"), daemon.file("go")).unwrap();
         let ended = async || {
@@ -247,23 +248,23 @@ async fn output_that_was_left_out_is_no_success() {
             listed.last().is_some_and(|process| process.end_time.is_some())
         };
         eventually("it has ended", ended).await;
-        let (code, out, told) = output(&daemon, &["attach", id.trim()], "").await;
-        assert_eq!(code, expected, "{told}");
+        let (code, out, stderr) = run_jig(&daemon, &["attach", id.trim()], "").await;
+        assert_eq!(code, expected, "{stderr}");
         assert!(out.len() < 3_000_000);
-        let line = told.lines().find(|line| line.contains("jig artifact "));
-        let path = line.and_then(|line| line.rsplit(' ').next()).expect(&told);
+        let line = stderr.lines().find(|line| line.contains("jig artifact "));
+        let path = line.and_then(|line| line.rsplit(' ').next()).expect(&stderr);
         let (bytes, _) = daemon.artifact(path).await;
-        assert_eq!(bytes.len(), 3_000_000, "{told}");
+        assert_eq!(bytes.len(), 3_000_000, "{stderr}");
     }
 }
 
 #[tokio::test]
-async fn both_streams_come_in_the_order_in_which_they_were_written() {
+async fn attach_prints_both_streams_in_written_order() {
     let daemon = Daemon::start().await;
     let script = "i=0; while [ $i -lt 40 ]; do echo out $i; sleep 0.01; echo err $i >&2; sleep 0.01; i=$((i + 1)); done";
-    let (_, id, _) = output(&daemon, &["exec", "-d", script], "").await;
+    let (_, id, _) = run_jig(&daemon, &["exec", "-d", script], "").await;
     let id = id.trim();
-    let (_, events, _) = output(&daemon, &["--json", "attach", id], "").await;
+    let (_, events, _) = run_jig(&daemon, &["--json", "attach", id], "").await;
     let mut expected = String::new();
     for line in events.lines() {
         let event: Value = serde_json::from_str(line).unwrap();
@@ -275,7 +276,7 @@ async fn both_streams_come_in_the_order_in_which_they_were_written() {
     }
     for _ in 0..5 {
         let (mut reads, writes) = std::io::pipe().unwrap();
-        let mut command = jig(&daemon.socket(), &["attach", id]);
+        let mut command = jig_command(&daemon.socket(), &["attach", id]);
         command.stdout(writes.try_clone().unwrap()).stderr(writes);
         let mut child = command.spawn().unwrap();
         // It keeps the pipe open, too.
@@ -288,20 +289,22 @@ async fn both_streams_come_in_the_order_in_which_they_were_written() {
 }
 
 #[tokio::test]
-async fn input_that_cannot_be_read_is_not_its_end() {
+async fn unreadable_stdin_fails_instead_of_ending_input() {
     let daemon = Daemon::start().await;
     let directory = File::open(daemon.workspace()).unwrap();
-    let child =
-        jig(&daemon.socket(), &["exec", "-i", "cat; echo end"]).stdin(directory).spawn().unwrap();
+    let child = jig_command(&daemon.socket(), &["exec", "-i", "cat; echo end"])
+        .stdin(directory)
+        .spawn()
+        .unwrap();
     let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
     let ended = ended.await.unwrap();
-    let told = String::from_utf8(ended.stderr).unwrap();
+    let stderr = String::from_utf8(ended.stderr).unwrap();
     assert_eq!((ended.status.code(), &ended.stdout[..]), (Some(125), &b""[..]));
-    assert!(told.contains("cannot read standard input"), "{told}");
+    assert!(stderr.contains("cannot read standard input"), "{stderr}");
 }
 
 #[test]
-fn without_a_daemon_a_command_runs_in_one_of_its_own() {
+fn exec_without_an_address_embeds_a_daemon() {
     let folder = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));

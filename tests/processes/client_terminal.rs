@@ -1,141 +1,142 @@
 //! `jig exec -it` on a terminal, as `ssh -t` is used.
 
-use super::person::{Person, set_size};
+use super::terminal_user::{TerminalUser, set_size};
 use crate::support::{Daemon, Mark, eventually};
 
 /// A shell at a terminal, which bears the mark.
-async fn begun(daemon: &Daemon, mark: &Mark) -> Person {
-    let marked = mark.on_process(Default::default());
+async fn start_marked_shell(daemon: &Daemon, mark: &Mark) -> TerminalUser {
+    let marked = mark.on_start(Default::default());
     let (name, value) = marked.env.iter().next().unwrap();
     let variable = format!("{name}={value}");
-    let mut person =
-        Person::runs(daemon, &["exec", "-it", "--env", &variable, "--", "bash", "--norc"]);
-    person.types("echo be''gun\r");
-    person.sees("begun\r\n").await;
-    person
+    let mut user =
+        TerminalUser::run_jig(daemon, &["exec", "-it", "--env", &variable, "--", "bash", "--norc"]);
+    user.type_keys("echo be''gun\r");
+    user.wait_for_text("begun\r\n").await;
+    user
 }
 
 #[tokio::test]
-async fn a_shell_is_used_as_over_ssh() {
+async fn interactive_shell_behaves_as_over_ssh() {
     let daemon = Daemon::start().await;
-    let mut person = Person::runs(&daemon, &["exec", "-it", "--", "bash", "--norc"]);
-    person.types("echo $TERM; stty size\r");
-    person.sees("vt100\r\n40 100\r\n").await;
+    let mut user = TerminalUser::run_jig(&daemon, &["exec", "-it", "--", "bash", "--norc"]);
+    user.type_keys("echo $TERM; stty size\r");
+    user.wait_for_text("vt100\r\n40 100\r\n").await;
     // The window changes.
-    set_size(&person.behind, 77, 33);
-    person.types("while [ \"$(stty size)\" != '33 77' ]; do sleep 0.05; done; echo re''sized\r");
-    person.sees("resized\r\n").await;
+    set_size(&user.terminal, 77, 33);
+    user.type_keys("while [ \"$(stty size)\" != '33 77' ]; do sleep 0.05; done; echo re''sized\r");
+    user.wait_for_text("resized\r\n").await;
     // Ctrl-C is the command's, and neither jig's nor the shell's end.
-    person.types("sleep 1000; echo $? slept\r");
+    user.type_keys("sleep 1000; echo $? slept\r");
     eventually("it sleeps", async || {
         let listed = daemon.list_processes().await;
-        !listed.is_empty() && person.screen().contains("slept")
+        !listed.is_empty() && user.screen_text().contains("slept")
     })
     .await;
     let sleeps = async || {
         let found = crate::support::descendants(daemon.pid());
         found.iter().any(|process| {
-            crate::support::host_status(process.pid, "Name").is_some_and(|name| name == "sleep")
+            crate::support::status_field(process.pid, "Name").is_some_and(|name| name == "sleep")
         })
     };
     eventually("it sleeps", sleeps).await;
-    person.types("\x03");
-    person.types("echo status=$?\r");
-    person.sees("status=130\r\n").await;
-    person.types("exit 42\r");
-    assert_eq!(person.ends().await, Some(42));
+    user.type_keys("\x03");
+    user.type_keys("echo status=$?\r");
+    user.wait_for_text("status=130\r\n").await;
+    user.type_keys("exit 42\r");
+    assert_eq!(user.wait_for_exit().await, Some(42));
 }
 
 #[tokio::test]
-async fn a_terminal_can_be_left_and_come_back_to() {
+async fn kept_terminal_can_be_detached_and_reattached() {
     let daemon = Daemon::start().await;
-    let mut person = Person::runs(&daemon, &["exec", "-it", "--keep", "--", "bash", "--norc"]);
-    person.types("marker=here; echo be''gun\r");
-    person.sees("begun\r\n").await;
-    person.types("\r~.");
-    assert_eq!(person.ends().await, Some(0));
+    let mut user =
+        TerminalUser::run_jig(&daemon, &["exec", "-it", "--keep", "--", "bash", "--norc"]);
+    user.type_keys("marker=here; echo be''gun\r");
+    user.wait_for_text("begun\r\n").await;
+    user.type_keys("\r~.");
+    assert_eq!(user.wait_for_exit().await, Some(0));
     let id = daemon.list_processes().await[0].process_id.clone();
-    assert!(person.screen().contains(&format!("jig attach -i {id}")), "{}", person.screen());
-    let mut again = Person::runs(&daemon, &["attach", "-i", &id]);
+    assert!(user.screen_text().contains(&format!("jig attach -i {id}")), "{}", user.screen_text());
+    let mut again = TerminalUser::run_jig(&daemon, &["attach", "-i", &id]);
     // What was written before comes again.
-    again.sees("begun\r\n").await;
-    again.types("echo still $marker; exit 9\r");
-    again.sees("still here\r\n").await;
-    assert_eq!(again.ends().await, Some(9));
+    again.wait_for_text("begun\r\n").await;
+    again.type_keys("echo still $marker; exit 9\r");
+    again.wait_for_text("still here\r\n").await;
+    assert_eq!(again.wait_for_exit().await, Some(9));
 }
 
 #[tokio::test]
-async fn leaving_ends_what_is_not_kept() {
+async fn detaching_kills_a_process_that_is_not_kept() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let mut person = begun(&daemon, &mark).await;
-    person.types("~.");
-    assert_eq!(person.ends().await, Some(130));
-    mark.vanishes().await;
+    let mut user = start_marked_shell(&daemon, &mark).await;
+    user.type_keys("~.");
+    assert_eq!(user.wait_for_exit().await, Some(130));
+    mark.wait_until_gone().await;
 }
 
 #[tokio::test]
-async fn with_nothing_named_there_is_a_shell() {
+async fn exec_without_a_command_starts_a_shell() {
     let daemon = Daemon::start().await;
-    let mut person = Person::runs(&daemon, &["exec", "-it"]);
-    person.types("echo $0-$((6 * 7)); exit\r");
-    person.sees("bash-42\r\n").await;
-    assert_eq!(person.ends().await, Some(0));
+    let mut user = TerminalUser::run_jig(&daemon, &["exec", "-it"]);
+    user.type_keys("echo $0-$((6 * 7)); exit\r");
+    user.wait_for_text("bash-42\r\n").await;
+    assert_eq!(user.wait_for_exit().await, Some(0));
 }
 
 #[tokio::test]
-async fn full_screen_programs_get_their_keys() {
+async fn full_screen_programs_receive_keys() {
     let daemon = Daemon::start().await;
     std::fs::write(daemon.file("text"), "line\n".repeat(200)).unwrap();
-    let mut person = Person::runs(&daemon, &["exec", "-it", "less text"]);
-    person.sees("text").await;
-    person.types("q");
-    assert_eq!(person.ends().await, Some(0));
+    let mut user = TerminalUser::run_jig(&daemon, &["exec", "-it", "less text"]);
+    user.wait_for_text("text").await;
+    user.type_keys("q");
+    assert_eq!(user.wait_for_exit().await, Some(0));
 }
 
 #[tokio::test]
-async fn what_there_is_for_this_side_is_told() {
+async fn escape_menu_lists_its_keys() {
     let daemon = Daemon::start().await;
-    let mut person = Person::runs(&daemon, &["exec", "-it", "cat"]);
-    person.hands_over(true).await;
-    person.types("~?");
-    person.sees("~^Z  suspend jig\r\n").await;
-    person.types("~~here\r");
-    person.sees("~here\r\n").await;
-    person.types("\x04");
-    assert_eq!(person.ends().await, Some(0));
+    let mut user = TerminalUser::run_jig(&daemon, &["exec", "-it", "cat"]);
+    user.wait_for_raw_mode(true).await;
+    user.type_keys("~?");
+    user.wait_for_text("~^Z  suspend jig\r\n").await;
+    user.type_keys("~~here\r");
+    user.wait_for_text("~here\r\n").await;
+    user.type_keys("\x04");
+    assert_eq!(user.wait_for_exit().await, Some(0));
 }
 
 #[tokio::test]
-async fn jig_is_suspended_and_continued_as_other_programs_are() {
+async fn shell_job_control_suspends_and_continues_jig() {
     let daemon = Daemon::start().await;
     let shell = ["bash", "--norc", "--noediting", "-i"];
-    let mut person = Person::runs_program(&daemon, &shell);
+    let mut user = TerminalUser::run_program(&daemon, &shell);
     let line = format!("{} exec -it cat\r", env!("CARGO_BIN_EXE_jig"));
-    person.types(&line);
-    person.hands_over(true).await;
-    person.types("one\r");
-    person.sees("one\r\none\r\n").await;
-    person.types("~\x1a");
-    person.sees("Stopped").await;
-    person.hands_over(false).await;
-    person.types("echo on the $((6 * 7))\r");
-    person.sees("on the 42").await;
-    person.types("fg\r");
-    person.hands_over(true).await;
-    person.types("two\r");
-    person.sees("two\r\ntwo\r\n").await;
-    person.types("\x04");
-    person.hands_over(false).await;
-    person.types("exit 7\r");
-    assert_eq!(person.ends().await, Some(7));
+    user.type_keys(&line);
+    user.wait_for_raw_mode(true).await;
+    user.type_keys("one\r");
+    user.wait_for_text("one\r\none\r\n").await;
+    user.type_keys("~\x1a");
+    user.wait_for_text("Stopped").await;
+    user.wait_for_raw_mode(false).await;
+    user.type_keys("echo on the $((6 * 7))\r");
+    user.wait_for_text("on the 42").await;
+    user.type_keys("fg\r");
+    user.wait_for_raw_mode(true).await;
+    user.type_keys("two\r");
+    user.wait_for_text("two\r\ntwo\r\n").await;
+    user.type_keys("\x04");
+    user.wait_for_raw_mode(false).await;
+    user.type_keys("exit 7\r");
+    assert_eq!(user.wait_for_exit().await, Some(7));
 }
 
 #[tokio::test]
-async fn a_terminal_that_goes_away_ends_the_command() {
+async fn closed_terminal_ends_the_command() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let mut person = begun(&daemon, &mark).await;
-    person.goes_away();
-    mark.vanishes().await;
+    let mut user = start_marked_shell(&daemon, &mark).await;
+    user.close_terminal();
+    mark.wait_until_gone().await;
 }

@@ -8,11 +8,11 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Daemon, minds_signals};
+use crate::support::{Daemon, command_with_default_signals};
 
 /// A command line of `jig` for a daemon at `socket`.
-pub(crate) fn jig(socket: &Path, arguments: &[&str]) -> Command {
-    let mut command = minds_signals(env!("CARGO_BIN_EXE_jig"));
+pub(crate) fn jig_command(socket: &Path, arguments: &[&str]) -> Command {
+    let mut command = command_with_default_signals(env!("CARGO_BIN_EXE_jig"));
     command
         .args(arguments)
         .env_clear()
@@ -25,12 +25,12 @@ pub(crate) fn jig(socket: &Path, arguments: &[&str]) -> Command {
 }
 
 /// Runs `jig`; answers its exit code and what it wrote.
-pub(crate) async fn output(
+pub(crate) async fn run_jig(
     daemon: &Daemon,
     arguments: &[&str],
     input: &str,
 ) -> (i32, String, String) {
-    let mut command = jig(&daemon.socket(), arguments);
+    let mut command = jig_command(&daemon.socket(), arguments);
     let input = input.to_owned();
     let run = move || -> Output {
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
@@ -44,7 +44,7 @@ pub(crate) async fn output(
 }
 
 /// Sends a signal to `jig`.
-pub(super) fn signal(child: &Child, signal: Signal) {
+pub(super) fn signal_jig(child: &Child, signal: Signal) {
     let pid = i32::try_from(child.id()).unwrap();
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }

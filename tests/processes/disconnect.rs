@@ -7,22 +7,24 @@ use rustix::process::{Pid, Signal, kill_process};
 use tonic::Request;
 
 use crate::support::{
-    Daemon, Mark, PROMPT, Proxy, Refusal, Watch, descendants, eventually, host_status, promptly,
-    shell, started, wait_for_end,
+    ConnectionProxy, Daemon, Mark, PROMPT_TIMEOUT, Refusal, WatchedProcess, descendants,
+    eventually, promptly, shell, start_request, status_field, wait_for_process_exit,
 };
 
-fn on_disconnect(what: OnDisconnect, command: &str) -> StartRequest {
-    StartRequest { on_disconnect: Some(what.into()), ..started(shell(command)) }
+fn disconnect_request(what: OnDisconnect, command: &str) -> StartRequest {
+    StartRequest { on_disconnect: Some(what.into()), ..start_request(shell(command)) }
 }
 
 #[tokio::test]
-async fn without_a_word_it_is_killed_with_its_last_reader() {
+async fn process_is_killed_with_its_last_watcher_by_default() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
     let first = daemon
-        .watch(mark.on_process(started(shell("trap '' TERM HUP; sleep 1000 & sleep 1000"))))
+        .start_process(
+            mark.on_start(start_request(shell("trap '' TERM HUP; sleep 1000 & sleep 1000"))),
+        )
         .await;
-    mark.appears(3).await;
+    mark.wait_for_processes(3).await;
     let second = daemon.attach(&first.id).await;
     let id = first.id.clone();
     drop(first);
@@ -31,40 +33,43 @@ async fn without_a_word_it_is_killed_with_its_last_reader() {
     eventually("the first has left", attached).await;
     assert_eq!(mark.processes().len(), 3);
     drop(second);
-    mark.vanishes().await;
-    let exited = wait_for_end(&daemon, &id).await;
+    mark.wait_until_gone().await;
+    let exited = wait_for_process_exit(&daemon, &id).await;
     assert_eq!(exited.outcome(), Outcome::Cancelled);
     assert_eq!(exited.signal, "SIGKILL");
 }
 
 #[tokio::test]
-async fn what_is_to_be_kept_goes_on_and_can_be_come_back_to() {
+async fn kept_process_continues_unwatched_and_can_be_reattached() {
     let daemon = Daemon::start().await;
     let watch = daemon
-        .watch(on_disconnect(OnDisconnect::Keep, "echo one; read a; echo two; read b; echo three"))
+        .start_process(disconnect_request(
+            OnDisconnect::Keep,
+            "echo one; read a; echo two; read b; echo three",
+        ))
         .await;
-    let (id, position) = (watch.id.clone(), watch.position());
+    let (id, position) = (watch.id.clone(), watch.resume_request());
     drop(watch);
     let alone = async || daemon.list_processes().await[0].attached == 0;
     eventually("nobody watches", alone).await;
-    daemon.write(&id, b"\n").await.unwrap();
+    daemon.send_stdin(&id, b"\n").await.unwrap();
     let mut again = daemon.try_attach(position).await.unwrap();
-    again.until("two\n").await;
-    assert_eq!(again.text(), "one\ntwo\n");
+    again.read_until("two\n").await;
+    assert_eq!(again.stdout_text(), "one\ntwo\n");
     // Coming back while it runs, and once more at the end.
-    let mut behind = daemon.try_attach(again.position()).await.unwrap();
-    daemon.write(&id, b"\n").await.unwrap();
-    assert_eq!(behind.finish().await, again.finish().await);
-    assert_eq!(behind.text(), "three\n");
+    let mut behind = daemon.try_attach(again.resume_request()).await.unwrap();
+    daemon.send_stdin(&id, b"\n").await.unwrap();
+    assert_eq!(behind.wait_for_exit().await, again.wait_for_exit().await);
+    assert_eq!(behind.stdout_text(), "three\n");
 }
 
 #[tokio::test]
-async fn a_connection_that_is_lost_is_a_reader_that_left() {
+async fn lost_connection_counts_as_a_departed_watcher() {
     let daemon = Daemon::start().await;
-    let proxy = Proxy::to(&daemon);
+    let proxy = ConnectionProxy::start(&daemon);
     for what in [OnDisconnect::Kill, OnDisconnect::Keep] {
         let mark = Mark::new();
-        let request = mark.on_process(on_disconnect(what, "echo here; read a; echo there"));
+        let request = mark.on_start(disconnect_request(what, "echo here; read a; echo there"));
         let channel = proxy.channel();
         let mut processes =
             jig::api::v1::process_service_client::ProcessServiceClient::new(channel);
@@ -79,29 +84,29 @@ async fn a_connection_that_is_lost_is_a_reader_that_left() {
         promptly("the stream breaks", async { while stream.message().await.is_ok() {} }).await;
         let mut watch = match what {
             OnDisconnect::Kill => {
-                mark.vanishes().await;
+                mark.wait_until_gone().await;
                 daemon.attach(&begun.process_id).await
             }
             _ => {
                 let watch = daemon.attach(&begun.process_id).await;
-                daemon.write(&begun.process_id, b"\n").await.unwrap();
+                daemon.send_stdin(&begun.process_id, b"\n").await.unwrap();
                 watch
             }
         };
-        let exited = watch.finish().await;
+        let exited = watch.wait_for_exit().await;
         let (outcome, text) = match what {
             OnDisconnect::Kill => (Outcome::Cancelled, "here\n"),
             _ => (Outcome::Exited, "here\nthere\n"),
         };
-        assert_eq!((exited.outcome(), watch.text().as_str()), (outcome, text));
+        assert_eq!((exited.outcome(), watch.stdout_text().as_str()), (outcome, text));
     }
 }
 
 #[tokio::test]
-async fn the_deadline_of_the_call_ends_a_process_that_ends_with_it() {
+async fn call_deadline_kills_a_process_that_is_not_kept() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let request = mark.on_process(started(shell("trap '' TERM; sleep 1000")));
+    let request = mark.on_start(start_request(shell("trap '' TERM; sleep 1000")));
     let mut request = Request::new(request);
     request.set_timeout(Duration::from_millis(700));
     let began = std::time::Instant::now();
@@ -119,14 +124,15 @@ async fn the_deadline_of_the_call_ends_a_process_that_ends_with_it() {
         matches!(end.code(), tonic::Code::DeadlineExceeded | tonic::Code::Cancelled),
         "{end:?}"
     );
-    mark.vanishes().await;
-    assert!(began.elapsed() < PROMPT);
+    mark.wait_until_gone().await;
+    assert!(began.elapsed() < PROMPT_TIMEOUT);
 }
 
 #[tokio::test]
-async fn the_deadline_of_a_stream_does_not_end_a_process_that_is_kept() {
+async fn stream_deadline_does_not_end_a_kept_process() {
     let daemon = Daemon::start().await;
-    let mut request = Request::new(on_disconnect(OnDisconnect::Keep, "read a; echo still there"));
+    let mut request =
+        Request::new(disconnect_request(OnDisconnect::Keep, "read a; echo still there"));
     // As a raw header, so that only the daemon keeps it.
     request.metadata_mut().insert("grpc-timeout", "300m".parse().unwrap());
     let mut stream = daemon.processes().start(request).await.unwrap().into_inner();
@@ -135,34 +141,36 @@ async fn the_deadline_of_a_stream_does_not_end_a_process_that_is_kept() {
         panic!("{first:?}");
     };
     let status = promptly("the stream ends", stream.message()).await.unwrap_err();
-    let refusal = Refusal::of(&status);
+    let refusal = Refusal::from_status(&status);
     assert_eq!(refusal.reason, "TIMEOUT");
     assert!(refusal.message.contains("the process continues"), "{}", refusal.message);
-    let mut watch: Watch = daemon.attach(&begun.process_id).await;
-    daemon.write(&begun.process_id, b"\n").await.unwrap();
-    assert_eq!(watch.finish().await.exit_code, Some(0));
-    assert_eq!(watch.text(), "still there\n");
+    let mut watch: WatchedProcess = daemon.attach(&begun.process_id).await;
+    daemon.send_stdin(&begun.process_id, b"\n").await.unwrap();
+    assert_eq!(watch.wait_for_exit().await.exit_code, Some(0));
+    assert_eq!(watch.stdout_text(), "still there\n");
 }
 
 #[tokio::test]
-async fn a_launcher_that_dies_is_the_end_of_a_stream_and_no_invented_exit() {
+async fn launcher_death_ends_the_stream_without_an_exit() {
     let daemon = Daemon::start().await;
-    let mut watch = daemon.watch(started(shell("echo here; sleep 1000"))).await;
-    watch.until("here\n").await;
+    let mut watch = daemon.start_process(start_request(shell("echo here; sleep 1000"))).await;
+    watch.read_until("here\n").await;
     let launcher = descendants(daemon.pid())
         .into_iter()
-        .find(|process| host_status(process.pid, "Name").is_some_and(|name| name == "jig-launcher"))
+        .find(|process| {
+            status_field(process.pid, "Name").is_some_and(|name| name == "jig-launcher")
+        })
         .unwrap();
     kill_process(Pid::from_raw(launcher.pid).unwrap(), Signal::KILL).unwrap();
-    let refusal = watch.cut_off().await;
+    let refusal = watch.wait_for_failure().await;
     assert_eq!(refusal.reason, "SANDBOX_ERROR");
     // What it wrote until then is kept.
     let (artifact, _) = daemon.artifact(&watch.started().stdout_path).await;
     assert_eq!(artifact, b"here\n");
     // Whoever comes back is told the same.
     let mut again = daemon.attach(&watch.id).await;
-    assert_eq!(again.cut_off().await.reason, "SANDBOX_ERROR");
-    assert_eq!(again.text(), "here\n");
+    assert_eq!(again.wait_for_failure().await.reason, "SANDBOX_ERROR");
+    assert_eq!(again.stdout_text(), "here\n");
     let listed = daemon.list_processes().await;
     assert_eq!((listed[0].state, listed[0].outcome), (3, 0), "{listed:?}");
 }

@@ -2,27 +2,27 @@
 
 use jig::api::v1::{OnDisconnect, Outcome, ProcessState, StartRequest, TerminalSize};
 
-use crate::support::{Daemon, argv, shell, started};
+use crate::support::{Daemon, argv, shell, start_request};
 
 #[tokio::test]
-async fn those_that_run_and_those_that_ended_are_listed_oldest_first() {
+async fn running_and_ended_processes_are_listed_oldest_first() {
     let daemon = Daemon::start().await;
     let request = StartRequest {
         cwd: Some("/workspace".to_owned()),
         on_disconnect: Some(OnDisconnect::Keep.into()),
         pty: Some(TerminalSize { cols: 80, rows: 24 }),
-        ..started(argv(&["sleep", "1000"]))
+        ..start_request(argv(&["sleep", "1000"]))
     };
-    let first = daemon.watch(request).await;
-    let mut second = daemon.watch(started(shell("echo x; exit 3"))).await;
-    second.finish().await;
+    let first = daemon.start_process(request).await;
+    let mut second = daemon.start_process(start_request(shell("echo x; exit 3"))).await;
+    second.wait_for_exit().await;
     // What is not declared is as good as not given.
     let third = StartRequest {
         on_disconnect: Some(OnDisconnect::Unspecified.into()),
-        ..started(shell("kill -9 $$"))
+        ..start_request(shell("kill -9 $$"))
     };
-    let mut third = daemon.watch(third).await;
-    third.finish().await;
+    let mut third = daemon.start_process(third).await;
+    third.wait_for_exit().await;
     // A run is not among them: nobody can come back to it.
     daemon.output(shell("true")).await;
     let listed = daemon.list_processes().await;
@@ -45,10 +45,11 @@ async fn those_that_run_and_those_that_ended_are_listed_oldest_first() {
 }
 
 #[tokio::test]
-async fn a_long_command_is_shortened() {
+async fn long_command_is_shortened_in_listing() {
     let daemon = Daemon::start().await;
-    let mut watch = daemon.watch(started(shell(&format!(": {}", "ä".repeat(2000))))).await;
-    watch.finish().await;
+    let mut watch =
+        daemon.start_process(start_request(shell(&format!(": {}", "ä".repeat(2000))))).await;
+    watch.wait_for_exit().await;
     let listed = daemon.list_processes().await;
     assert!(listed[0].command.len() <= 1024 && listed[0].command.starts_with(": ä"));
 }

@@ -4,14 +4,14 @@
 use jig::api::v1::{OnDisconnect, Outcome, StartRequest};
 
 use crate::support::{
-    Daemon, Mark, Refusal, Setup, argv, eventually, shell, started, wait_for_end,
+    Daemon, Mark, Refusal, Setup, argv, eventually, shell, start_request, wait_for_process_exit,
 };
 
-fn kept(command: &str) -> StartRequest {
-    StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..started(shell(command)) }
+fn keep_request(command: &str) -> StartRequest {
+    StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..start_request(shell(command)) }
 }
 
-fn configured(text: &str) -> (tempfile::TempDir, Setup) {
+fn configured_setup(text: &str) -> (tempfile::TempDir, Setup) {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("jig.toml");
     std::fs::write(&config, text).unwrap();
@@ -21,40 +21,40 @@ fn configured(text: &str) -> (tempfile::TempDir, Setup) {
 }
 
 #[tokio::test]
-async fn what_has_ended_takes_bounded_memory_and_its_end_stays() {
-    let daemon = Setup::new().alone().start().await;
+async fn ended_processes_use_bounded_memory_and_keep_their_exit() {
+    let daemon = Setup::new().exclusive().start().await;
     // The oldest of all, which ends last.
-    let mut first = daemon.watch(kept("read a; echo done; exit 7")).await;
+    let mut first = daemon.start_process(keep_request("read a; echo done; exit 7")).await;
     let mut ids = Vec::new();
     for _ in 0..150 {
-        let mut watch = daemon.watch(kept("head -c 1048576 /dev/zero")).await;
-        watch.finish().await;
+        let mut watch = daemon.start_process(keep_request("head -c 1048576 /dev/zero")).await;
+        watch.wait_for_exit().await;
         ids.push(watch.id);
     }
     let resident = daemon.resident_bytes();
     assert!(resident < 200 << 20, "{resident} bytes");
-    daemon.write(&first.id, b"\n").await.unwrap();
-    first.finish().await;
+    daemon.send_stdin(&first.id, b"\n").await.unwrap();
+    first.wait_for_exit().await;
     let mut again = daemon.attach(&first.id).await;
-    assert_eq!(again.finish().await.exit_code, Some(7));
-    assert_eq!(again.text(), "done\n");
+    assert_eq!(again.wait_for_exit().await.exit_code, Some(7));
+    assert_eq!(again.stdout_text(), "done\n");
     // What the earliest wrote is a gap by now, and how they ended is known.
     let mut early = daemon.attach(&ids[0]).await;
-    let exited = early.finish().await;
+    let exited = early.wait_for_exit().await;
     assert_eq!((exited.exit_code, exited.stdout_bytes), (Some(0), 1 << 20));
     assert_eq!(early.gaps.len(), 1);
     assert_eq!(daemon.list_processes().await.len(), 151);
 }
 
 #[tokio::test]
-async fn texts_of_the_end_count_as_well() {
-    let daemon = Setup::new().alone().start().await;
+async fn final_output_excerpts_count_towards_the_memory_limit() {
+    let daemon = Setup::new().exclusive().start().await;
     for _ in 0..20 {
         let request = StartRequest {
             max_output_bytes: Some(10 << 20),
-            ..kept("head -c 10000000 /dev/zero | tr '\\0' x")
+            ..keep_request("head -c 10000000 /dev/zero | tr '\\0' x")
         };
-        let exited = daemon.watch(request).await.finish().await;
+        let exited = daemon.start_process(request).await.wait_for_exit().await;
         assert_eq!(exited.stdout.len(), 10_000_000);
     }
     let resident = daemon.resident_bytes();
@@ -62,14 +62,14 @@ async fn texts_of_the_end_count_as_well() {
 }
 
 #[tokio::test]
-async fn what_waits_for_a_sandbox_can_be_ended() {
-    let (_folder, setup) = configured("[limits]\nconcurrent_runs = 1\n");
+async fn process_waiting_for_a_sandbox_can_be_killed() {
+    let (_folder, setup) = configured_setup("[limits]\nconcurrent_runs = 1\n");
     let daemon = setup.start().await;
     let mark = Mark::new();
-    let first = daemon.watch(mark.on_process(kept("sleep 1000"))).await;
+    let first = daemon.start_process(mark.on_start(keep_request("sleep 1000"))).await;
     for signal in ["KILL", "TERM", "INT"] {
         let mut processes = daemon.processes();
-        let request = kept("echo ran > ran");
+        let request = keep_request("echo ran > ran");
         let waiting = tokio::spawn(async move {
             let mut stream = processes.start(request).await?.into_inner();
             while stream.message().await?.is_some() {}
@@ -85,13 +85,13 @@ async fn what_waits_for_a_sandbox_can_be_ended() {
         .await;
         daemon.send_signal(&id, signal).await.unwrap();
         let status = waiting.await.unwrap().unwrap_err();
-        assert_eq!(Refusal::of(&status).reason, "PROCESS_ENDED");
+        assert_eq!(Refusal::from_status(&status).reason, "PROCESS_ENDED");
         // It never was.
         assert_eq!(daemon.list_processes().await.len(), 1);
     }
     // Another signal waits for the command.
     let mut processes = daemon.processes();
-    let request = kept("trap 'echo caught; exit 3' USR1; while :; do sleep 0.05; done");
+    let request = keep_request("trap 'echo caught; exit 3' USR1; while :; do sleep 0.05; done");
     let stream = tokio::spawn(async move { processes.start(request).await.unwrap().into_inner() });
     let mut id = String::new();
     eventually("it waits", async || {
@@ -102,35 +102,39 @@ async fn what_waits_for_a_sandbox_can_be_ended() {
     })
     .await;
     daemon.send_signal(&first.id, "KILL").await.unwrap();
-    let told = daemon.send_signal(&id, "CONT").await;
-    told.unwrap();
+    let sent = daemon.send_signal(&id, "CONT").await;
+    sent.unwrap();
     daemon.send_signal(&id, "KILL").await.unwrap();
-    assert_eq!(wait_for_end(&daemon, &id).await.signal, "SIGKILL");
+    assert_eq!(wait_for_process_exit(&daemon, &id).await.signal, "SIGKILL");
     drop(stream);
     assert!(!daemon.file("ran").exists());
 }
 
 #[tokio::test]
-async fn processes_do_not_take_the_places_of_calls() {
-    let (_folder, setup) = configured("[limits]\nconcurrent_calls = 4\nconcurrent_processes = 6\n");
+async fn processes_do_not_use_call_permits() {
+    let (_folder, setup) =
+        configured_setup("[limits]\nconcurrent_calls = 4\nconcurrent_processes = 6\n");
     let daemon = setup.start().await;
     let mut watches = Vec::new();
     for _ in 0..6 {
-        watches.push(daemon.watch(kept("sleep 1000")).await);
+        watches.push(daemon.start_process(keep_request("sleep 1000")).await);
     }
-    let refusal = Refusal::of(&daemon.try_watch(kept("true")).await.unwrap_err());
+    let refusal =
+        Refusal::from_status(&daemon.try_start_process(keep_request("true")).await.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert!(refusal.message.contains("ListProcesses"), "{}", refusal.message);
     assert_eq!(daemon.output(argv(&["echo", "fine"])).await, "fine\n");
     daemon.send_signal(&watches[0].id, "KILL").await.unwrap();
-    eventually("there is a place again", async || daemon.try_watch(kept("true")).await.is_ok())
-        .await;
+    eventually("there is a place again", async || {
+        daemon.try_start_process(keep_request("true")).await.is_ok()
+    })
+    .await;
 }
 
 #[tokio::test]
-async fn writes_that_wait_are_bounded() {
-    let daemon = Setup::new().alone().start().await;
-    let watch = daemon.watch(kept("sleep 1000")).await;
+async fn pending_writes_are_limited() {
+    let daemon = Setup::new().exclusive().start().await;
+    let watch = daemon.start_process(keep_request("sleep 1000")).await;
     let mut waiting = Vec::new();
     for _ in 0..40 {
         let mut processes = daemon.processes();
@@ -149,7 +153,7 @@ async fn writes_that_wait_are_bounded() {
     let mut refused = 0;
     for write in waiting {
         if let Err(status) = write.await.unwrap() {
-            let reason = Refusal::of(&status).reason;
+            let reason = Refusal::from_status(&status).reason;
             refused += usize::from(reason == "RESOURCE_EXHAUSTED");
         }
     }
@@ -157,40 +161,40 @@ async fn writes_that_wait_are_bounded() {
 }
 
 #[tokio::test]
-async fn a_stopped_command_ends_when_its_time_is_up_as_it_would_have() {
+async fn timeout_terminates_a_stopped_command_gracefully() {
     let daemon = Daemon::start().await;
     let request = StartRequest {
         timeout_sec: Some(1),
-        ..kept("trap 'echo told; exit 4' TERM; kill -STOP $$; while :; do sleep 0.05; done")
+        ..keep_request("trap 'echo told; exit 4' TERM; kill -STOP $$; while :; do sleep 0.05; done")
     };
-    let mut watch = daemon.watch(request).await;
-    let exited = watch.finish().await;
+    let mut watch = daemon.start_process(request).await;
+    let exited = watch.wait_for_exit().await;
     assert_eq!(exited.outcome(), Outcome::TimedOut);
-    assert_eq!(watch.text(), "told\n");
+    assert_eq!(watch.stdout_text(), "told\n");
 }
 
 #[tokio::test]
-async fn many_small_writes_reach_a_reader_that_pauses() {
+async fn many_small_writes_reach_a_pausing_reader() {
     let daemon = Daemon::start().await;
     let script =
         "read go; exec python3 -uc 'import os\nfor i in range(60000): os.write(1, b\"x\")'";
-    let mut watch = daemon.watch(kept(script)).await;
-    daemon.write(&watch.id, b"\n").await.unwrap();
-    watch.finish().await;
+    let mut watch = daemon.start_process(keep_request(script)).await;
+    daemon.send_stdin(&watch.id, b"\n").await.unwrap();
+    watch.wait_for_exit().await;
     assert_eq!((watch.stdout.len(), watch.gaps.len()), (60_000, 0));
 }
 
 #[tokio::test]
-async fn a_draining_daemon_lets_a_process_be_talked_to() {
+async fn draining_daemon_accepts_input_for_running_processes() {
     let mut daemon = Daemon::start().await;
-    let mut watch = daemon.watch(started(argv(&["cat"]))).await;
+    let mut watch = daemon.start_process(start_request(argv(&["cat"]))).await;
     daemon.signal(rustix::process::Signal::TERM);
     eventually("it drains", async || daemon.try_run(shell("true")).await.is_err()).await;
-    let refusal = Refusal::of(&daemon.try_run(shell("true")).await.unwrap_err());
+    let refusal = Refusal::from_status(&daemon.try_run(shell("true")).await.unwrap_err());
     assert_eq!(refusal.reason, "DRAINING");
-    daemon.write(&watch.id, b"still here\n").await.unwrap();
-    watch.until("still here\n").await;
-    daemon.end_input(&watch.id).await.unwrap();
-    assert_eq!(watch.finish().await.exit_code, Some(0));
-    assert!(daemon.exit().await.success());
+    daemon.send_stdin(&watch.id, b"still here\n").await.unwrap();
+    watch.read_until("still here\n").await;
+    daemon.close_stdin(&watch.id).await.unwrap();
+    assert_eq!(watch.wait_for_exit().await.exit_code, Some(0));
+    assert!(daemon.wait_for_exit().await.success());
 }

@@ -3,134 +3,137 @@
 use jig::api::v1::{Outcome, ResizeTerminalRequest, StartRequest, TerminalSize};
 
 use crate::support::{
-    Daemon, Mark, Refusal, argv, compile, eventually, host_status, shell, started,
+    Daemon, Mark, Refusal, argv, compile_in_workspace, eventually, shell, start_request,
+    status_field,
 };
 
-fn on_terminal(request: StartRequest) -> StartRequest {
+fn with_terminal(request: StartRequest) -> StartRequest {
     StartRequest { pty: Some(TerminalSize { cols: 90, rows: 30 }), ..request }
 }
 
 async fn resize(daemon: &Daemon, id: &str, cols: u32, rows: u32) -> Result<(), Refusal> {
     let request = ResizeTerminalRequest { process_id: id.to_owned(), cols, rows };
     let answer = daemon.processes().resize_terminal(request).await;
-    answer.map(drop).map_err(|status| Refusal::of(&status))
+    answer.map(drop).map_err(|status| Refusal::from_status(&status))
 }
 
 #[tokio::test]
-async fn a_command_finds_a_terminal_of_its_own() {
+async fn command_has_its_own_terminal() {
     let daemon = Daemon::start().await;
     let script = "tty; stty size; echo $TERM; test -t 0 && test -t 1 && test -t 2 && echo all; \
         echo to the terminal > /dev/tty; stty -a | grep -o ' iutf8'; ls /dev/pts";
-    let mut watch = daemon.watch(on_terminal(started(shell(script)))).await;
-    let exited = watch.finish().await;
+    let mut watch = daemon.start_process(with_terminal(start_request(shell(script)))).await;
+    let exited = watch.wait_for_exit().await;
     assert_eq!(
-        watch.text(),
+        watch.stdout_text(),
         "/dev/pts/0\r\n30 90\r\nxterm-256color\r\nall\r\nto the terminal\r\n iutf8\r\n0  ptmx\r\n"
     );
     assert_eq!((exited.exit_code, exited.stderr_bytes), (Some(0), 0));
 }
 
 #[tokio::test]
-async fn two_runs_have_the_same_name_for_different_terminals() {
+async fn two_runs_use_the_same_path_for_different_terminals() {
     let daemon = Daemon::start().await;
-    let request = || on_terminal(started(shell("tty; read word; echo got $word")));
-    let (mut one, mut two) = (daemon.watch(request()).await, daemon.watch(request()).await);
+    let request = || with_terminal(start_request(shell("tty; read word; echo got $word")));
+    let (mut one, mut two) =
+        (daemon.start_process(request()).await, daemon.start_process(request()).await);
     for watch in [&mut one, &mut two] {
-        watch.until("/dev/pts/0").await;
+        watch.read_until("/dev/pts/0").await;
     }
-    daemon.write(&one.id, b"first\n").await.unwrap();
-    one.finish().await;
-    assert!(one.text().ends_with("got first\r\n"), "{}", one.text());
-    assert!(!two.text().contains("first"));
-    daemon.write(&two.id, b"second\n").await.unwrap();
-    two.finish().await;
-    assert!(two.text().ends_with("got second\r\n"));
+    daemon.send_stdin(&one.id, b"first\n").await.unwrap();
+    one.wait_for_exit().await;
+    assert!(one.stdout_text().ends_with("got first\r\n"), "{}", one.stdout_text());
+    assert!(!two.stdout_text().contains("first"));
+    daemon.send_stdin(&two.id, b"second\n").await.unwrap();
+    two.wait_for_exit().await;
+    assert!(two.stdout_text().ends_with("got second\r\n"));
 }
 
 #[tokio::test]
-async fn keys_mean_what_they_mean_on_a_terminal() {
+async fn control_keys_act_as_on_a_terminal() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let mut watch =
-        daemon.watch(mark.on_process(on_terminal(started(argv(&["bash", "--norc", "-i"]))))).await;
+    let mut watch = daemon
+        .start_process(mark.on_start(with_terminal(start_request(argv(&["bash", "--norc", "-i"])))))
+        .await;
     let id = watch.id.clone();
     // Ctrl-C ends what runs in the foreground, and not the shell.
-    daemon.write(&id, b"sleep 1000\n").await.unwrap();
-    mark.appears(2).await;
+    daemon.send_stdin(&id, b"sleep 1000\n").await.unwrap();
+    mark.wait_for_processes(2).await;
     let foreground = async || {
-        let is_sleep = |pid: &i32| host_status(*pid, "Name").is_some_and(|name| name == "sleep");
+        let is_sleep = |pid: &i32| status_field(*pid, "Name").is_some_and(|name| name == "sleep");
         mark.processes().iter().any(is_sleep)
     };
     eventually("it runs", foreground).await;
-    daemon.write(&id, &[3]).await.unwrap();
-    daemon.write(&id, b"echo status $?\n").await.unwrap();
-    watch.until("status 130\r\n").await;
+    daemon.send_stdin(&id, &[3]).await.unwrap();
+    daemon.send_stdin(&id, b"echo status $?\n").await.unwrap();
+    watch.read_until("status 130\r\n").await;
     // Ctrl-Z stops it, and the shell's job control goes on with it.
-    daemon.write(&id, b"sleep 1001\n").await.unwrap();
+    daemon.send_stdin(&id, b"sleep 1001\n").await.unwrap();
     eventually("it runs", foreground).await;
-    daemon.write(&id, &[26]).await.unwrap();
-    watch.until("Stopped").await;
-    daemon.write(&id, b"bg; jobs; kill %1; wait; echo jobs d''one\n").await.unwrap();
-    watch.until("jobs done\r\n").await;
+    daemon.send_stdin(&id, &[26]).await.unwrap();
+    watch.read_until("Stopped").await;
+    daemon.send_stdin(&id, b"bg; jobs; kill %1; wait; echo jobs d''one\n").await.unwrap();
+    watch.read_until("jobs done\r\n").await;
     // Ctrl-U and backspace edit the line.
-    daemon.write(&id, b"echo wrong\x15echo rigg\x7fht\n").await.unwrap();
-    watch.until("right\r\n").await;
+    daemon.send_stdin(&id, b"echo wrong\x15echo rigg\x7fht\n").await.unwrap();
+    watch.read_until("right\r\n").await;
     // Ctrl-D ends the shell.
-    daemon.end_input(&id).await.unwrap();
-    assert_eq!(watch.finish().await.outcome(), Outcome::Exited);
+    daemon.close_stdin(&id).await.unwrap();
+    assert_eq!(watch.wait_for_exit().await.outcome(), Outcome::Exited);
     mark.assert_gone();
 }
 
 #[tokio::test]
-async fn a_new_size_reaches_the_command() {
+async fn resize_reaches_the_command() {
     let daemon = Daemon::start().await;
     let script = "trap 'stty size' WINCH; echo ready; while :; do sleep 0.05; done";
-    let mut watch = daemon.watch(on_terminal(started(shell(script)))).await;
-    watch.until("ready\r\n").await;
+    let mut watch = daemon.start_process(with_terminal(start_request(shell(script)))).await;
+    watch.read_until("ready\r\n").await;
     resize(&daemon, &watch.id, 132, 43).await.unwrap();
-    watch.until("43 132\r\n").await;
+    watch.read_until("43 132\r\n").await;
     let refusal = resize(&daemon, &watch.id, 0, 70_000).await.unwrap_err();
-    assert_eq!(refusal.fields(), ["cols", "rows"]);
+    assert_eq!(refusal.invalid_fields(), ["cols", "rows"]);
     daemon.send_signal(&watch.id, "KILL").await.unwrap();
-    watch.finish().await;
+    watch.wait_for_exit().await;
     let refusal = resize(&daemon, &watch.id, 1, 1).await.unwrap_err();
     assert_eq!(refusal.reason, "PROCESS_ENDED");
-    let plain = daemon.watch(started(argv(&["cat"]))).await;
+    let plain = daemon.start_process(start_request(argv(&["cat"]))).await;
     let refusal = resize(&daemon, &plain.id, 1, 1).await.unwrap_err();
-    assert_eq!(refusal.fields(), ["process_id"]);
+    assert_eq!(refusal.invalid_fields(), ["process_id"]);
 }
 
 #[tokio::test]
-async fn nothing_of_the_output_is_lost_at_the_end() {
+async fn terminal_output_is_complete_at_exit() {
     let daemon = Daemon::start().await;
     for round in 0..20 {
-        let request = on_terminal(started(shell("seq 20000; exec 2>&-; printf end")));
-        let mut watch = daemon.watch(request).await;
-        let exited = watch.finish().await;
+        let request = with_terminal(start_request(shell("seq 20000; exec 2>&-; printf end")));
+        let mut watch = daemon.start_process(request).await;
+        let exited = watch.wait_for_exit().await;
         let expected = (1..=20_000).map(|number| format!("{number}\r\n"));
         let expected: String = expected.chain(["end".to_owned()]).collect();
-        assert!(watch.text() == expected, "round {round}: {} bytes", watch.stdout.len());
+        assert!(watch.stdout_text() == expected, "round {round}: {} bytes", watch.stdout.len());
         assert_eq!(exited.stdout_bytes, expected.len() as u64);
     }
 }
 
 #[tokio::test]
-async fn input_of_the_start_is_typed_and_ended() {
+async fn start_stdin_is_typed_into_the_terminal_and_ended() {
     let daemon = Daemon::start().await;
     for typed in ["one line\n", "no line end"] {
         let request = StartRequest {
             stdin: typed.as_bytes().to_vec().into(),
-            ..on_terminal(started(shell("stty -echo; echo ready; cat | wc -c")))
+            ..with_terminal(start_request(shell("stty -echo; echo ready; cat | wc -c")))
         };
-        let mut watch = daemon.watch(request).await;
-        assert_eq!(watch.finish().await.exit_code, Some(0));
+        let mut watch = daemon.start_process(request).await;
+        assert_eq!(watch.wait_for_exit().await.exit_code, Some(0));
         let count = format!("\n{}\r\n", typed.len());
-        assert!(watch.text().ends_with(&count), "{typed:?}: {:?}", watch.text());
+        assert!(watch.stdout_text().ends_with(&count), "{typed:?}: {:?}", watch.stdout_text());
     }
 }
 
 #[tokio::test]
-async fn programs_make_terminals_in_runs_without_one() {
+async fn programs_can_open_terminals_in_runs_without_one() {
     let daemon = Daemon::start().await;
     let output = daemon.output(shell("script -qec 'tty; echo inside' /dev/null < /dev/null")).await;
     assert_eq!(output, "/dev/pts/0\r\ninside\r\n");
@@ -145,12 +148,12 @@ async fn programs_make_terminals_in_runs_without_one() {
 }
 
 #[tokio::test]
-async fn case_68_nothing_can_be_typed_into_the_runs_own_terminal() {
+async fn case_68_command_cannot_inject_input_into_its_terminal() {
     let daemon = Daemon::start().await;
-    let program = compile(&daemon, "terminal");
-    let mut watch = daemon.watch(on_terminal(started(argv(&[&program])))).await;
-    watch.finish().await;
-    let text = watch.text();
+    let program = compile_in_workspace(&daemon, "terminal");
+    let mut watch = daemon.start_process(with_terminal(start_request(argv(&[&program])))).await;
+    watch.wait_for_exit().await;
+    let text = watch.stdout_text();
     for request in ["TIOCSTI", "TIOCLINUX"] {
         for file in 0..3 {
             assert!(text.contains(&format!("{request} on {file}: EPERM\r\n")), "{text}");

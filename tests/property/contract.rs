@@ -13,10 +13,10 @@ use prost_reflect::{
     MessageDescriptor, MethodDescriptor, Value,
 };
 
-use super::words;
+use super::generators;
 
 /// Longest text that is made as long as it may be.
-const LONG: u32 = 128 << 10;
+const MAX_FILLED_TEXT_BYTES: u32 = 128 << 10;
 
 /// The contract.
 #[derive(Debug)]
@@ -24,12 +24,12 @@ pub(super) struct Contract {
     pool: DescriptorPool,
     rules: ExtensionDescriptor,
     /// Its tools.
-    pub(super) tools: Vec<Tool>,
+    pub(super) tools: Vec<ContractTool>,
 }
 
 /// A tool.
 #[derive(Debug)]
-pub(super) struct Tool {
+pub(super) struct ContractTool {
     /// Its name.
     pub(super) name: String,
     /// Its RPC.
@@ -44,8 +44,8 @@ impl Contract {
         let service = pool.get_service_by_name("jig.v1.ToolService").unwrap();
         let tools = service.methods().map(|method| {
             let options = method.options();
-            let options: ToolOptions = decoded(&options, &extension).unwrap();
-            Tool { name: options.name, method }
+            let options: ToolOptions = decode_options(&options, &extension).unwrap();
+            ContractTool { name: options.name, method }
         });
         let tools: Vec<_> = tools.collect();
         assert_eq!(tools.len(), 17);
@@ -53,17 +53,17 @@ impl Contract {
     }
 
     /// A message of this name.
-    pub(super) fn message(&self, name: &str) -> MessageDescriptor {
+    pub(super) fn message_descriptor(&self, name: &str) -> MessageDescriptor {
         self.pool.get_message_by_name(name).unwrap()
     }
 
     /// What is declared of a field.
     pub(super) fn rules(&self, field: &FieldDescriptor) -> FieldRules {
-        decoded(&field.options(), &self.rules).unwrap_or_default()
+        decode_options(&field.options(), &self.rules).unwrap_or_default()
     }
 
     /// A message whose fields keep their rules, each by itself.
-    pub(super) fn random(&self, of: &MessageDescriptor, rng: &mut Rng) -> DynamicMessage {
+    pub(super) fn random_message(&self, of: &MessageDescriptor, rng: &mut Rng) -> DynamicMessage {
         let mut message = DynamicMessage::new(of.clone());
         for field in of.fields() {
             let rules = self.rules(&field);
@@ -72,26 +72,28 @@ impl Contract {
             }
             let value = if field.is_map() {
                 let entries = (0..rng.usize(1..4)).map(|_| {
-                    let (name, value) = (words::variable(rng), words::text(rng));
+                    let (name, value) = (generators::variable(rng), generators::text(rng));
                     (MapKey::String(name), Value::String(value))
                 });
                 Value::Map(entries.collect::<HashMap<_, _>>())
             } else if field.is_list() {
                 let count = rng.usize(1..4);
-                Value::List((0..count).map(|_| self.one(&field, &rules, rng)).collect())
+                Value::List((0..count).map(|_| self.random_value(&field, &rules, rng)).collect())
             } else {
-                self.one(&field, &rules, rng)
+                self.random_value(&field, &rules, rng)
             };
             message.set_field(&field, value);
         }
         message
     }
 
-    fn one(&self, field: &FieldDescriptor, rules: &FieldRules, rng: &mut Rng) -> Value {
+    fn random_value(&self, field: &FieldDescriptor, rules: &FieldRules, rng: &mut Rng) -> Value {
         match field.kind() {
             Kind::Bool => Value::Bool(rng.bool()),
-            Kind::Uint32 => Value::U32(u32::try_from(number(rules, u32::MAX.into(), rng)).unwrap()),
-            Kind::Uint64 => Value::U64(number(rules, u64::MAX, rng)),
+            Kind::Uint32 => {
+                Value::U32(u32::try_from(random_number(rules, u32::MAX.into(), rng)).unwrap())
+            }
+            Kind::Uint64 => Value::U64(random_number(rules, u64::MAX, rng)),
             Kind::Enum(values) => {
                 // The first stands for nothing.
                 let values: Vec<_> = values.values().skip(1).collect();
@@ -101,26 +103,26 @@ impl Contract {
                 let bytes: Vec<u8> = (0..rng.usize(..300)).map(|_| rng.u8(..)).collect();
                 Value::Bytes(bytes.into())
             }
-            Kind::Message(inner) => Value::Message(self.random(&inner, rng)),
+            Kind::Message(inner) => Value::Message(self.random_message(&inner, rng)),
             Kind::String => Value::String(match field.name() {
-                _ if rules.path => words::path(rng),
-                "glob" | "globs" | "exclude_globs" => words::glob(rng),
-                _ => text(field, rules, rng),
+                _ if rules.path => generators::path(rng),
+                "glob" | "globs" | "exclude_globs" => generators::glob(rng),
+                _ => random_text(field, rules, rng),
             }),
             kind => panic!("{kind:?} is new: say how to make one"),
         }
     }
 }
 
-fn text(field: &FieldDescriptor, rules: &FieldRules, rng: &mut Rng) -> String {
+fn random_text(field: &FieldDescriptor, rules: &FieldRules, rng: &mut Rng) -> String {
     let mut text = match rules.required {
-        true => words::some_text(rng),
-        false => words::text(rng),
+        true => generators::non_empty_text(rng),
+        false => generators::text(rng),
     };
     if !rules.no_nul && rng.u8(..4) == 0 {
         text.push('\0');
     }
-    if let Some(most) = rules.max_bytes.filter(|most| *most <= LONG)
+    if let Some(most) = rules.max_bytes.filter(|most| *most <= MAX_FILLED_TEXT_BYTES)
         && !field.is_list()
         && rng.u8(..16) == 0
     {
@@ -133,7 +135,7 @@ fn text(field: &FieldDescriptor, rules: &FieldRules, rng: &mut Rng) -> String {
 }
 
 /// A number that the rules allow: one at an edge, the default, a small one, or any.
-fn number(rules: &FieldRules, largest: u64, rng: &mut Rng) -> u64 {
+fn random_number(rules: &FieldRules, largest: u64, rng: &mut Rng) -> u64 {
     let least = u64::try_from(rules.minimum.unwrap_or(0)).unwrap();
     let most = rules.maximum.map_or(largest, |most| most.try_into().unwrap());
     let default = match rules.default_value {
@@ -151,7 +153,7 @@ fn number(rules: &FieldRules, largest: u64, rng: &mut Rng) -> u64 {
     }
 }
 
-fn decoded<T: Message + Default>(
+fn decode_options<T: Message + Default>(
     options: &DynamicMessage,
     extension: &ExtensionDescriptor,
 ) -> Option<T> {

@@ -8,12 +8,11 @@ use jig::api::v1::{ListToolsRequest, ToolFormat, catalog_service_client::Catalog
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    Case,
+    Case, case_seeds,
     contract::Contract,
-    doors::{Door, by_name},
-    seeds,
-    stage::{NOBODY, Stage},
-    words,
+    fixture::{PropertyFixture, UNREACHABLE_URL},
+    frontends::{Frontend, call_by_name},
+    generators,
 };
 
 const DIALECTS: [&str; 7] =
@@ -21,10 +20,10 @@ const DIALECTS: [&str; 7] =
 
 /// A dialect, a tool of it, and parameters of that, each with the field of the first call that has it as it is;
 /// `[]` where that is an element of a list.
-type Row = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+type ParameterRow = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
 
 /// The rows of all tools.
-const PLAIN: &[Row] = &[
+const UNCHANGED_PARAMETERS: &[ParameterRow] = &[
     ("agentbench", "list_files", &[("root", "root"), ("glob", "glob")]),
     (
         "agentbench",
@@ -124,61 +123,62 @@ const PLAIN: &[Row] = &[
 
 /// A tool of a dialect, as models are told of it.
 #[derive(Debug)]
-struct Tool {
+struct SchemaTool {
     dialect: &'static str,
     name: String,
     schema: Json,
 }
 
 #[tokio::test]
-async fn what_the_schema_of_a_dialect_allows_reaches_the_contract() {
-    let (stage, contract) = (Stage::new().await, Contract::load());
-    let tools = listed(&stage).await;
-    for seed in seeds(150, 4) {
+async fn params_valid_by_dialect_schema_reach_the_contract() {
+    let (fixture, contract) = (PropertyFixture::new().await, Contract::load());
+    let tools = list_dialect_tools(&fixture).await;
+    for seed in case_seeds(150, 4) {
         for tool in &tools {
             let what = format!("{}/{}", tool.dialect, tool.name);
             let (_case, mut rng) = Case::new(&what, seed);
-            let params = random(&tool.schema, &mut rng);
-            check(&stage, &contract, tool, seed, &params).await;
+            let params = random_params(&tool.schema, &mut rng);
+            check_tool(&fixture, &contract, tool, seed, &params).await;
         }
     }
-    assert!(!stage.daemon.log().contains("by a defect"));
+    assert!(!fixture.daemon.log().contains("by a defect"));
 }
 
 #[tokio::test]
-async fn what_the_schema_of_a_dialect_forbids_is_refused_alike_by_every_door() {
-    let (stage, contract) = (Stage::new().await, Contract::load());
-    stage.set();
-    let tools = listed(&stage).await;
-    for seed in seeds(50, 3) {
+async fn every_frontend_rejects_params_invalid_by_dialect_schema() {
+    let (fixture, contract) = (PropertyFixture::new().await, Contract::load());
+    fixture.reset_workspace();
+    let tools = list_dialect_tools(&fixture).await;
+    for seed in case_seeds(50, 3) {
         for tool in &tools {
             let what = format!("{}/{}", tool.dialect, tool.name);
             let (_case, mut rng) = Case::new(&what, seed);
-            let params = random(&tool.schema, &mut rng);
-            let Some((wrong, params)) = broken(tool, params, &mut rng) else {
+            let params = random_params(&tool.schema, &mut rng);
+            let Some((wrong, params)) = break_one_param(tool, params, &mut rng) else {
                 continue;
             };
-            let session = session(tool, seed, "wrong");
+            let session = session_name(tool, seed, "wrong");
             let name = (tool.dialect, tool.name.as_str());
             let mut before = None;
-            for door in Door::ALL {
-                let came = by_name(&stage, &contract, door, name, &session, &params).await;
+            for frontend in Frontend::ALL {
+                let outcome =
+                    call_by_name(&fixture, &contract, frontend, name, &session, &params).await;
                 let shown = Json::Object(params.clone());
-                let why = came.err().unwrap_or_else(|| panic!("{what}: {wrong} in {shown}"));
-                let is_named = why.fields.keys().any(|field| field.starts_with(&wrong));
-                assert!(is_named, "{what} by {door:?}: {wrong} in {shown}: {why:?}");
+                let error = outcome.err().unwrap_or_else(|| panic!("{what}: {wrong} in {shown}"));
+                let is_named = error.fields.keys().any(|field| field.starts_with(&wrong));
+                assert!(is_named, "{what} by {frontend:?}: {wrong} in {shown}: {error:?}");
                 // A job is refused by the contract, before the dialect has a say.
-                let fields = why.fields;
+                let fields = error.fields;
                 let expected = before.get_or_insert_with(|| fields.clone());
-                assert_eq!(&fields, expected, "{what} by {door:?}: {wrong} in {shown}");
+                assert_eq!(&fields, expected, "{what} by {frontend:?}: {wrong} in {shown}");
             }
-            assert!(stage.started(&session).is_empty(), "{what}: {wrong}");
+            assert!(fixture.started_calls(&session).is_empty(), "{what}: {wrong}");
         }
     }
 }
 
-async fn listed(stage: &Stage) -> Vec<Tool> {
-    let mut client = CatalogServiceClient::new(stage.daemon.channel());
+async fn list_dialect_tools(fixture: &PropertyFixture) -> Vec<SchemaTool> {
+    let mut client = CatalogServiceClient::new(fixture.daemon.channel());
     let mut tools = Vec::new();
     for dialect in DIALECTS {
         let request = ListToolsRequest {
@@ -188,7 +188,7 @@ async fn listed(stage: &Stage) -> Vec<Tool> {
         };
         let listed = client.list_tools(request).await.unwrap().into_inner();
         let listed: Vec<Json> = serde_json::from_str(&listed.tools_json).unwrap();
-        tools.extend(listed.into_iter().map(|tool| Tool {
+        tools.extend(listed.into_iter().map(|tool| SchemaTool {
             dialect,
             name: tool["name"].as_str().unwrap().to_owned(),
             schema: tool["input_schema"].clone(),
@@ -196,60 +196,61 @@ async fn listed(stage: &Stage) -> Vec<Tool> {
     }
     // The vendors' vocabularies borrow these.
     let borrowed = ["read_file", "wait_job"];
-    let is_vendors = |tool: &Tool| matches!(tool.dialect, "openai" | "anthropic");
+    let is_vendors = |tool: &SchemaTool| matches!(tool.dialect, "openai" | "anthropic");
     tools.retain(|tool| !is_vendors(tool) || !borrowed.contains(&&*tool.name));
-    let known = PLAIN.iter().map(|(dialect, name, _)| (*dialect, *name));
+    let known = UNCHANGED_PARAMETERS.iter().map(|(dialect, name, _)| (*dialect, *name));
     let listed = tools.iter().map(|tool| (tool.dialect, tool.name.as_str()));
     assert!(listed.eq(known), "PLAIN has a row for each tool: {tools:#?}");
     tools
 }
 
-async fn check(
-    stage: &Stage,
+async fn check_tool(
+    fixture: &PropertyFixture,
     contract: &Contract,
-    tool: &Tool,
+    tool: &SchemaTool,
     seed: u64,
     params: &Map<String, Json>,
 ) {
     let (dialect, name) = (tool.dialect, tool.name.as_str());
     let shown = format!("{dialect}/{name} of {:.3000}", Json::Object(params.clone()).to_string());
     let mut first = None;
-    for door in [Door::Message, Door::Text] {
-        stage.set();
-        let session = session(tool, seed, &format!("{door:?}"));
-        let came = by_name(stage, contract, door, (dialect, name), &session, params).await;
-        let why = came.as_ref().err();
-        assert!(why.is_none_or(|why| why.reason != "INTERNAL"), "{shown}: {why:?}");
+    for frontend in [Frontend::Struct, Frontend::Json] {
+        fixture.reset_workspace();
+        let session = session_name(tool, seed, &format!("{frontend:?}"));
+        let outcome =
+            call_by_name(fixture, contract, frontend, (dialect, name), &session, params).await;
+        let error = outcome.as_ref().err();
+        assert!(error.is_none_or(|why| why.reason != "INTERNAL"), "{shown}: {error:?}");
         let properties = tool.schema["properties"].as_object().unwrap();
-        for field in why.iter().flat_map(|why| why.fields.keys()) {
+        for field in error.iter().flat_map(|why| why.fields.keys()) {
             let end = field.find(['.', '[']).unwrap_or(field.len());
             let is_known = properties.contains_key(&field[..end]);
-            assert!(is_known, "{shown} is told of {field}: {why:?}");
+            assert!(is_known, "{shown} is told of {field}: {error:?}");
         }
-        let started = stage.started(&session);
+        let started = fixture.started_calls(&session);
         if let Some((_, fields)) = started.first()
-            && !words::are_backwards(params)
+            && !generators::has_reversed_line_range(params)
         {
             check_values(tool, params, fields, &shown);
         }
-        if came.is_ok() {
-            check_files(params, &stage.tree(), &shown);
+        if outcome.is_ok() {
+            check_files(params, &fixture.tree(), &shown);
         }
-        let seen = (started, why.cloned(), stage.tree());
+        let seen = (started, error.cloned(), fixture.tree());
         let expected = first.get_or_insert_with(|| seen.clone());
         assert!(seen == *expected || name == "Task", "{shown}: {seen:#?} is not {expected:#?}");
     }
 }
 
 /// A session of its own.
-fn session(tool: &Tool, seed: u64, which: &str) -> String {
+fn session_name(tool: &SchemaTool, seed: u64, which: &str) -> String {
     let name: String = tool.name.chars().take(24).collect();
     format!("{}-{name}-{seed:x}-{which}", tool.dialect)
 }
 
 /// Each value is as it was given.
-fn check_values(tool: &Tool, params: &Map<String, Json>, fields: &Json, shown: &str) {
-    let mut rows = PLAIN.iter();
+fn check_values(tool: &SchemaTool, params: &Map<String, Json>, fields: &Json, shown: &str) {
+    let mut rows = UNCHANGED_PARAMETERS.iter();
     let row = rows.find(|(dialect, name, _)| (*dialect, *name) == (tool.dialect, &*tool.name));
     for (parameter, field) in row.unwrap().2 {
         let Some(given) = params.get(*parameter) else {
@@ -297,25 +298,25 @@ fn check_files(params: &Map<String, Json>, tree: &crate::support::Tree, shown: &
 }
 
 /// Parameters that a schema allows. What is not required may be missing.
-fn random(schema: &Json, rng: &mut Rng) -> Map<String, Json> {
+fn random_params(schema: &Json, rng: &mut Rng) -> Map<String, Json> {
     let properties = schema["properties"].as_object().unwrap();
-    let required: BTreeSet<_> = names(&schema["required"]).collect();
+    let required: BTreeSet<_> = array_strings(&schema["required"]).collect();
     let mut params = Map::new();
     for (name, schema) in properties {
         if required.contains(name.as_str()) || rng.bool() {
-            params.insert(name.clone(), value(name, schema, rng));
+            params.insert(name.clone(), random_value(name, schema, rng));
         }
     }
     params
 }
 
-fn value(name: &str, schema: &Json, rng: &mut Rng) -> Json {
+fn random_value(name: &str, schema: &Json, rng: &mut Rng) -> Json {
     let choices = schema["enum"].as_array();
     if let Some(choices) = choices {
         return choices[rng.usize(..choices.len())].clone();
     }
     match schema["type"].as_str().unwrap() {
-        "string" => text(name, rng).into(),
+        "string" => random_text(name, rng).into(),
         "boolean" => rng.bool().into(),
         "integer" if name.starts_with("timeout") => json!(60),
         "integer" => {
@@ -330,17 +331,17 @@ fn value(name: &str, schema: &Json, rng: &mut Rng) -> Json {
             number.into()
         }
         // Not less than the machine may need, be they seconds or milliseconds.
-        "number" => words::pick(rng, &[86_400, 60_000]).into(),
+        "number" => generators::pick(rng, &[86_400, 60_000]).into(),
         "array" => {
             let count = rng.usize(..4);
-            (0..count).map(|_| value(name, &schema["items"], rng)).collect()
+            (0..count).map(|_| random_value(name, &schema["items"], rng)).collect()
         }
-        "object" if schema.get("properties").is_some() => Json::Object(random(schema, rng)),
+        "object" if schema.get("properties").is_some() => Json::Object(random_params(schema, rng)),
         "object" => {
             let count = rng.usize(..4);
             let entries = (0..count).map(|_| {
-                let value = words::text(rng);
-                (words::variable(rng), value.into())
+                let value = generators::text(rng);
+                (generators::variable(rng), value.into())
             });
             Json::Object(entries.collect())
         }
@@ -348,26 +349,26 @@ fn value(name: &str, schema: &Json, rng: &mut Rng) -> Json {
     }
 }
 
-fn text(name: &str, rng: &mut Rng) -> String {
+fn random_text(name: &str, rng: &mut Rng) -> String {
     match name {
         _ if rng.u8(..24) == 0 => String::new(),
-        "path" | "file_path" | "directory" | "root" | "cwd" | "base_path" => words::path(rng),
-        "command" | "commands" => words::command(rng),
-        "glob" | "pattern" | "include" | "exclude" | "file_pattern" => words::glob(rng),
-        "url" if rng.bool() => NOBODY.to_owned(),
+        "path" | "file_path" | "directory" | "root" | "cwd" | "base_path" => generators::path(rng),
+        "command" | "commands" => generators::command(rng),
+        "glob" | "pattern" | "include" | "exclude" | "file_pattern" => generators::glob(rng),
+        "url" if rng.bool() => UNREACHABLE_URL.to_owned(),
         "old_string" | "old_str" if rng.bool() => "two".to_owned(),
-        _ => words::text(rng),
+        _ => generators::text(rng),
     }
 }
 
 /// Parameters with one that its schema does not allow, and which.
-fn broken(
-    tool: &Tool,
+fn break_one_param(
+    tool: &SchemaTool,
     mut params: Map<String, Json>,
     rng: &mut Rng,
 ) -> Option<(String, Map<String, Json>)> {
     let properties = tool.schema["properties"].as_object().unwrap();
-    let required: Vec<_> = names(&tool.schema["required"]).collect();
+    let required: Vec<_> = array_strings(&tool.schema["required"]).collect();
     let is_closed = tool.schema["additionalProperties"] == json!(false);
     let mut ways: Vec<(String, Json)> = Vec::new();
     if is_closed {
@@ -400,6 +401,6 @@ fn broken(
     Some((name, params))
 }
 
-fn names(json: &Json) -> impl Iterator<Item = &str> {
+fn array_strings(json: &Json) -> impl Iterator<Item = &str> {
     json.as_array().into_iter().flatten().map(|name| name.as_str().unwrap())
 }

@@ -6,14 +6,14 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{
     contract::Contract,
-    settled::{has, put},
-    stage::LINK,
+    fixture::OUTSIDE_LINK,
+    validity::{has_field, set_field},
 };
 use crate::support::full_size;
 
 /// A request with something wrong.
 #[derive(Debug)]
-pub(super) struct Fault<T> {
+pub(super) struct FaultyRequest<T> {
     /// What is wrong.
     pub(super) what: String,
     /// The reason that is to be told.
@@ -24,20 +24,20 @@ pub(super) struct Fault<T> {
     pub(super) request: T,
 }
 
-const INVALID: &str = "INVALID_PARAMS";
+const INVALID_PARAMS: &str = "INVALID_PARAMS";
 /// Fields of which one is given: with both, two rules are broken.
-const EITHER: [(&str, &str); 2] = [("command", "argv"), ("cell_id", "cell_index")];
+const EXCLUSIVE_FIELDS: [(&str, &str); 2] = [("command", "argv"), ("cell_id", "cell_index")];
 
 /// All ways to break what the descriptors say of the fields of a message.
-pub(super) fn of_rules(
+pub(super) fn rule_faults(
     contract: &Contract,
     message: &DynamicMessage,
-) -> Vec<Fault<DynamicMessage>> {
+) -> Vec<FaultyRequest<DynamicMessage>> {
     let mut faults = Vec::new();
     for field in message.descriptor().fields() {
         let mut add = |what: &str, place: String, value: Option<Value>| {
             let mut request = message.clone();
-            for (one, other) in EITHER {
+            for (one, other) in EXCLUSIVE_FIELDS {
                 let away = match field.name() {
                     name if name == one => other,
                     name if name == other => one,
@@ -49,9 +49,9 @@ pub(super) fn of_rules(
                 Some(value) => request.set_field(&field, value),
                 None => request.clear_field(&field),
             }
-            faults.push(Fault {
+            faults.push(FaultyRequest {
                 what: format!("{what} {place}"),
-                reason: INVALID,
+                reason: INVALID_PARAMS,
                 field: Some(place),
                 request,
             });
@@ -87,10 +87,10 @@ pub(super) fn of_rules(
             rules.max_bytes.map(|most| most as usize).filter(|most| *most <= longest)
         {
             let long = "l".repeat(most + 1);
-            add("too much in", place.clone(), Some(wrapped(&field, &long)));
+            add("too much in", place.clone(), Some(wrap_value(&field, &long)));
         }
         if rules.no_nul {
-            add("a NUL character in", place.clone(), Some(wrapped(&field, "a\0b")));
+            add("a NUL character in", place.clone(), Some(wrap_value(&field, "a\0b")));
         }
         if let Some(most) = rules.max_items {
             let value = match field.is_map() {
@@ -111,17 +111,17 @@ pub(super) fn of_rules(
             };
             add("too many of", name.clone(), Some(value));
         }
-        inner(contract, message, &field, &mut faults);
+        nested_faults(contract, message, &field, &mut faults);
     }
     faults
 }
 
 /// What can be wrong with a message within a message.
-fn inner(
+fn nested_faults(
     contract: &Contract,
     message: &DynamicMessage,
     field: &FieldDescriptor,
-    faults: &mut Vec<Fault<DynamicMessage>>,
+    faults: &mut Vec<FaultyRequest<DynamicMessage>>,
 ) {
     let value = message.get_field(field);
     let (within, prefix) = match value.as_ref() {
@@ -132,7 +132,7 @@ fn inner(
         },
         _ => return,
     };
-    for fault in of_rules(contract, within) {
+    for fault in rule_faults(contract, within) {
         let mut request = message.clone();
         let broken = Value::Message(fault.request);
         let value = match value.as_ref() {
@@ -144,7 +144,7 @@ fn inner(
             _ => broken,
         };
         request.set_field(field, value);
-        faults.push(Fault {
+        faults.push(FaultyRequest {
             field: fault.field.map(|name| format!("{prefix}{name}")),
             request,
             ..fault
@@ -153,7 +153,7 @@ fn inner(
 }
 
 /// A text as the value of a field, or in it.
-fn wrapped(field: &FieldDescriptor, text: &str) -> Value {
+fn wrap_value(field: &FieldDescriptor, text: &str) -> Value {
     let text = match field.kind() {
         Kind::Bytes => return Value::Bytes(text.as_bytes().to_vec().into()),
         _ => Value::String(text.to_owned()),
@@ -166,18 +166,18 @@ fn wrapped(field: &FieldDescriptor, text: &str) -> Value {
 }
 
 /// Ways to break what only the tool knows.
-pub(super) fn of_tool(
+pub(super) fn tool_faults(
     contract: &Contract,
     tool: &str,
     message: &DynamicMessage,
-) -> Vec<Fault<DynamicMessage>> {
+) -> Vec<FaultyRequest<DynamicMessage>> {
     let mut faults = Vec::new();
     let mut add = |what: &str, reason, field: Option<&str>, changes: &[(&str, Value)]| {
         let mut request = message.clone();
         for (name, value) in changes {
-            put(&mut request, name, value.clone());
+            set_field(&mut request, name, value.clone());
         }
-        faults.push(Fault {
+        faults.push(FaultyRequest {
             what: what.to_owned(),
             reason,
             field: field.map(str::to_owned),
@@ -193,34 +193,34 @@ pub(super) fn of_tool(
             add(outside, "PATH_ESCAPE", None, &[(field.name(), text(outside))]);
         }
     }
-    let linked = format!("{LINK}/etc/passwd");
+    let linked = format!("{OUTSIDE_LINK}/etc/passwd");
     match tool {
         "list_files" | "list_dir" => {
             let token = [("page_token", text("no token"))];
-            add("no token", INVALID, Some("page_token"), &token);
+            add("no token", INVALID_PARAMS, Some("page_token"), &token);
         }
         "read_file" => {
             let lines = [("start_line", Value::U32(5)), ("end_line", Value::U32(4))];
-            add("backwards", INVALID, Some("end_line"), &lines);
+            add("backwards", INVALID_PARAMS, Some("end_line"), &lines);
             add("a link", "SYMLINK_BLOCKED", None, &[("path", text(&linked))]);
         }
         "write_file" => {
             let content = [("content", text("?")), ("encoding", Value::EnumNumber(2))];
-            add("no base64", INVALID, Some("content"), &content);
+            add("no base64", INVALID_PARAMS, Some("content"), &content);
             let sum = [("expected_sha256", text("ABC"))];
-            add("no sum", INVALID, Some("expected_sha256"), &sum);
+            add("no sum", INVALID_PARAMS, Some("expected_sha256"), &sum);
             let sum = text(&"0".repeat(64));
             let new = [("expected_sha256", sum), ("mode", Value::EnumNumber(2))];
-            add("a new one's sum", INVALID, Some("expected_sha256"), &new);
+            add("a new one's sum", INVALID_PARAMS, Some("expected_sha256"), &new);
         }
         "edit_file" => {
             let sum = [("expected_sha256", text("0"))];
-            add("no sum", INVALID, Some("expected_sha256"), &sum);
+            add("no sum", INVALID_PARAMS, Some("expected_sha256"), &sum);
             let mut edits = message.get_field_by_name("edits").unwrap().into_owned();
             let edit = edits.as_list_mut().unwrap()[0].as_message_mut().unwrap();
             let old = edit.get_field_by_name("old_string").unwrap().into_owned();
-            put(edit, "new_string", old);
-            add("no change", INVALID, Some("edits[0].new_string"), &[("edits", edits)]);
+            set_field(edit, "new_string", old);
+            add("no change", INVALID_PARAMS, Some("edits[0].new_string"), &[("edits", edits)]);
         }
         "search" => {
             let none = || Value::List(Vec::new());
@@ -236,23 +236,23 @@ pub(super) fn of_tool(
         }
         "read_notebook" | "edit_notebook" => {
             let cell = [("cell_id", text("two")), ("cell_index", Value::U32(1))];
-            add("two cells", INVALID, Some("cell_index"), &cell);
+            add("two cells", INVALID_PARAMS, Some("cell_index"), &cell);
         }
         "run" => {
             let program = [("command", text("true")), ("argv", Value::List(vec![text("true")]))];
-            add("two programs", INVALID, Some("command"), &program);
+            add("two programs", INVALID_PARAMS, Some("command"), &program);
             let none = [("command", text(" ")), ("argv", Value::List(Vec::new()))];
-            add("no program", INVALID, Some("command"), &none);
+            add("no program", INVALID_PARAMS, Some("command"), &none);
             for (name, place) in [("A=B", "env[\"A=B\"]"), ("", "env[\"\"]")] {
                 let env = Value::Map([(MapKey::String(name.to_owned()), text("x"))].into());
-                add("no name", INVALID, Some(place), &[("env", env)]);
+                add("no name", INVALID_PARAMS, Some(place), &[("env", env)]);
             }
         }
         "fetch_url" => {
             for url in
                 ["ftp://127.0.0.1/", "http://a:b@127.0.0.1/", "http://a b/", "two", "http://"]
             {
-                add(url, INVALID, Some("url"), &[("url", text(url))]);
+                add(url, INVALID_PARAMS, Some("url"), &[("url", text(url))]);
             }
         }
         _ => {}
@@ -261,16 +261,16 @@ pub(super) fn of_tool(
 }
 
 /// Ways to break what JSON has to look like: of a request as JSON.
-pub(super) fn of_json(
+pub(super) fn json_faults(
     message: &DynamicMessage,
     spelled: &Map<String, Json>,
     rng: &mut Rng,
-) -> Vec<Fault<Map<String, Json>>> {
+) -> Vec<FaultyRequest<Map<String, Json>>> {
     let mut faults = Vec::new();
     let mut add = |what: String, field: String, name: &str, value: Json| {
         let mut request = spelled.clone();
         request.insert(name.to_owned(), value);
-        faults.push(Fault { what, reason: INVALID, field: Some(field), request });
+        faults.push(FaultyRequest { what, reason: INVALID_PARAMS, field: Some(field), request });
     };
     for name in ["zulu", "Path", "", "a.b", "path "] {
         add("unknown".to_owned(), name.to_owned(), name, json!("x"));
@@ -281,31 +281,33 @@ pub(super) fn of_json(
             true => field.json_name(),
             false => field.name(),
         };
-        for (value, place) in wrong(&field, rng) {
+        for (value, place) in wrong_values(&field, rng) {
             let what = format!("{value:.100} for {written}");
             add(what, format!("{written}{place}"), written, value);
         }
-        if has(message, field.name()) && field.json_name() != field.name() {
+        if has_field(message, field.name()) && field.json_name() != field.name() {
             let other = match written == field.name() {
                 true => field.json_name(),
                 false => field.name(),
             };
             let value = spelled[written].clone();
             // Of two, the second in the order of their names is told.
-            let told = written.max(other).to_owned();
-            add(format!("{written} twice"), told, other, value);
+            let reported_field = written.max(other).to_owned();
+            add(format!("{written} twice"), reported_field, other, value);
         }
     }
     faults
 }
 
 /// Values that are none of a field's, and where in it that is told.
-fn wrong(field: &FieldDescriptor, rng: &mut Rng) -> Vec<(Json, String)> {
+fn wrong_values(field: &FieldDescriptor, rng: &mut Rng) -> Vec<(Json, String)> {
     if field.is_map() {
         let twice = json!({"key": "A", "value": "1"});
-        let mut wrong =
-            at(&[json!(5), json!("A"), json!([{"key": "A"}]), json!([twice, twice])], "");
-        wrong.extend(at(&[json!({"A": 5}), json!({"A": null})], "[\"A\"]"));
+        let mut wrong = with_location(
+            &[json!(5), json!("A"), json!([{"key": "A"}]), json!([twice, twice])],
+            "",
+        );
+        wrong.extend(with_location(&[json!({"A": 5}), json!({"A": null})], "[\"A\"]"));
         return wrong;
     }
     let single: Vec<Json> = match field.kind() {
@@ -319,10 +321,10 @@ fn wrong(field: &FieldDescriptor, rng: &mut Rng) -> Vec<(Json, String)> {
         Kind::Enum(_) => vec![json!("NONSENSE"), json!(true), json!(-1), json!(1.5), json!("")],
         Kind::Bytes => vec![json!("?"), json!(5), json!([1, 2]), json!("ab=c")],
         Kind::Message(_) => {
-            let mut wrong = at(&[json!("x"), json!(5), json!([[]])], "");
+            let mut wrong = with_location(&[json!("x"), json!(5), json!([[]])], "");
             if field.is_list() {
-                wrong = at(&[json!(["x"]), json!([null]), json!([[]])], "[0]");
-                wrong.extend(at(&[json!({}), json!("x")], ""));
+                wrong = with_location(&[json!(["x"]), json!([null]), json!([[]])], "[0]");
+                wrong.extend(with_location(&[json!({}), json!("x")], ""));
                 wrong.push((json!([{"zulu": 1}]), "[0].zulu".to_owned()));
             } else {
                 wrong.push((json!({"zulu": 1}), ".zulu".to_owned()));
@@ -335,13 +337,13 @@ fn wrong(field: &FieldDescriptor, rng: &mut Rng) -> Vec<(Json, String)> {
         true => {
             let items = single.into_iter().chain([Json::Null]);
             let mut wrong: Vec<_> = items.map(|item| (json!([item]), "[0]".to_owned())).collect();
-            wrong.extend(at(&[json!({}), json!("x"), json!(5)], ""));
+            wrong.extend(with_location(&[json!({}), json!("x"), json!(5)], ""));
             wrong
         }
-        false => at(&single, ""),
+        false => with_location(&single, ""),
     }
 }
 
-fn at(values: &[Json], place: &str) -> Vec<(Json, String)> {
+fn with_location(values: &[Json], place: &str) -> Vec<(Json, String)> {
     values.iter().map(|value| (value.clone(), place.to_owned())).collect()
 }

@@ -6,14 +6,14 @@
 
 mod contract;
 mod dialects;
-mod doors;
 mod faults;
+mod fixture;
+mod frontends;
+mod generators;
 mod invalid;
-mod settled;
-mod spelling;
-mod stage;
+mod json_variants;
 mod valid;
-mod words;
+mod validity;
 
 use std::{env, thread};
 
@@ -46,7 +46,7 @@ impl Drop for Case {
 }
 
 /// The seeds of the cases to try: so many at full size, and so many otherwise.
-fn seeds(full: usize, scaled: usize) -> Vec<u64> {
+fn case_seeds(full: usize, scaled: usize) -> Vec<u64> {
     match env::var("JIG_PROPERTY_SEED") {
         Ok(seed) => vec![seed.parse().expect("JIG_PROPERTY_SEED is a number")],
         Err(_) => (0..full_size(full, scaled)).map(|_| fastrand::u64(..)).collect(),

@@ -1,16 +1,16 @@
 //! Archives and copies: owners and permissions, patches.
 
-use super::{failures, with_each_daemon, work};
+use super::{failing_lines, run_script, with_each_daemon};
 use crate::support::Setup;
 
-with_each_daemon!(trees_survive_archives, copies_are_kept_in_step, patches_apply);
+with_each_daemon!(trees_survive_archives, rsync_keeps_copies_in_sync, patches_apply);
 
 const TREE: &str = "mkdir -p t/d; echo text > t/d/f; chmod 640 t/d/f; echo x > t/run; chmod 755 t/run; ln -s d/f t/link; ln t/run t/hard; \
     mkfifo t/fifo; mkdir -m 700 t/private; touch -d @1000000000 t/d/f; truncate -s 1M t/sparse";
 
 async fn trees_survive_archives(setup: Setup) {
     let daemon = setup.start().await;
-    work(&daemon, TREE).await;
+    run_script(&daemon, TREE).await;
     let list = "cd t && find . -printf '%p %y %m %u %g %Ts %l\\n' | sort";
     let same = |made: &str| {
         format!(
@@ -26,9 +26,9 @@ async fn trees_survive_archives(setup: Setup) {
         "cp -a t out/",
         "rsync -aH t out/",
     ] {
-        work(&daemon, &same(made)).await;
+        run_script(&daemon, &same(made)).await;
     }
-    let owners = work(&daemon, "tar tvf t.tar | awk '{print $2}' | sort -u; tar tvf t.tgz --numeric-owner | awk '{print $2}' | sort -u | tr / ' '; id -u; id -g").await;
+    let owners = run_script(&daemon, "tar tvf t.tar | awk '{print $2}' | sort -u; tar tvf t.tgz --numeric-owner | awk '{print $2}' | sort -u | tr / ' '; id -u; id -g").await;
     let lines: Vec<&str> = owners.lines().collect();
     assert_eq!(lines[0], "root/root");
     assert_eq!(lines[1], format!("{} {}", lines[2], lines[3]));
@@ -36,24 +36,24 @@ async fn trees_survive_archives(setup: Setup) {
         echo a | gzip | zcat && echo a | xz | xzcat && echo a | bzip2 | bzcat && echo a | zstd -q | zstd -dq
         ar rc a.ar a && ar t a.ar
         xz -T2 -k t/sparse && xz -l t/sparse.xz";
-    assert_eq!(failures(&daemon, lines).await, [""; 0]);
+    assert_eq!(failing_lines(&daemon, lines).await, [""; 0]);
 }
 
-async fn copies_are_kept_in_step(setup: Setup) {
+async fn rsync_keeps_copies_in_sync(setup: Setup) {
     let daemon = setup.start().await;
-    work(&daemon, TREE).await;
+    run_script(&daemon, TREE).await;
     let script = "rsync -a --delete t/ copy/; rm t/run; echo more >> t/d/f; rsync -ai --delete t/ copy/ | sort; diff -r t/d copy/d; test ! -e copy/run; \
         rsync -a --link-dest=../copy t/ snapshot/; test copy/d/f -ef snapshot/d/f; rsync -anc t/ copy/ | wc -l";
-    let output = work(&daemon, script).await;
+    let output = run_script(&daemon, script).await;
     // Times differ, too, unless both were written in one second.
-    let told = output.replace(".d..t...... ./\n", "").replace(">f.st", ">f.s.");
-    assert_eq!(told, "*deleting   run\n>f.s....... d/f\n0\n", "{output}");
+    let normalized = output.replace(".d..t...... ./\n", "").replace(">f.st", ">f.s.");
+    assert_eq!(normalized, "*deleting   run\n>f.s....... d/f\n0\n", "{output}");
 }
 
 async fn patches_apply(setup: Setup) {
     let daemon = setup.start().await;
     let script = "seq 20 > f; cp f f.orig; sed -i 's/^7$/seven/; s/^15$/fifteen/' f; diff -u f.orig f > p || true; patch -R < p; cmp f f.orig; \
         patch --dry-run < p; patch -b < p; grep -c teen f; diff3 f f.orig f | wc -l; git apply --stat p | tail -1";
-    let output = work(&daemon, script).await;
+    let output = run_script(&daemon, script).await;
     assert!(output.contains("checking file f\npatching file f\n1\n"), "{output}");
 }

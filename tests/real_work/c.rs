@@ -1,12 +1,12 @@
 //! C and C++: compilers, libraries, make with a job server, CMake and Ninja, sanitizers.
 
-use super::{attempt, with_each_daemon, work};
+use super::{run_script, try_script, with_each_daemon};
 use crate::support::Setup;
 
 with_each_daemon!(
-    a_project_is_built_by_make,
+    make_builds_a_project,
     cmake_and_ninja_build,
-    sanitizers_find_what_they_look_for
+    sanitizers_report_memory_errors_and_races
 );
 
 const PROJECT: &str = r#"
@@ -55,10 +55,10 @@ clean:
 END
 "#;
 
-async fn a_project_is_built_by_make(setup: Setup) {
+async fn make_builds_a_project(setup: Setup) {
     let daemon = setup.start().await;
-    work(&daemon, PROJECT).await;
-    let built = work(
+    run_script(&daemon, PROJECT).await;
+    let built = run_script(
         &daemon,
         "make -j8 >/dev/null; build/program; make -j8 | tail -1; touch include/sum.h; make -j2 | grep -c main.c; \
          make clean >/dev/null; make -j4 below | grep -c part_; gcc -o shared -Iinclude src/main.c -Lbuild -l:libsum.so -lm -Wl,-rpath,'$ORIGIN/build'; \
@@ -71,9 +71,9 @@ async fn a_project_is_built_by_make(setup: Setup) {
     assert_eq!(&lines[4..], ["42 6", "7", "1"], "{built}");
     // Makes share their jobs through a FIFO, from version 4.4 on, or a pipe.
     let jobs = "printf 'all: a b c\\na b c:\\n\\t@echo $$MAKEFLAGS\\n' > jobs.mk; make -j3 -f jobs.mk | grep -c jobserver-auth";
-    assert_eq!(work(&daemon, jobs).await, "3\n");
+    assert_eq!(run_script(&daemon, jobs).await, "3\n");
     let fifo = "mkfifo tokens; exec 3<> tokens; printf ++ >&3; MAKEFLAGS='-j3 --jobserver-auth=3,3' make -f jobs.mk 3<&3 | wc -l";
-    assert_eq!(work(&daemon, fifo).await, "3\n");
+    assert_eq!(run_script(&daemon, fifo).await, "3\n");
 }
 
 async fn cmake_and_ninja_build(setup: Setup) {
@@ -100,10 +100,10 @@ cmake --build out >/dev/null
 out/sample
 cd out && ctest | grep -c '100% tests passed'
 "#;
-    assert_eq!(work(&daemon, project).await, "7\n1\n");
+    assert_eq!(run_script(&daemon, project).await, "7\n1\n");
 }
 
-async fn sanitizers_find_what_they_look_for(setup: Setup) {
+async fn sanitizers_report_memory_errors_and_races(setup: Setup) {
     let daemon = setup.start().await;
     let sources = r#"
 cat > overflow.c <<'END'
@@ -124,10 +124,10 @@ END
 gcc -g -fsanitize=address,undefined -o overflow overflow.c
 gcc -g -fsanitize=thread -o race race.c
 "#;
-    work(&daemon, sources).await;
-    let found = attempt(&daemon, "ASAN_OPTIONS=detect_leaks=0 ./overflow", &[]).await;
+    run_script(&daemon, sources).await;
+    let found = try_script(&daemon, "ASAN_OPTIONS=detect_leaks=0 ./overflow", &[]).await;
     assert!(found.stderr.contains("heap-buffer-overflow"), "{}", found.stderr);
     // Where the kernel shuffles addresses more than it can bear, it executes itself once more without.
-    let found = attempt(&daemon, "setarch -R ./race", &[]).await;
+    let found = try_script(&daemon, "setarch -R ./race", &[]).await;
     assert!(found.stderr.contains("data race"), "{}", found.stderr);
 }

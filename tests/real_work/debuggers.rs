@@ -1,11 +1,11 @@
 //! Debuggers and tracers, where the operator allows them.
 
-use super::{attempt, with_each_daemon, work};
+use super::{run_script, try_script, with_each_daemon};
 use crate::support::Setup;
 
 with_each_daemon!(debuggers_work_where_they_are_allowed, leaks_are_found_where_tracing_is_allowed);
 
-const ALLOWED: &str = "[sandbox]\nallow_ptrace = true";
+const ALLOW_PTRACE_TABLE: &str = "[sandbox]\nallow_ptrace = true";
 const PROGRAM: &str = r#"
 cat > program.c <<'END'
 #include <stdio.h>
@@ -22,25 +22,25 @@ gcc -g -O0 -o program program.c
 "#;
 
 async fn debuggers_work_where_they_are_allowed(setup: Setup) {
-    let daemon = setup.workspace_table(ALLOWED).start().await;
-    work(&daemon, PROGRAM).await;
+    let daemon = setup.workspace_table(ALLOW_PTRACE_TABLE).start().await;
+    run_script(&daemon, PROGRAM).await;
     let trace = "gdb -q -batch -ex 'break deep' -ex 'run 2' -ex 'print n' -ex bt -ex delete -ex continue -ex bt ./program 2>&1";
-    let output = work(&daemon, trace).await;
+    let output = run_script(&daemon, trace).await;
     assert!(output.contains("$1 = 2\n"), "{output}");
     assert!(output.contains("SIGSEGV") && output.contains("#3 "), "{output}");
     assert!(!output.contains("Operation not permitted"), "{output}");
     // To a process that runs already, and whose parent it is not.
     let attach =
         "sleep 100 & gdb -q -batch -p $! -ex 'info proc' 2>&1 | grep -c 'exe = .*/sleep'; kill %1";
-    assert_eq!(work(&daemon, attach).await, "1\n");
+    assert_eq!(run_script(&daemon, attach).await, "1\n");
     let strace = "strace -f -o log -e trace=openat,execve sh -c 'cat program.c > /dev/null; true'; grep -c 'openat.*program.c' log; strace -c true 2>&1 | grep -c execve";
-    assert_eq!(work(&daemon, strace).await, "1\n1\n");
+    assert_eq!(run_script(&daemon, strace).await, "1\n1\n");
 }
 
 async fn leaks_are_found_where_tracing_is_allowed(setup: Setup) {
-    let daemon = setup.workspace_table(ALLOWED).start().await;
-    work(&daemon, PROGRAM).await;
+    let daemon = setup.workspace_table(ALLOW_PTRACE_TABLE).start().await;
+    run_script(&daemon, PROGRAM).await;
     let leak = "gcc -g -O0 -fsanitize=address -o leaks program.c; ./leaks";
-    let found = attempt(&daemon, leak, &[]).await;
+    let found = try_script(&daemon, leak, &[]).await;
     assert!(found.stderr.contains("5 byte(s) leaked"), "{}", found.stderr);
 }

@@ -1,11 +1,11 @@
 //! Git.
 
-use super::{with_each_daemon, work};
+use super::{run_script, with_each_daemon};
 use crate::support::Setup;
 
-with_each_daemon!(a_repository_lives, what_the_host_made_is_trusted);
+with_each_daemon!(everyday_git_commands_work, git_trusts_repository_made_by_host);
 
-async fn a_repository_lives(setup: Setup) {
+async fn everyday_git_commands_work(setup: Setup) {
     let daemon = setup.start().await;
     let script = r#"
 git config --global user.name agent
@@ -32,7 +32,7 @@ git -c protocol.file.allow=always submodule --quiet add ../bare.git sub
 printf '#!/bin/sh\necho hook ran\n' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit; git commit -qm sub 2>&1 | grep hook
 git grep -n fifty
 "#;
-    let output = work(&daemon, script).await;
+    let output = run_script(&daemon, script).await;
     let lines: Vec<&str> = output.lines().collect();
     assert_eq!(lines[0], "side main first ", "{output}");
     for expected in [" 1 file changed, 1 insertion(+)", "v1", "hook ran", "numbers:50:fifty"] {
@@ -40,8 +40,8 @@ git grep -n fifty
     }
 }
 
-async fn what_the_host_made_is_trusted(setup: Setup) {
-    let owner = setup.owner();
+async fn git_trusts_repository_made_by_host(setup: Setup) {
+    let owner = setup.workspace_uid();
     let daemon = setup.start().await;
     // Git refuses a repository of somebody else's. The workspace's owner is the command's user.
     let made = std::process::Command::new("git")
@@ -57,5 +57,5 @@ async fn what_the_host_made_is_trusted(setup: Setup) {
         std::process::Command::new("chown").arg("-R").arg(owner).arg(daemon.workspace()).status();
     assert!(given.unwrap().success());
     let script = "echo x > x; git add x; git -c user.name=a -c user.email=a@b commit -qm x; git status --porcelain; git log --format=%s";
-    assert_eq!(work(&daemon, script).await, "x\n");
+    assert_eq!(run_script(&daemon, script).await, "x\n");
 }

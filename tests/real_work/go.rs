@@ -1,6 +1,6 @@
 //! Go, whose caches are in the home directory.
 
-use super::{with_each_daemon, work};
+use super::{run_script, with_each_daemon};
 use crate::support::Setup;
 
 with_each_daemon!(go_builds_and_tests);
@@ -30,6 +30,6 @@ func TestAnswer(t *testing.T) { t.Parallel(); if answer() != 42 { t.Fatal(answer
 END
 go build -o program . ; ./program; go test ./... | grep -o '^ok'; test -d "$(go env GOCACHE)"; go env GOCACHE
 "#;
-    let output = work(&daemon, script).await;
+    let output = run_script(&daemon, script).await;
     assert_eq!(output, "42 agent child\nok\n/home/agent/.cache/go-build\n");
 }

@@ -2,80 +2,80 @@
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf};
 
-use super::{failures, with_each_daemon, work};
-use crate::support::{Daemon, Refusal, Setup, argv, shell, started, with};
+use super::{failing_lines, run_script, with_each_daemon};
+use crate::support::{Daemon, Refusal, Setup, argv, shell, start_request, with_metadata};
 
 with_each_daemon!(
-    a_kept_home_is_kept,
-    a_fresh_home_is_fresh,
-    a_kept_home_is_no_scratch,
-    a_kept_home_is_a_way_to_nothing_else,
+    persistent_home_survives_runs_and_restarts,
+    ephemeral_home_starts_empty,
+    persistent_home_is_not_limited_by_tmp_bytes,
+    persistent_home_gives_no_access_beyond_itself,
 );
 
-const KEPT: &str = "home = \"persistent\"";
+const PERSISTENT_HOME: &str = "home = \"persistent\"";
 
 /// The homes that are kept, on the host.
-fn homes(daemon: &Daemon) -> Vec<PathBuf> {
-    let entries = fs::read_dir(daemon.state().join("homes"));
+fn host_homes(daemon: &Daemon) -> Vec<PathBuf> {
+    let entries = fs::read_dir(daemon.state_dir().join("homes"));
     let entries = entries.into_iter().flatten();
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-async fn a_kept_home_is_kept(setup: Setup) {
-    let owner = setup.owner();
-    let daemon = setup.workspace_table(KEPT).start().await;
+async fn persistent_home_survives_runs_and_restarts(setup: Setup) {
+    let owner = setup.workspace_uid();
+    let daemon = setup.workspace_table(PERSISTENT_HOME).start().await;
     let script = "stat -c '%U %G' ~; stat -c %a ~; ls -A ~; mkdir -p ~/.cache/x; echo kept > ~/.cache/x/f; echo ~";
-    assert_eq!(work(&daemon, script).await, "agent agent\n700\n/home/agent\n");
-    assert_eq!(work(&daemon, "cat ~/.cache/x/f; echo more >> ~/.cache/x/f").await, "kept\n");
+    assert_eq!(run_script(&daemon, script).await, "agent agent\n700\n/home/agent\n");
+    assert_eq!(run_script(&daemon, "cat ~/.cache/x/f; echo more >> ~/.cache/x/f").await, "kept\n");
     // On the host its files belong to whom those of the workspace do.
-    let [home] = homes(&daemon).try_into().unwrap();
+    let [home] = host_homes(&daemon).try_into().unwrap();
     for path in [home.clone(), home.join(".cache/x/f")] {
         let found = path.metadata().unwrap();
         assert_eq!((found.uid(), found.gid()), (owner, owner), "{}", path.display());
     }
-    let state = daemon.state().metadata().unwrap();
+    let state = daemon.state_dir().metadata().unwrap();
     assert_eq!(state.mode() & 0o77, 0, "nobody else can enter it");
     // Runs at the same time share it; temporary files they do not.
     let waits = "mkfifo ~/meet; touch /tmp/own; echo waiting; cat ~/meet";
-    let mut watch = daemon.watch(started(shell(waits))).await;
-    watch.until("waiting\n").await;
-    assert_eq!(work(&daemon, "echo met > ~/meet; ls /tmp").await, "");
-    watch.finish().await;
-    assert!(watch.text().ends_with("met\n"));
+    let mut watch = daemon.start_process(start_request(shell(waits))).await;
+    watch.read_until("waiting\n").await;
+    assert_eq!(run_script(&daemon, "echo met > ~/meet; ls /tmp").await, "");
+    watch.wait_for_exit().await;
+    assert!(watch.stdout_text().ends_with("met\n"));
     // Nothing in it gains rights, and no device can be in it.
-    let flags = work(&daemon, "findmnt -no OPTIONS --target ~").await;
+    let flags = run_script(&daemon, "findmnt -no OPTIONS --target ~").await;
     assert!(flags.contains("nosuid") && flags.contains("nodev"), "{flags}");
     let daemon = daemon.restart().await;
-    assert_eq!(work(&daemon, "cat ~/.cache/x/f").await, "kept\nmore\n");
+    assert_eq!(run_script(&daemon, "cat ~/.cache/x/f").await, "kept\nmore\n");
     let layers = daemon.info().await.isolation.unwrap().layers;
     let scratch = layers.iter().find(|layer| layer.name == "scratch").unwrap();
     assert!(scratch.detail.contains("persists (sandbox.home)"), "{}", scratch.detail);
 }
 
-async fn a_fresh_home_is_fresh(setup: Setup) {
+async fn ephemeral_home_starts_empty(setup: Setup) {
     let daemon = setup.start().await;
     for _ in 0..3 {
-        assert_eq!(work(&daemon, "ls -A ~; touch ~/f").await, "");
+        assert_eq!(run_script(&daemon, "ls -A ~; touch ~/f").await, "");
     }
-    assert!(homes(&daemon).is_empty());
+    assert!(host_homes(&daemon).is_empty());
 }
 
-async fn a_kept_home_is_no_scratch(setup: Setup) {
+async fn persistent_home_is_not_limited_by_tmp_bytes(setup: Setup) {
     // More than the memory of the run and the size of its temporary files: it lies on a disk.
     let setup = setup.workspace_table(&format!(
-        "{KEPT}\n[limits]\nmemory_bytes = 100_000_000\ntmp_bytes = 20_000_000"
+        "{PERSISTENT_HOME}\n[limits]\nmemory_bytes = 100_000_000\ntmp_bytes = 20_000_000"
     ));
     let daemon = setup.start().await;
     let script = "head -c 150000000 /dev/zero > ~/large; for n in 1 2 3 4 5 6 7 8; do sha256sum ~/large; done | sort -u | wc -l; rm ~/large; \
         ! head -c 30000000 /dev/zero > /tmp/large";
-    assert_eq!(work(&daemon, script).await, "1\n");
+    assert_eq!(run_script(&daemon, script).await, "1\n");
 }
 
-async fn a_kept_home_is_a_way_to_nothing_else(setup: Setup) {
-    let daemon = setup.workspace_table(KEPT).start().await;
+async fn persistent_home_gives_no_access_beyond_itself(setup: Setup) {
+    let daemon = setup.workspace_table(PERSISTENT_HOME).start().await;
     let script = "echo kept > ~/f; echo own > w; mkfifo ~/fifo; ln -s /etc/passwd ~/link; \
         python3 -c 'import os, socket; os.chdir(os.environ[\"HOME\"]); socket.socket(socket.AF_UNIX).bind(\"socket\")'";
-    work(&daemon, script).await;
+    run_script(&daemon, script).await;
     for line in [
         "ln ~/f here",
         "ln w ~/here",
@@ -88,32 +88,32 @@ async fn a_kept_home_is_a_way_to_nothing_else(setup: Setup) {
         "ln -sfnT /tmp ~",
         "ls ~/../../var/log",
     ] {
-        let failed = failures(&daemon, line).await;
+        let failed = failing_lines(&daemon, line).await;
         assert_eq!(failed.len(), 1, "{line}");
     }
     // Neither what lies in it nor its mode is in the next daemon's way, nor in the next run's.
-    work(&daemon, "echo kept > ~/f; mkfifo ~/fifo; ln -s / ~/link; chmod 000 ~").await;
+    run_script(&daemon, "echo kept > ~/f; mkfifo ~/fifo; ln -s / ~/link; chmod 000 ~").await;
     let daemon = daemon.restart().await;
     let script = "pwd; stat -c %a ~; chmod 700 ~; cat ~/f; rm ~/*; ls -A ~";
-    assert_eq!(work(&daemon, script).await, "/workspace\n0\nkept\n");
+    assert_eq!(run_script(&daemon, script).await, "/workspace\n0\nkept\n");
 }
 
 #[tokio::test]
-async fn a_kept_home_can_fill_the_disk_that_it_is_on() {
+async fn persistent_home_can_fill_its_disk() {
     let fill = "head -c 9000000 /dev/zero > ~/fill";
-    let setup = || Setup::new().workspace_table(KEPT);
+    let setup = || Setup::new().workspace_table(PERSISTENT_HOME);
     // With the state on it, nothing is run until there is room.
     let daemon = setup().state_on_small_disk("").start().await;
     let response = daemon.run(shell(fill)).await;
     assert!(response.stderr.contains("No space left"), "{response:?}");
     // In the session that there is, a page may have room for one more record.
-    let run = with("jig-session", "another", shell("touch ran"));
-    let refusal = Refusal::of(&daemon.try_run(run).await.unwrap_err());
+    let run = with_metadata("jig-session", "another", shell("touch ran"));
+    let refusal = Refusal::from_status(&daemon.try_run(run).await.unwrap_err());
     assert_eq!(refusal.reason, "NO_SPACE", "{refusal:?}");
     assert!(refusal.message.contains("state directory"), "{refusal:?}");
     assert!(!daemon.file("ran").exists());
     let seen_by_the_daemon = PathBuf::from(format!("/proc/{}/root", daemon.pid()));
-    let homes = daemon.state().join("homes");
+    let homes = daemon.state_dir().join("homes");
     let homes = seen_by_the_daemon.join(homes.strip_prefix("/").unwrap());
     let home = fs::read_dir(homes).unwrap().next().unwrap().unwrap().path();
     fs::remove_file(home.join("fill")).unwrap();
@@ -128,7 +128,7 @@ async fn a_kept_home_can_fill_the_disk_that_it_is_on() {
 }
 
 #[tokio::test]
-async fn each_workspace_keeps_its_own_home() {
+async fn each_workspace_has_its_own_home() {
     let [second, third] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let table = format!(
         "name = \"one\"\n[[workspaces]]\nname = \"two\"\npath = {:?}\n[[workspaces]]\nname = \"..three\"\npath = {:?}\nhome = \"ephemeral\"\n[sandbox]\nhome = \"persistent\"",
@@ -137,7 +137,7 @@ async fn each_workspace_keeps_its_own_home() {
     );
     let daemon = Setup::new().workspace_table(&table).start().await;
     let run = async |workspace: &str, script: &str| {
-        daemon.output(with("jig-workspace", workspace, shell(script))).await
+        daemon.output(with_metadata("jig-workspace", workspace, shell(script))).await
     };
     for workspace in ["one", "two", "..three"] {
         assert_eq!(run(workspace, "ls -A ~; echo x > ~/of-${PWD##*/}").await, "");
@@ -146,7 +146,7 @@ async fn each_workspace_keeps_its_own_home() {
     assert_eq!(run("two", "rm ~/*; ls -A ~").await, "");
     assert_eq!(run("one", "ls -A ~").await, "of-workspace\n");
     assert_eq!(run("..three", "ls -A ~").await, "");
-    let mut names: Vec<String> = homes(&daemon)
+    let mut names: Vec<String> = host_homes(&daemon)
         .iter()
         .map(|home| home.file_name().unwrap().to_str().unwrap()[..4].to_owned())
         .collect();
@@ -155,15 +155,15 @@ async fn each_workspace_keeps_its_own_home() {
 }
 
 #[tokio::test]
-async fn a_home_belongs_to_whom_the_workspace_does() {
-    let daemon = Setup::new().workspace_owner(4242).workspace_table(KEPT).start().await;
-    assert_eq!(work(&daemon, "echo x > ~/f; id -un").await, "agent\n");
-    let [home] = homes(&daemon).try_into().unwrap();
+async fn home_belongs_to_the_workspace_owner() {
+    let daemon = Setup::new().workspace_owner(4242).workspace_table(PERSISTENT_HOME).start().await;
+    assert_eq!(run_script(&daemon, "echo x > ~/f; id -un").await, "agent\n");
+    let [home] = host_homes(&daemon).try_into().unwrap();
     assert_eq!(home.join("f").metadata().unwrap().uid(), 4242);
 }
 
 #[tokio::test]
-async fn caches_are_shared_where_they_are_bound() {
+async fn bound_caches_are_shared_between_runs() {
     let [caches, kept] = [0, 1].map(|_| tempfile::tempdir().unwrap());
     let settings = kept.path().join("npmrc");
     fs::write(&settings, "fund=false\n").unwrap();
@@ -175,7 +175,7 @@ async fn caches_are_shared_where_they_are_bound() {
         &format!("{}:/etc/npmrc", settings.display()),
     ]);
     let daemon = setup.start().await;
-    work(&daemon, "echo kept > /cache/f; ! echo x >> /etc/npmrc").await;
+    run_script(&daemon, "echo kept > /cache/f; ! echo x >> /etc/npmrc").await;
     assert_eq!(daemon.output(argv(&["cat", "/cache/f", "/etc/npmrc"])).await, "kept\nfund=false\n");
     assert_eq!(fs::read_to_string(caches.path().join("f")).unwrap(), "kept\n");
 }

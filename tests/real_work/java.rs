@@ -1,6 +1,6 @@
 //! Java.
 
-use super::{with_each_daemon, work};
+use super::{run_script, with_each_daemon};
 use crate::support::Setup;
 
 with_each_daemon!(java_compiles_and_runs);
@@ -33,7 +33,7 @@ END
 javac -d classes Main.java; printf 'Main-Class: Main\n' > manifest; jar cfm main.jar manifest -C classes .; java -jar main.jar; jshell -version >/dev/null 2>&1 || true
 java -Xshare:off -XX:+UseParallelGC -version 2>&1 | grep -c version
 "#;
-    let output = work(&daemon, script).await;
+    let output = run_script(&daemon, script).await;
     assert!(output.starts_with("100 got it 0 7 /tmp agent /home/agent "), "{output}");
     assert!(output.ends_with("\n1\n"), "{output}");
 }

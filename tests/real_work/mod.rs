@@ -12,23 +12,23 @@ mod home;
 mod java;
 mod node;
 mod python;
-mod refused;
 mod rust;
 mod shell;
 mod terminal;
+mod unsupported;
 
 use std::{path::Path, sync::Once};
 
 use jig::api::v1::{RunRequest, RunResponse};
 
-use crate::support::{Daemon, Setup, USER, set_up, shell};
+use crate::support::{DAEMON_UID, Daemon, Setup, run_setup_script, shell};
 
 /// Seconds that a step may take: compilers are slow where many tests share two cores.
-const PATIENCE_SEC: u32 = 300;
+const STEP_TIMEOUT_SEC: u32 = 300;
 /// Where commands see the directory of the host that a test shows them.
-const SHOWN: &str = "/shown";
+const MOUNTED_DIRECTORY: &str = "/shown";
 /// Mounts the directory that `$1` names where the user may look, and becomes that user.
-const SHOW: &str = r#"
+const MOUNT_AND_BECOME_USER_SCRIPT: &str = r#"
     mount --bind "$JIG_TEST_SHOWN" /mnt
     exec setpriv --reuid="$JIG_TEST_USER" --regid="$JIG_TEST_USER" --clear-groups "$0" "$@"
 "#;
@@ -36,16 +36,16 @@ const SHOW: &str = r#"
 /// Makes two tests of each function: with a daemon of root's, and of an ordinary user's.
 macro_rules! with_each_daemon {
     ($($work:ident),+ $(,)?) => {
-        mod in_a_daemon_of_roots {
+        mod root_daemon {
             $(#[tokio::test]
             async fn $work() {
-                super::$work($crate::real_work::of_roots()).await;
+                super::$work($crate::real_work::root_setup()).await;
             })+
         }
-        mod in_a_daemon_of_a_users {
+        mod user_daemon {
             $(#[tokio::test]
             async fn $work() {
-                super::$work($crate::real_work::of_a_users()).await;
+                super::$work($crate::real_work::user_setup()).await;
             })+
         }
     };
@@ -53,42 +53,42 @@ macro_rules! with_each_daemon {
 use with_each_daemon;
 
 /// A daemon of root's, on a machine that has all programs.
-fn of_roots() -> Setup {
+fn root_setup() -> Setup {
     static INSTALLED: Once = Once::new();
-    INSTALLED.call_once(|| set_up("tests/real_work/install.sh"));
+    INSTALLED.call_once(|| run_setup_script("tests/real_work/install.sh"));
     Setup::new()
 }
 
 /// A daemon of an ordinary user's.
-fn of_a_users() -> Setup {
-    of_roots().user(USER)
+fn user_setup() -> Setup {
+    root_setup().user(DAEMON_UID)
 }
 
 impl Setup {
     /// Shows commands a directory of the host at [`SHOWN`], read-only. An ordinary user's daemon finds
     /// it elsewhere: the way to it may be closed to that user.
-    fn showing(self, directory: &Path) -> Self {
+    fn mounting_directory(self, directory: &Path) -> Self {
         let directory = directory.to_str().unwrap();
-        if self.owner() == 0 {
-            return self.arguments(&["--bind-ro", &format!("{directory}:{SHOWN}")]);
+        if self.workspace_uid() == 0 {
+            return self.arguments(&["--bind-ro", &format!("{directory}:{MOUNTED_DIRECTORY}")]);
         }
         let wrapper = ["unshare", "--mount", "--propagation", "private", "sh", "-ec"];
         self.environment("JIG_TEST_SHOWN", directory)
-            .environment("JIG_TEST_USER", &USER.to_string())
-            .under(wrapper.into_iter().chain([SHOW]))
-            .becoming_its_user_itself()
-            .arguments(&["--bind-ro", &format!("/mnt:{SHOWN}")])
+            .environment("JIG_TEST_USER", &DAEMON_UID.to_string())
+            .wrapped_by(wrapper.into_iter().chain([MOUNT_AND_BECOME_USER_SCRIPT]))
+            .wrapper_sets_user()
+            .arguments(&["--bind-ro", &format!("/mnt:{MOUNTED_DIRECTORY}")])
     }
 }
 
 /// Runs a script, of which every line must succeed. Answers what it wrote to its standard output.
-async fn work(daemon: &Daemon, script: &str) -> String {
-    work_with(daemon, script, &[]).await
+async fn run_script(daemon: &Daemon, script: &str) -> String {
+    run_script_with_env(daemon, script, &[]).await
 }
 
 /// As [`work`], with variables.
-async fn work_with(daemon: &Daemon, script: &str, variables: &[(&str, &str)]) -> String {
-    let response = attempt(daemon, script, variables).await;
+async fn run_script_with_env(daemon: &Daemon, script: &str, variables: &[(&str, &str)]) -> String {
+    let response = try_script(daemon, script, variables).await;
     assert_eq!(
         response.exit_code,
         Some(0),
@@ -101,11 +101,11 @@ async fn work_with(daemon: &Daemon, script: &str, variables: &[(&str, &str)]) ->
 }
 
 /// Runs a script until a line of it fails, whatever becomes of it.
-async fn attempt(daemon: &Daemon, script: &str, variables: &[(&str, &str)]) -> RunResponse {
+async fn try_script(daemon: &Daemon, script: &str, variables: &[(&str, &str)]) -> RunResponse {
     let variables = variables.iter();
     let env = variables.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let request = RunRequest {
-        timeout_sec: Some(PATIENCE_SEC),
+        timeout_sec: Some(STEP_TIMEOUT_SEC),
         env: env.collect(),
         argv: ["bash", "-euo", "pipefail", "-c", script].map(str::to_owned).to_vec(),
         ..RunRequest::default()
@@ -114,10 +114,11 @@ async fn attempt(daemon: &Daemon, script: &str, variables: &[(&str, &str)]) -> R
 }
 
 /// Runs each line by itself. Answers those that fail, with what they wrote.
-async fn failures(daemon: &Daemon, lines: &str) -> Vec<String> {
+async fn failing_lines(daemon: &Daemon, lines: &str) -> Vec<String> {
     let mut failed = Vec::new();
     for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let response = daemon.run(RunRequest { timeout_sec: Some(PATIENCE_SEC), ..shell(line) });
+        let response =
+            daemon.run(RunRequest { timeout_sec: Some(STEP_TIMEOUT_SEC), ..shell(line) });
         let response = response.await;
         if response.exit_code != Some(0) {
             failed.push(format!("{line}: {}{}", response.stdout, response.stderr));

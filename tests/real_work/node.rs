@@ -1,6 +1,6 @@
 //! Node.js with npm.
 
-use super::{with_each_daemon, work};
+use super::{run_script, with_each_daemon};
 use crate::support::Setup;
 
 with_each_daemon!(npm_installs_a_local_package, a_server_answers_on_localhost);
@@ -20,7 +20,7 @@ cd ../app; npm install --silent --no-audit --no-fund ../pkg; readlink node_modul
 npm uninstall --silent --no-audit --no-fund pkg; npm install --silent --offline --no-audit --no-fund ../pkg/pkg-1.0.0.tgz; test ! -L node_modules/pkg; npm start --silent
 npm test --silent | grep -c '^# pass 1\|pass 1$'; npm install --silent --offline --no-audit --no-fund; cat prepared; rm -r node_modules; npm ci --silent --offline --no-audit --no-fund; npm ls --parseable | tail -1
 "#;
-    let output = work(&daemon, script).await;
+    let output = run_script(&daemon, script).await;
     let expected = "pkg-1.0.0.tgz\n../../pkg\n42 start\ngreeting 42\n42 start\n1\nprepared\n/workspace/app/node_modules/pkg\n";
     assert_eq!(output, expected);
 }
@@ -48,7 +48,7 @@ END
 echo 'process.send("from the child"); process.disconnect()' > child.mjs
 node main.mjs
 "#;
-    let output = work(&daemon, script).await;
+    let output = run_script(&daemon, script).await;
     let expected =
         "got 1048576\nSet(1) { 200 }\nnew\n42\nchild agent true\nfrom the child\ntrue true\n";
     assert_eq!(output, expected);

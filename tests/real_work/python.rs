@@ -1,9 +1,9 @@
 //! Python: a virtual environment without a network, pytest, processes and threads, SQLite.
 
-use super::{SHOWN, failures, with_each_daemon, work, work_with};
+use super::{MOUNTED_DIRECTORY, failing_lines, run_script, run_script_with_env, with_each_daemon};
 use crate::support::{Setup, tools_folder};
 
-with_each_daemon!(a_virtual_environment_is_made, pytest_runs, the_standard_library_works);
+with_each_daemon!(virtual_environment_installs_a_wheel, pytest_runs, the_standard_library_works);
 
 /// Makes a wheel with nothing but the standard library, as a tool would.
 const WHEEL: &str = r#"
@@ -24,20 +24,20 @@ with zipfile.ZipFile("sample-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr(name, text)
 "#;
 
-async fn a_virtual_environment_is_made(setup: Setup) {
+async fn virtual_environment_installs_a_wheel(setup: Setup) {
     let daemon = setup.start().await;
     let script = "/usr/bin/python3 -c \"$WHEEL\"; /usr/bin/python3 -m venv env; . env/bin/activate; \
         pip install --quiet --no-index --disable-pip-version-check ./sample-1.0-py3-none-any.whl; sample; python -m sample; \
         pip list --disable-pip-version-check | grep sample; python -c 'import sys; print(sys.prefix, sys.executable)'; pip uninstall -qy sample; \
         ! python -m sample 2>/dev/null";
-    let output = work_with(&daemon, script, &[("WHEEL", WHEEL)]).await;
+    let output = run_script_with_env(&daemon, script, &[("WHEEL", WHEEL)]).await;
     let expected =
         "answer 42\nanswer 42\nsample     1.0\n/workspace/env /workspace/env/bin/python\n";
     assert!(output.starts_with(expected), "{output}");
 }
 
 async fn pytest_runs(setup: Setup) {
-    let daemon = setup.showing(&tools_folder().join("pytest")).start().await;
+    let daemon = setup.mounting_directory(&tools_folder().join("pytest")).start().await;
     let script = r#"
 mkdir tests
 cat > tests/test_sample.py <<'END'
@@ -72,7 +72,7 @@ END
 /usr/bin/python3 -m pytest -q -p no:cacheprovider | tail -1 | cut -d' ' -f1,2
 /usr/bin/python3 -m pytest -q | tail -1 | cut -d' ' -f1,2
 "#;
-    let output = work_with(&daemon, script, &[("PYTHONPATH", SHOWN)]).await;
+    let output = run_script_with_env(&daemon, script, &[("PYTHONPATH", MOUNTED_DIRECTORY)]).await;
     assert_eq!(output, "6 passed\n6 passed\n");
 }
 
@@ -129,11 +129,11 @@ print(json.dumps({"done": True}))
 END
 /usr/bin/python3 work.py
 "#;
-    assert_eq!(work(&daemon, script).await, "{\"done\": true}\n");
+    assert_eq!(run_script(&daemon, script).await, "{\"done\": true}\n");
     let lines = "/usr/bin/python3 -m compileall -q work.py
         /usr/bin/python3 -m timeit -n 1 pass
         /usr/bin/python3 -c 'import webbrowser, tkinter' || /usr/bin/python3 -c 'import curses, readline, lzma, bz2, dbm'
         /usr/bin/python3 -m zipfile -c z.zip work.py && /usr/bin/python3 -m zipfile -l z.zip
         /usr/bin/python3 -m unittest --help > /dev/null";
-    assert_eq!(failures(&daemon, lines).await, [""; 0]);
+    assert_eq!(failing_lines(&daemon, lines).await, [""; 0]);
 }

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::Command};
 
-use super::{SHOWN, with_each_daemon, work};
+use super::{MOUNTED_DIRECTORY, run_script, with_each_daemon};
 use crate::support::Setup;
 
 with_each_daemon!(cargo_builds_and_tests);
@@ -15,8 +15,8 @@ fn toolchain() -> PathBuf {
 }
 
 async fn cargo_builds_and_tests(setup: Setup) {
-    let path = format!("{SHOWN}/bin");
-    let setup = setup.showing(&toolchain()).arguments(&["--path", &path]);
+    let path = format!("{MOUNTED_DIRECTORY}/bin");
+    let setup = setup.mounting_directory(&toolchain()).arguments(&["--path", &path]);
     let daemon = setup.start().await;
     let script = r#"
 cargo new --quiet --lib sample && cd sample
@@ -44,6 +44,6 @@ cargo build --quiet --offline; cargo run --quiet --offline
 cargo test --offline 2>&1 | grep -c '1 passed'
 cargo metadata --quiet --offline --format-version 1 | head -c 12; echo; test -d "$HOME/.cargo"; git status --short | grep -c '^??'
 "#;
-    let output = work(&daemon, script).await;
+    let output = run_script(&daemon, script).await;
     assert_eq!(output, "42\n2\n{\"packages\":\n6\n");
 }

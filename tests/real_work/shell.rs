@@ -1,18 +1,18 @@
 //! What every script uses: the shell itself, the tools of the system, and what they are told about
 //! the machine.
 
-use super::{failures, with_each_daemon, work};
+use super::{failing_lines, run_script, with_each_daemon};
 use crate::support::Setup;
 
 with_each_daemon!(
     everyday_commands_succeed,
-    commands_know_who_and_where_they_are,
-    shells_do_what_shells_do,
-    files_are_watched
+    commands_see_agent_user_and_workspace,
+    bash_features_work,
+    inotify_reports_file_changes
 );
 
 /// Each must succeed.
-const EVERYDAY: &str = r#"
+const EVERYDAY_COMMANDS: &str = r#"
     flock lock echo locked
     mkfifo fifo; echo x > fifo & cat fifo; wait
     a=$(mktemp) && b=$(mktemp -d) && test -w $a -a -w $b
@@ -56,19 +56,19 @@ const EVERYDAY: &str = r#"
 
 async fn everyday_commands_succeed(setup: Setup) {
     let daemon = setup.start().await;
-    assert_eq!(failures(&daemon, EVERYDAY).await, [""; 0]);
+    assert_eq!(failing_lines(&daemon, EVERYDAY_COMMANDS).await, [""; 0]);
 }
 
-async fn commands_know_who_and_where_they_are(setup: Setup) {
+async fn commands_see_agent_user_and_workspace(setup: Setup) {
     let daemon = setup.start().await;
     let script = "id -un; id -gn; whoami; hostname; hostname -f; echo ~; pwd; echo $LANG $SHELL $USER $LOGNAME $TMPDIR; uname -s; \
         stat -c '%U %G' . ~ /tmp";
     let expected = "agent\nagent\nagent\njig\nlocalhost\n/home/agent\n/workspace\nC.UTF-8 /bin/sh agent agent /tmp\nLinux\n\
         agent agent\nagent agent\nagent agent\n";
-    assert_eq!(work(&daemon, script).await, expected);
+    assert_eq!(run_script(&daemon, script).await, expected);
 }
 
-async fn shells_do_what_shells_do(setup: Setup) {
+async fn bash_features_work(setup: Setup) {
     let daemon = setup.start().await;
     let script = r#"
 sleep 0.1 & wait; echo waited $?
@@ -87,10 +87,10 @@ time -p true 2>/dev/null; ulimit -u > /dev/null; printf '%(%Y)T\n' 0
 (echo > /dev/tcp/127.0.0.1/9) 2>/dev/null || echo refused
 "#;
     let expected = "waited 0\nstatus 3\n1\nkilled\ntrapped\nthrough\nkept\none two \nhere 42\na/b/c\n3\n1970\nrefused\n";
-    assert_eq!(work(&daemon, script).await, expected);
+    assert_eq!(run_script(&daemon, script).await, expected);
 }
 
-async fn files_are_watched(setup: Setup) {
+async fn inotify_reports_file_changes(setup: Setup) {
     let daemon = setup.start().await;
     let script = r#"
 mkdir seen
@@ -100,5 +100,5 @@ touch seen/x; mv seen/x seen/last
 until grep -q last events; do :; done
 kill $watcher; tail -1 events
 "#;
-    assert_eq!(work(&daemon, script).await, "last\n");
+    assert_eq!(run_script(&daemon, script).await, "last\n");
 }

@@ -13,16 +13,16 @@ use rustix::process::Signal;
 use tokio::task::JoinHandle;
 use tonic::{Request, Status};
 
-use super::under;
+use super::with_request_id;
 use crate::{
     jobs::{self, Jobs},
     support::{Daemon, eventually, full_size, shell},
 };
 
 /// Ids that are used: few, so that they meet.
-const IDS: u64 = 6;
+const ID_COUNT: u64 = 6;
 
-type Call = JoinHandle<Result<RunResponse, Status>>;
+type PendingCall = JoinHandle<Result<RunResponse, Status>>;
 
 /// What must be true of each id.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ struct Model {
     /// Those that were answered.
     answered: HashMap<u64, RunResponse>,
     /// Those whose work goes on, and the calls that wait for it.
-    going: HashMap<u64, Vec<Call>>,
+    in_flight: HashMap<u64, Vec<PendingCall>>,
     /// Those whose work went on when the daemon died.
     lost: HashSet<u64>,
 }
@@ -48,14 +48,14 @@ impl Random {
 }
 
 /// The command of an id: leaves a line when it runs, and goes on until it is let go.
-fn command(id: u64) -> Request<RunRequest> {
+fn blocked_command(id: u64) -> Request<RunRequest> {
     let script = format!(
         "echo ran >> runs.{id}; cat /proc/sys/kernel/random/uuid; until [ -e go.{id} ]; do sleep 0.01; done"
     );
-    under(&format!("id {id}"), shell(&script))
+    with_request_id(&format!("id {id}"), shell(&script))
 }
 
-fn runs(daemon: &Daemon, id: u64) -> usize {
+fn run_count(daemon: &Daemon, id: u64) -> usize {
     let runs = fs::read_to_string(daemon.file(&format!("runs.{id}")));
     runs.unwrap_or_default().lines().count()
 }
@@ -64,20 +64,20 @@ impl Model {
     /// Calls with an id, for the first time or again.
     async fn call(&mut self, daemon: &Daemon, id: u64) {
         if let Some(answer) = self.answered.get(&id) {
-            assert_eq!(daemon.run(command(id)).await, *answer);
+            assert_eq!(daemon.run(blocked_command(id)).await, *answer);
         } else if self.lost.contains(&id) {
-            let lost = daemon.run(command(id)).await;
+            let lost = daemon.run(blocked_command(id)).await;
             assert_eq!(lost.outcome(), Outcome::DaemonLost);
         } else {
-            let call = daemon.begin(command(id));
-            self.going.entry(id).or_default().push(call);
-            eventually("it runs", async || runs(daemon, id) == 1).await;
+            let call = daemon.spawn_run(blocked_command(id));
+            self.in_flight.entry(id).or_default().push(call);
+            eventually("it runs", async || run_count(daemon, id) == 1).await;
         }
     }
 
     /// Lets the work of an id end; all who wait get one answer.
-    async fn let_go(&mut self, daemon: &Daemon, id: u64) {
-        let Some(calls) = self.going.remove(&id) else {
+    async fn release(&mut self, daemon: &Daemon, id: u64) {
+        let Some(calls) = self.in_flight.remove(&id) else {
             return;
         };
         fs::write(daemon.file(&format!("go.{id}")), "").unwrap();
@@ -90,9 +90,9 @@ impl Model {
     }
 
     /// One of those who wait leaves.
-    fn leave(&mut self, id: u64) {
+    fn drop_one_waiter(&mut self, id: u64) {
         // The last one stays, as the work would end some time after him.
-        if let Some(calls) = self.going.get_mut(&id)
+        if let Some(calls) = self.in_flight.get_mut(&id)
             && calls.len() > 1
             && let Some(call) = calls.pop()
         {
@@ -103,7 +103,7 @@ impl Model {
     /// The daemon dies, and is started again.
     async fn crash(&mut self, daemon: Daemon) -> Daemon {
         let daemon = daemon.restart().await;
-        for (id, calls) in self.going.drain() {
+        for (id, calls) in self.in_flight.drain() {
             for call in calls {
                 assert!(call.await.unwrap().is_err());
             }
@@ -114,21 +114,21 @@ impl Model {
 }
 
 #[tokio::test]
-async fn whatever_happens_each_id_is_done_once() {
+async fn random_calls_and_crashes_run_each_id_once() {
     for seed in 1..=full_size(100, 4) {
         let mut random = Random((seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut daemon = Daemon::start().await;
         let mut model = Model::default();
         for step in 0..30 {
-            let id = random.below(IDS);
+            let id = random.below(ID_COUNT);
             match random.below(10) {
                 0 => daemon = model.crash(daemon).await,
-                1 | 2 => model.let_go(&daemon, id).await,
-                3 => model.leave(id),
+                1 | 2 => model.release(&daemon, id).await,
+                3 => model.drop_one_waiter(id),
                 _ => model.call(&daemon, id).await,
             }
-            for id in 0..IDS {
-                assert!(runs(&daemon, id) <= 1, "seed {seed}, step {step}, id {id}");
+            for id in 0..ID_COUNT {
+                assert!(run_count(&daemon, id) <= 1, "seed {seed}, step {step}, id {id}");
             }
         }
     }
@@ -136,20 +136,20 @@ async fn whatever_happens_each_id_is_done_once() {
 
 /// What is known of calls and submissions that were made while a daemon died, by their numbers.
 #[derive(Debug, Default)]
-struct Told {
+struct KnownAnswers {
     calls: HashMap<u64, RunResponse>,
     /// The job of each submission.
     jobs: HashMap<u64, String>,
 }
 
 /// A call and a submission that go on.
-type Both = (Call, JoinHandle<Result<String, Status>>);
+type CallAndSubmission = (PendingCall, JoinHandle<Result<String, Status>>);
 
 /// Calls, and submits a job, under ids of this number.
-fn begin_both(daemon: &Daemon, number: u64) -> Both {
+fn begin_both(daemon: &Daemon, number: u64) -> CallAndSubmission {
     let script = |what: &str| format!("echo ran >> runs.{what}.{number}");
-    let call = daemon.begin(under(&format!("call {number}"), shell(&script("call"))));
-    let submission = under(&format!("job {number}"), jobs::command(&script("job")));
+    let call = daemon.spawn_run(with_request_id(&format!("call {number}"), shell(&script("call"))));
+    let submission = with_request_id(&format!("job {number}"), jobs::command_job(&script("job")));
     let mut jobs = JobServiceClient::new(daemon.channel());
     let submitted = tokio::spawn(async move {
         let submitted = jobs.submit_job(submission).await?;
@@ -158,10 +158,10 @@ fn begin_both(daemon: &Daemon, number: u64) -> Both {
     (call, submitted)
 }
 
-impl Told {
+impl KnownAnswers {
     /// Notes what was answered, where the daemon came to that; it must be what was answered before. Answers
     /// whether both were.
-    async fn note(&mut self, number: u64, (call, submitted): Both) -> bool {
+    async fn record(&mut self, number: u64, (call, submitted): CallAndSubmission) -> bool {
         let (call, submitted) = (call.await.unwrap(), submitted.await.unwrap());
         let are_answered = call.is_ok() && submitted.is_ok();
         if let Ok(answer) = call {
@@ -176,7 +176,7 @@ impl Told {
     }
 
     /// Whatever was told, nothing was done twice, and what was answered was done.
-    fn holds(&self, daemon: &Daemon, number: u64) {
+    fn assert_run_counts(&self, daemon: &Daemon, number: u64) {
         let runs = |what: &str| {
             let runs = fs::read_to_string(daemon.file(&format!("runs.{what}.{number}")));
             runs.unwrap_or_default().lines().count()
@@ -191,11 +191,11 @@ impl Told {
 }
 
 #[tokio::test]
-async fn whenever_the_daemon_dies_nothing_is_done_twice() {
+async fn killed_daemon_repeats_no_request() {
     for seed in 1..=full_size(40, 2) {
         let mut random = Random((seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut daemon = Daemon::start().await;
-        let mut told = Told::default();
+        let mut known = KnownAnswers::default();
         let mut newest = 0;
         for _ in 0..full_size(25, 6) {
             // So that it is not the connection that takes the time.
@@ -209,20 +209,20 @@ async fn whenever_the_daemon_dies_nothing_is_done_twice() {
             tokio::time::sleep(Duration::from_micros(random.below(60_000))).await;
             daemon.signal(Signal::KILL);
             for (number, both) in begun {
-                told.note(number, both).await;
+                known.record(number, both).await;
             }
             daemon = daemon.restart().await;
         }
         for number in 0..newest {
             let both = begin_both(&daemon, number);
-            assert!(told.note(number, both).await, "all are answered now");
+            assert!(known.record(number, both).await, "all are answered now");
         }
         let mut jobs = Jobs::of(&daemon);
         for number in 0..newest {
-            let job = jobs.wait(&told.jobs[&number]).await;
+            let job = jobs.wait(&known.jobs[&number]).await;
             let is_final = matches!(job.state(), JobState::Succeeded | JobState::Lost);
             assert!(is_final, "seed {seed}: {job:?}");
-            told.holds(&daemon, number);
+            known.assert_run_counts(&daemon, number);
         }
     }
 }

@@ -11,34 +11,37 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use super::under;
+use super::with_request_id;
 use crate::{
-    approvals::{ASK, decide, decision, wait_for_one},
-    files::transfer::{chunk, comes_to, named, noise, raw, start},
+    approvals::{ASK_POLICY, await_pending_approval, decide, decide_request},
+    files::transfer::{
+        await_upload_offset, chunk, pseudo_random_bytes, resumable_start, transfer_client,
+        upload_start,
+    },
     support::{Daemon, Refusal, Setup, eventually, promptly},
 };
 
 /// An upload that goes on.
-pub(super) struct Upload {
+pub(super) struct PendingUpload {
     sender: mpsc::Sender<UploadRequest>,
     answer: JoinHandle<Result<UploadResponse, Status>>,
 }
 
-impl Upload {
+impl PendingUpload {
     async fn begin(daemon: &Daemon, id: &str, parts: Vec<Part>) -> Self {
-        Self::begin_within(daemon, id, parts, None).await
+        Self::begin_with_timeout(daemon, id, parts, None).await
     }
 
     /// As [`Self::begin`], with so much time.
-    async fn begin_within(
+    async fn begin_with_timeout(
         daemon: &Daemon,
         id: &str,
         parts: Vec<Part>,
         time: Option<Duration>,
     ) -> Self {
         let (sender, receiver) = mpsc::channel(16);
-        let mut transfers = raw(daemon).await;
-        let mut request = under(id, ReceiverStream::new(receiver));
+        let mut transfers = transfer_client(daemon).await;
+        let mut request = with_request_id(id, ReceiverStream::new(receiver));
         if let Some(time) = time {
             request.set_timeout(time);
         }
@@ -62,109 +65,110 @@ impl Upload {
     async fn end(self) -> Result<UploadResponse, Refusal> {
         drop(self.sender);
         let answer = promptly("it is answered", self.answer).await.unwrap();
-        answer.map_err(|status| Refusal::of(&status))
+        answer.map_err(|status| Refusal::from_status(&status))
     }
 
     /// Breaks the connection off.
-    async fn break_off(self) {
+    async fn abort(self) {
         self.answer.abort();
         let _aborted = self.answer.await;
     }
 }
 
-pub(super) async fn whole(
+pub(super) async fn upload_whole(
     daemon: &Daemon,
     id: &str,
     parts: Vec<Part>,
 ) -> Result<UploadResponse, Refusal> {
-    Upload::begin(daemon, id, parts).await.end().await
+    PendingUpload::begin(daemon, id, parts).await.end().await
 }
 
 #[tokio::test]
-async fn what_is_complete_is_answered_again_and_not_sent_again() {
-    let bytes = noise(1000);
+async fn completed_upload_is_answered_without_its_data() {
+    let bytes = pseudo_random_bytes(1000);
     let mut daemon = Daemon::start().await;
     for (name, begin) in [
-        ("plain", Part::Start(start("plain", &bytes))),
-        ("named", Part::Start(named("named", &bytes, "upload"))),
+        ("plain", Part::Start(upload_start("plain", &bytes))),
+        ("named", Part::Start(resumable_start("named", &bytes, "upload"))),
     ] {
         let parts = vec![begin.clone(), chunk(0, &bytes)];
-        let first = whole(&daemon, name, parts.clone()).await.unwrap();
+        let first = upload_whole(&daemon, name, parts.clone()).await.unwrap();
         assert!(first.created);
         assert_eq!(first.received_bytes, 1000);
         assert_eq!(fs::read(daemon.file(name)).unwrap(), bytes);
         fs::remove_file(daemon.file(name)).unwrap();
         for _ in 0..2 {
-            let again = whole(&daemon, name, vec![begin.clone()]).await.unwrap();
+            let again = upload_whole(&daemon, name, vec![begin.clone()]).await.unwrap();
             assert_eq!(again, first);
-            let again = whole(&daemon, name, parts.clone()).await.unwrap();
+            let again = upload_whole(&daemon, name, parts.clone()).await.unwrap();
             assert_eq!(again, first);
             assert!(!daemon.file(name).exists(), "it was done once");
             daemon = daemon.restart().await;
         }
-        let other = Part::Start(start("other", &bytes));
-        let refusal = whole(&daemon, name, vec![other]).await.unwrap_err();
+        let other = Part::Start(upload_start("other", &bytes));
+        let refusal = upload_whole(&daemon, name, vec![other]).await.unwrap_err();
         assert_eq!(refusal.reason, "REQUEST_ID_REUSED");
     }
 }
 
 #[tokio::test]
-async fn one_that_was_broken_off_goes_on_under_its_id_also_with_another_daemon() {
-    let bytes = noise(1000);
+async fn interrupted_upload_resumes_under_its_id_after_restart() {
+    let bytes = pseudo_random_bytes(1000);
     let mut daemon = Daemon::start().await;
-    let begin = || Part::Start(named("file", &bytes, "upload"));
-    let first = Upload::begin(&daemon, "id", vec![begin(), chunk(0, &bytes[..400])]).await;
-    comes_to(&daemon, "upload", 400).await;
-    first.break_off().await;
+    let begin = || Part::Start(resumable_start("file", &bytes, "upload"));
+    let first = PendingUpload::begin(&daemon, "id", vec![begin(), chunk(0, &bytes[..400])]).await;
+    await_upload_offset(&daemon, "upload", 400).await;
+    first.abort().await;
     let parts = vec![begin(), chunk(400, &bytes[400..500])];
     // It ended too early: that is no answer either.
-    let refusal = whole(&daemon, "id", parts).await.unwrap_err();
+    let refusal = upload_whole(&daemon, "id", parts).await.unwrap_err();
     assert_eq!(refusal.reason, "INVALID_PARAMS");
-    let _killed = Upload::begin(&daemon, "id", vec![begin(), chunk(500, &bytes[500..600])]).await;
-    comes_to(&daemon, "upload", 600).await;
+    let _killed =
+        PendingUpload::begin(&daemon, "id", vec![begin(), chunk(500, &bytes[500..600])]).await;
+    await_upload_offset(&daemon, "upload", 600).await;
     daemon = daemon.restart().await;
-    comes_to(&daemon, "upload", 600).await;
+    await_upload_offset(&daemon, "upload", 600).await;
     let parts = vec![begin(), chunk(600, &bytes[600..])];
-    let last = whole(&daemon, "id", parts).await.unwrap();
+    let last = upload_whole(&daemon, "id", parts).await.unwrap();
     assert_eq!(last.received_bytes, 400);
     assert_eq!(fs::read(daemon.file("file")).unwrap(), bytes);
-    assert_eq!(whole(&daemon, "id", vec![begin()]).await.unwrap(), last);
+    assert_eq!(upload_whole(&daemon, "id", vec![begin()]).await.unwrap(), last);
 }
 
 #[tokio::test]
-async fn one_that_cannot_be_resumed_is_lost_with_its_daemon() {
-    let bytes = noise(1000);
+async fn unnamed_upload_is_lost_with_its_daemon() {
+    let bytes = pseudo_random_bytes(1000);
     let daemon = Daemon::start().await;
-    let begin = || Part::Start(start("file", &bytes));
+    let begin = || Part::Start(upload_start("file", &bytes));
     let parts = vec![begin(), chunk(0, &bytes[..400])];
-    let broken_off = Upload::begin(&daemon, "broken off", parts.clone()).await;
+    let broken_off = PendingUpload::begin(&daemon, "broken off", parts.clone()).await;
     let drafts = || fs::read_dir(daemon.workspace()).unwrap().count();
     eventually("it begins", async || drafts() == 1).await;
-    broken_off.break_off().await;
+    broken_off.abort().await;
     eventually("what came is dropped", async || drafts() == 0).await;
     let all = vec![begin(), chunk(0, &bytes)];
     eventually("it can be sent again", async || {
-        whole(&daemon, "broken off", all.clone()).await.is_ok()
+        upload_whole(&daemon, "broken off", all.clone()).await.is_ok()
     })
     .await;
-    let _killed = Upload::begin(&daemon, "lost", parts).await;
+    let _killed = PendingUpload::begin(&daemon, "lost", parts).await;
     eventually("it begins", async || drafts() == 2).await;
     let daemon = daemon.restart().await;
-    let refusal = whole(&daemon, "lost", all).await.unwrap_err();
+    let refusal = upload_whole(&daemon, "lost", all).await.unwrap_err();
     assert_eq!(refusal.reason, "DAEMON_LOST");
 }
 
 #[tokio::test]
-async fn who_comes_back_takes_over_and_both_get_the_answer() {
-    let bytes = noise(1000);
+async fn latest_upload_takes_over_and_all_get_the_answer() {
+    let bytes = pseudo_random_bytes(1000);
     let daemon = Daemon::start().await;
-    let begin = || Part::Start(named("file", &bytes, "upload"));
+    let begin = || Part::Start(resumable_start("file", &bytes, "upload"));
     let mut uploads = Vec::new();
     for number in 0..5 {
         let from = number * 100;
         let parts = vec![begin(), chunk(from, &bytes[from..from + 100])];
-        uploads.push(Upload::begin(&daemon, "id", parts).await);
-        comes_to(&daemon, "upload", from as u64 + 100).await;
+        uploads.push(PendingUpload::begin(&daemon, "id", parts).await);
+        await_upload_offset(&daemon, "upload", from as u64 + 100).await;
     }
     // Those before it send in vain, and are not refused for that.
     uploads[0].send(chunk(100, &bytes[100..200])).await;
@@ -178,13 +182,14 @@ async fn who_comes_back_takes_over_and_both_get_the_answer() {
 }
 
 #[tokio::test]
-async fn who_comes_second_waits_and_sends_only_if_the_first_is_broken_off() {
-    let bytes = noise(1000);
+async fn second_upload_sends_only_if_the_first_aborts() {
+    let bytes = pseudo_random_bytes(1000);
     let daemon = Daemon::start().await;
-    let begin = || Part::Start(start("file", &bytes));
+    let begin = || Part::Start(upload_start("file", &bytes));
     for breaks_off in [false, true] {
         let id = format!("{breaks_off}");
-        let first = Upload::begin(&daemon, &id, vec![begin(), chunk(0, &bytes[..400])]).await;
+        let first =
+            PendingUpload::begin(&daemon, &id, vec![begin(), chunk(0, &bytes[..400])]).await;
         let drafts = || {
             let names = fs::read_dir(daemon.workspace()).unwrap();
             let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -193,11 +198,11 @@ async fn who_comes_second_waits_and_sends_only_if_the_first_is_broken_off() {
         eventually("it begins", async || drafts() == 1).await;
         let mut second = Vec::new();
         for _ in 0..3 {
-            let upload = Upload::begin(&daemon, &id, vec![begin(), chunk(0, &bytes)]).await;
+            let upload = PendingUpload::begin(&daemon, &id, vec![begin(), chunk(0, &bytes)]).await;
             second.push(tokio::spawn(upload.end()));
         }
         let expected = if breaks_off {
-            first.break_off().await;
+            first.abort().await;
             None
         } else {
             first.send(chunk(400, &bytes[400..])).await;
@@ -218,7 +223,7 @@ async fn who_comes_second_waits_and_sends_only_if_the_first_is_broken_off() {
 }
 
 /// How those ended who were asked.
-async fn decisions(daemon: &Daemon) -> Vec<ApprovalState> {
+async fn approval_states(daemon: &Daemon) -> Vec<ApprovalState> {
     let request = ListApprovalsRequest { decided: true, ..ListApprovalsRequest::default() };
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
     let listed = approvals.list_approvals(request).await.unwrap();
@@ -227,51 +232,52 @@ async fn decisions(daemon: &Daemon) -> Vec<ApprovalState> {
 }
 
 #[tokio::test]
-async fn whoever_repeats_it_waits_for_the_same_decision() {
-    let bytes = noise(1000);
-    let daemon = Setup::new().workspace_table(ASK).start().await;
+async fn repeated_upload_waits_for_the_same_approval() {
+    let bytes = pseudo_random_bytes(1000);
+    let daemon = Setup::new().workspace_table(ASK_POLICY).start().await;
     for (name, begin) in [
-        ("plain", Part::Start(start("plain", &bytes))),
-        ("named", Part::Start(named("named", &bytes, "upload"))),
+        ("plain", Part::Start(upload_start("plain", &bytes))),
+        ("named", Part::Start(resumable_start("named", &bytes, "upload"))),
     ] {
         let parts = || vec![begin.clone(), chunk(0, &bytes)];
-        let before = decisions(&daemon).await.len();
+        let before = approval_states(&daemon).await.len();
         // The first one's time passes, and the second one leaves.
         let time = Some(Duration::from_millis(1500));
-        let first = Upload::begin_within(&daemon, name, parts(), time).await;
-        let approval = wait_for_one(&daemon).await;
-        let second = Upload::begin(&daemon, name, parts()).await;
-        let third = Upload::begin(&daemon, name, parts()).await;
+        let first = PendingUpload::begin_with_timeout(&daemon, name, parts(), time).await;
+        let approval = await_pending_approval(&daemon).await;
+        let second = PendingUpload::begin(&daemon, name, parts()).await;
+        let third = PendingUpload::begin(&daemon, name, parts()).await;
         let answer = promptly("its time passes", first.answer).await.unwrap();
         assert!(answer.is_err(), "{answer:?}");
-        second.break_off().await;
-        let fourth = Upload::begin(&daemon, name, parts()).await;
-        assert_eq!(wait_for_one(&daemon).await, approval);
-        decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
+        second.abort().await;
+        let fourth = PendingUpload::begin(&daemon, name, parts()).await;
+        assert_eq!(await_pending_approval(&daemon).await, approval);
+        decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
         // One of them sends, and ends its stream.
         let (third, fourth) = tokio::join!(third.end(), fourth.end());
         let answer = third.unwrap();
         assert!(answer.created);
         assert_eq!(fourth.unwrap(), answer);
         assert_eq!(fs::read(daemon.file(name)).unwrap(), bytes);
-        let decisions = decisions(&daemon).await;
+        let decisions = approval_states(&daemon).await;
         assert_eq!(decisions.len(), before + 1, "{decisions:?}");
         assert_eq!(decisions[0], ApprovalState::Allowed);
     }
 }
 
 #[tokio::test]
-async fn who_takes_over_what_was_approved_needs_no_other_approval() {
-    let bytes = noise(1000);
-    let daemon = Setup::new().workspace_table(ASK).start().await;
-    let begin = || Part::Start(named("file", &bytes, "upload"));
-    let first = Upload::begin(&daemon, "id", vec![begin(), chunk(0, &bytes[..400])]).await;
-    let approval = wait_for_one(&daemon).await;
-    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
-    comes_to(&daemon, "upload", 400).await;
-    let second = Upload::begin(&daemon, "id", vec![begin(), chunk(400, &bytes[400..])]).await;
+async fn takeover_of_approved_upload_needs_no_new_approval() {
+    let bytes = pseudo_random_bytes(1000);
+    let daemon = Setup::new().workspace_table(ASK_POLICY).start().await;
+    let begin = || Part::Start(resumable_start("file", &bytes, "upload"));
+    let first = PendingUpload::begin(&daemon, "id", vec![begin(), chunk(0, &bytes[..400])]).await;
+    let approval = await_pending_approval(&daemon).await;
+    decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
+    await_upload_offset(&daemon, "upload", 400).await;
+    let second =
+        PendingUpload::begin(&daemon, "id", vec![begin(), chunk(400, &bytes[400..])]).await;
     let answer = second.end().await.unwrap();
     assert_eq!(answer.received_bytes, 600);
     assert_eq!(first.end().await.unwrap(), answer);
-    assert_eq!(decisions(&daemon).await, [ApprovalState::Allowed]);
+    assert_eq!(approval_states(&daemon).await, [ApprovalState::Allowed]);
 }

@@ -4,8 +4,8 @@ use jig::api::v1::{InvokeRequest, InvokeStatus, ToolFormat};
 use serde_json::{Value as Json, json};
 
 use super::{
+    fixture::{invoke, json_of, list_tools, structure_of},
     rows,
-    stage::{invoke, json_of, list_tools, structure_of},
 };
 use crate::support::{Daemon, Setup};
 
@@ -23,12 +23,12 @@ fn request(tool: &str, params: Json) -> InvokeRequest {
 
 fn records(daemon: &Daemon, session: &str) -> Vec<Json> {
     let path = format!("sessions/{session}/events.jsonl");
-    let text = std::fs::read_to_string(daemon.state().join(path)).unwrap();
+    let text = std::fs::read_to_string(daemon.state_dir().join(path)).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[tokio::test]
-async fn a01_a_request_is_a_tool_with_params_and_an_id() {
+async fn a01_request_has_tool_params_and_id() {
     let daemon = Daemon::start().await;
     std::fs::write(daemon.file("f"), "it\n").unwrap();
     let by_struct = request("read_file", json!({"path": "f", "start_line": 1}));
@@ -50,7 +50,7 @@ async fn a01_a_request_is_a_tool_with_params_and_an_id() {
 }
 
 #[tokio::test]
-async fn a02_a_result_says_when_and_how_it_went() {
+async fn a02_result_has_times_status_and_exit_code() {
     let daemon = Daemon::start().await;
     let ran = invoke(&daemon, "s", request("run", json!({"command": "sleep 0.2; exit 4"}))).await;
     assert_eq!(ran.status(), InvokeStatus::Success);
@@ -74,7 +74,7 @@ async fn a02_a_result_says_when_and_how_it_went() {
 }
 
 #[tokio::test]
-async fn a03_an_error_has_a_type_a_message_and_details() {
+async fn a03_error_has_type_message_and_details() {
     let daemon = Daemon::start().await;
     let failed = invoke(&daemon, "s", request("read_file", json!({"path": "../x"}))).await;
     let error = failed.error.unwrap();
@@ -86,14 +86,14 @@ async fn a03_an_error_has_a_type_a_message_and_details() {
 }
 
 #[tokio::test]
-async fn a07_a_patch_is_kept_and_told() {
+async fn a07_patch_is_stored_and_recorded() {
     let daemon = Daemon::start().await;
     invoke(&daemon, "s", request("list_files", json!({}))).await;
     let diff = "--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+x\n";
     let request = request("apply_patch", json!({ "unified_diff": diff }));
     let applied = invoke(&daemon, "s", request).await;
     assert_eq!(applied.status(), InvokeStatus::Success);
-    let (patch, _) = daemon.artifact_of("s", "diffs/step_0002.patch").await.unwrap();
+    let (patch, _) = daemon.artifact_of_session("s", "diffs/step_0002.patch").await.unwrap();
     assert_eq!(patch, diff.as_bytes());
     let records = records(&daemon, "s");
     let mut events = records.iter();
@@ -127,7 +127,7 @@ async fn a09_each_call_has_its_events() {
 }
 
 #[tokio::test]
-async fn a02_the_whole_result_is_the_object_of_the_document() {
+async fn a02_result_json_matches_the_document() {
     let daemon = Daemon::start().await;
     let whole = async |tool, params| {
         let request = InvokeRequest { with_result_json: true, ..request(tool, params) };
@@ -168,23 +168,23 @@ async fn a02_the_whole_result_is_the_object_of_the_document() {
 }
 
 #[tokio::test]
-async fn a08_artifacts_have_all_of_the_output_and_exist_even_if_empty() {
+async fn a08_artifacts_hold_full_output_and_exist_if_empty() {
     let daemon = Daemon::start().await;
     let command = "head -c 300000 /dev/zero | tr '\\0' x";
     let ran = invoke(&daemon, "s", request("run", json!({ "command": command }))).await;
     assert_eq!(ran.status(), InvokeStatus::Success, "{ran:?}");
-    let (stdout, _) = daemon.artifact_of("s", &ran.stdout_path).await.unwrap();
+    let (stdout, _) = daemon.artifact_of_session("s", &ran.stdout_path).await.unwrap();
     assert_eq!(stdout.len(), 300_000);
-    let (stderr, _) = daemon.artifact_of("s", &ran.stderr_path).await.unwrap();
+    let (stderr, _) = daemon.artifact_of_session("s", &ran.stderr_path).await.unwrap();
     assert_eq!(stderr, b"");
     for path in [&ran.stdout_path, &ran.stderr_path] {
-        let file = daemon.state().join("sessions/s").join(path);
+        let file = daemon.state_dir().join("sessions/s").join(path);
         assert!(file.exists(), "{path}");
     }
 }
 
 #[tokio::test]
-async fn a11_calls_that_are_refused_have_events() {
+async fn a11_rejected_calls_have_events() {
     let daemon = Daemon::start().await;
     for (tool, params, error, given) in [
         ("read_file", json!({"path": "../x"}), "path_escape", json!({"path": "../x"})),
@@ -225,7 +225,7 @@ async fn a11_calls_that_are_refused_have_events() {
 }
 
 #[tokio::test]
-async fn a11_events_have_the_status_of_the_answer_and_what_was_given() {
+async fn a11_events_record_status_and_params() {
     let daemon = Daemon::start().await;
     std::fs::write(daemon.file("f"), "it\n").unwrap();
     invoke(&daemon, "s", request("list_files", json!({}))).await;
@@ -242,7 +242,7 @@ async fn a11_events_have_the_status_of_the_answer_and_what_was_given() {
 }
 
 #[tokio::test]
-async fn a12_the_timeout_of_run_is_that_of_the_workspace() {
+async fn a12_run_uses_timeout_of_workspace() {
     let daemon = Setup::new().workspace_table("run_timeout = \"1s\"").start().await;
     let late = request("run", json!({"command": "exec sleep 1000"}));
     let late = invoke(&daemon, "s", late).await;

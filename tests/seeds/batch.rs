@@ -10,18 +10,18 @@ use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
 use super::{
+    fixture::{DaemonVariant, Fixture, structure_of},
     matching::difference,
     scenario::{dialect_of, parse},
-    stage::{Stage, Start, structure_of},
 };
-use crate::{invoke::batch::written as written_result, support::Refusal};
+use crate::{invoke::batch::batch_result_json as written_result, support::Refusal};
 
 /// A batch, and what must come of it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Batch {
+pub(super) struct BatchScenario {
     #[serde(default)]
-    pub(super) start: Start,
+    pub(super) start: DaemonVariant,
     #[serde(default)]
     files: BTreeMap<String, Json>,
     /// The request as JSON text.
@@ -33,20 +33,20 @@ pub(super) struct Batch {
     refused: Vec<String>,
 }
 
-impl Batch {
+impl BatchScenario {
     /// Makes it; answers what was not as it must be.
-    pub(super) async fn differs(&self, stage: &Stage, document: &str) -> Option<String> {
-        stage.set(&self.files);
-        let request = request(document, &parse(&self.request));
+    pub(super) async fn mismatch(&self, stage: &Fixture, document: &str) -> Option<String> {
+        stage.reset_workspace(&self.files);
+        let request = batch_request(document, &parse(&self.request));
         let mut client = InvokeServiceClient::new(stage.daemon().channel());
         match (client.invoke_batch(request).await, &self.response) {
             (Ok(response), Some(wanted)) => {
-                difference(&parse(wanted), &written(response.into_inner()), "it")
+                difference(&parse(wanted), &response_json(response.into_inner()), "it")
             }
             (Ok(response), None) => Some(format!("it was not refused: {response:?}")),
             (Err(status), _) => {
-                let refusal = Refusal::of(&status);
-                let mut fields = refusal.fields();
+                let refusal = Refusal::from_status(&status);
+                let mut fields = refusal.invalid_fields();
                 fields.sort_unstable();
                 let is_so = refusal.reason == "INVALID_PARAMS" && fields == self.refused;
                 (!is_so).then(|| format!("{refusal:?}"))
@@ -55,7 +55,7 @@ impl Batch {
     }
 }
 
-fn request(document: &str, json: &Json) -> InvokeBatchRequest {
+fn batch_request(document: &str, json: &Json) -> InvokeBatchRequest {
     let calls = json["calls"].as_array().unwrap().iter();
     let calls = calls.map(|call| BatchCall {
         call_id: text(&call["call_id"]),
@@ -82,7 +82,7 @@ fn text(json: &Json) -> String {
 }
 
 /// An answer as a document writes it: what is not there is left out.
-fn written(response: InvokeBatchResponse) -> Json {
+fn response_json(response: InvokeBatchResponse) -> Json {
     let messages = response.tool_messages.iter().map(|message| {
         let content: Json = serde_json::from_str(&message.content).unwrap();
         json!({

@@ -7,8 +7,8 @@ use jig::api::v1::{
 use serde_json::{Value as Json, json};
 
 use super::{
+    fixture::{invoke, json_of, list_tools, structure_of},
     rows,
-    stage::{invoke, json_of, list_tools, structure_of},
 };
 use crate::support::{Daemon, Setup, eventually};
 
@@ -18,7 +18,7 @@ rows!("claude":
 );
 
 /// As many file operations as its document has at once.
-const AT_ONCE: usize = 100;
+const CONCURRENT_FILE_CALLS: usize = 100;
 
 fn request(tool: &str, params: Json) -> InvokeRequest {
     InvokeRequest {
@@ -30,7 +30,7 @@ fn request(tool: &str, params: Json) -> InvokeRequest {
 }
 
 /// Starts a task; answers the id of its job.
-async fn task(daemon: &Daemon, command: &str) -> String {
+async fn start_task(daemon: &Daemon, command: &str) -> String {
     let started = invoke(daemon, "s", request("Task", json!({ "command": command }))).await;
     assert_eq!(started.status(), InvokeStatus::Success, "{started:?}");
     assert!(started.pending);
@@ -39,7 +39,7 @@ async fn task(daemon: &Daemon, command: &str) -> String {
     started.job_id
 }
 
-async fn state(daemon: &Daemon, job_id: &str) -> JobState {
+async fn job_state(daemon: &Daemon, job_id: &str) -> JobState {
     let mut jobs = JobServiceClient::new(daemon.channel());
     let job_id = job_id.to_owned();
     let got = jobs.get_job(GetJobRequest { job_id }).await;
@@ -47,28 +47,28 @@ async fn state(daemon: &Daemon, job_id: &str) -> JobState {
 }
 
 #[tokio::test]
-async fn c09_a_task_runs_in_the_background_and_is_followed() {
+async fn c09_task_runs_in_background() {
     let daemon = Daemon::start().await;
-    let job = task(&daemon, "until [ -e go ]; do sleep 0.05; done; echo done > out").await;
-    eventually("it runs", async || state(&daemon, &job).await == JobState::Running).await;
+    let job = start_task(&daemon, "until [ -e go ]; do sleep 0.05; done; echo done > out").await;
+    eventually("it runs", async || job_state(&daemon, &job).await == JobState::Running).await;
     std::fs::write(daemon.file("go"), "").unwrap();
-    eventually("it ends", async || state(&daemon, &job).await == JobState::Succeeded).await;
+    eventually("it ends", async || job_state(&daemon, &job).await == JobState::Succeeded).await;
     assert_eq!(std::fs::read(daemon.file("out")).unwrap(), b"done\n");
 }
 
 #[tokio::test]
 async fn c09_a_task_is_cancelled() {
     let daemon = Daemon::start().await;
-    let job = task(&daemon, "touch started; sleep 100000").await;
+    let job = start_task(&daemon, "touch started; sleep 100000").await;
     eventually("it runs", async || daemon.file("started").exists()).await;
     let mut jobs = JobServiceClient::new(daemon.channel());
     let request = CancelJobRequest { job_id: job.clone() };
     jobs.cancel_job(request).await.unwrap();
-    eventually("it ends", async || state(&daemon, &job).await == JobState::Cancelled).await;
+    eventually("it ends", async || job_state(&daemon, &job).await == JobState::Cancelled).await;
 }
 
 #[tokio::test]
-async fn c09_a_task_that_cannot_be_is_refused() {
+async fn c09_invalid_task_is_rejected() {
     let daemon = Daemon::start().await;
     for (params, code) in [
         (json!({}), "invalid_params"),
@@ -90,7 +90,7 @@ async fn c09_a_task_that_cannot_be_is_refused() {
 }
 
 #[tokio::test]
-async fn c11_without_an_allowlist_all_tools_are_there() {
+async fn c11_all_tools_are_listed_without_allowlist() {
     let daemon = Daemon::start().await;
     let listed = list_tools(&daemon, "claude", ToolFormat::Anthropic).await;
     assert_eq!(
@@ -112,7 +112,7 @@ async fn c11_without_an_allowlist_all_tools_are_there() {
 }
 
 #[tokio::test]
-async fn c11_an_allowlist_hides_the_others() {
+async fn c11_allowlist_hides_other_tools() {
     let policy = "[policy]\nallow_tools = [\"read_file\", \"write_file\", \"edit_file\", \"list_files\", \"search\", \"run\"]";
     let daemon = Setup::new().workspace_table(policy).start().await;
     let listed = list_tools(&daemon, "claude", ToolFormat::Anthropic).await;
@@ -133,10 +133,10 @@ async fn c11_an_allowlist_hides_the_others() {
 
 #[tokio::test]
 async fn c14_100_file_operations_at_once() {
-    let daemon = Setup::new().alone().start().await;
+    let daemon = Setup::new().exclusive().start().await;
     let mut tasks = tokio::task::JoinSet::new();
     let daemon = std::sync::Arc::new(daemon);
-    for number in 0..AT_ONCE {
+    for number in 0..CONCURRENT_FILE_CALLS {
         let daemon = std::sync::Arc::clone(&daemon);
         tasks.spawn(async move {
             let session = format!("s{number}");
@@ -152,5 +152,5 @@ async fn c14_100_file_operations_at_once() {
         done.unwrap();
     }
     let listed = invoke(&daemon, "s", request("Glob", json!({"pattern": "d/*"}))).await;
-    assert_eq!(json_of(listed.data.unwrap())["count"], AT_ONCE as f64);
+    assert_eq!(json_of(listed.data.unwrap())["count"], CONCURRENT_FILE_CALLS as f64);
 }

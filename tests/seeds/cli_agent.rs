@@ -4,8 +4,8 @@ use jig::api::v1::{InvokeRequest, InvokeStatus, ToolFormat};
 use serde_json::{Value as Json, json};
 
 use super::{
+    fixture::{invoke, json_of, list_tools, structure_of},
     rows,
-    stage::{invoke, json_of, list_tools, structure_of},
 };
 use crate::support::Daemon;
 
@@ -25,7 +25,7 @@ fn request(tool: &str, params: Json) -> InvokeRequest {
 }
 
 #[tokio::test]
-async fn d01_each_tool_says_what_it_is() {
+async fn d01_each_tool_states_whether_it_is_read_only() {
     let daemon = Daemon::start().await;
     let listed = list_tools(&daemon, "cli_agent", ToolFormat::JsonSchema).await;
     let tools: Json = serde_json::from_str(&listed.tools_json).unwrap();

@@ -6,8 +6,8 @@ use jig::api::v1::{
 use serde_json::{Value as Json, json};
 
 use super::{
+    fixture::{list_tools, structure_of},
     rows,
-    stage::{list_tools, structure_of},
 };
 use crate::support::Daemon;
 
@@ -17,12 +17,12 @@ rows!("dracode":
 );
 
 /// The id of the document's `tool_use`.
-const ID: &str = "toolu_01A2B3C4D5E6F7";
+const TOOL_USE_ID: &str = "toolu_01A2B3C4D5E6F7";
 
 /// What goes back to a vendor's model that has called `read_file` for `Program.cs`.
 async fn read_program(daemon: &Daemon, format: ToolFormat) -> Json {
     let call = BatchCall {
-        call_id: ID.to_owned(),
+        call_id: TOOL_USE_ID.to_owned(),
         name: "read_file".to_owned(),
         arguments: Some(structure_of(json!({"file_path": "Program.cs"}))),
         ..BatchCall::default()
@@ -39,7 +39,7 @@ async fn read_program(daemon: &Daemon, format: ToolFormat) -> Json {
 }
 
 #[tokio::test]
-async fn b06_every_tool_is_there_for_each_vendor() {
+async fn b06_every_tool_is_listed_for_each_vendor() {
     let daemon = Daemon::start().await;
     let names = ["list_files", "read_file", "write_file", "search_code", "run_command"];
     for format in [
@@ -65,20 +65,20 @@ async fn b07_a_tool_use_is_answered_by_a_tool_result() {
     std::fs::write(daemon.file("Program.cs"), content).unwrap();
     assert_eq!(
         read_program(&daemon, ToolFormat::Anthropic).await,
-        json!([{"type": "tool_result", "tool_use_id": ID, "content": content}])
+        json!([{"type": "tool_result", "tool_use_id": TOOL_USE_ID, "content": content}])
     );
     assert_eq!(
         read_program(&daemon, ToolFormat::OpenaiChat).await,
-        json!([{"role": "tool", "tool_call_id": ID, "content": content}])
+        json!([{"role": "tool", "tool_call_id": TOOL_USE_ID, "content": content}])
     );
 }
 
 #[tokio::test]
-async fn b07_an_error_is_a_tool_result_as_any_other() {
+async fn b07_error_is_returned_as_tool_result() {
     let daemon = Daemon::start().await;
     let content = "Error reading file: Could not find file 'Program.cs'";
     assert_eq!(
         read_program(&daemon, ToolFormat::Anthropic).await,
-        json!([{"type": "tool_result", "tool_use_id": ID, "content": content}])
+        json!([{"type": "tool_result", "tool_use_id": TOOL_USE_ID, "content": content}])
     );
 }

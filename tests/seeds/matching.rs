@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 pub(super) fn expand(json: Json) -> Json {
     match json {
         Json::Array(items) => items.into_iter().map(expand).collect(),
-        Json::Object(fields) => match only(&fields) {
+        Json::Object(fields) => match single_field(&fields) {
             Some(("$repeat", Json::Array(of))) => {
                 let [Json::String(text), times] = &of[..] else {
                     panic!("{of:?}");
@@ -49,14 +49,14 @@ pub(super) fn expand(json: Json) -> Json {
 /// `{"$any": "number"}` (or another type) is any value of that type, `{"$has": [...]}` a text that has all of these in
 /// it, `{"$with": {...}}` an object that has these fields among others, and `{"$count": N}` a list of so many.
 pub(super) fn difference(wanted: &Json, found: &Json, place: &str) -> Option<String> {
-    let differs = || Some(format!("{place}: {} and not {}", short(found), short(wanted)));
+    let differs = || Some(format!("{place}: {} and not {}", abbreviate(found), abbreviate(wanted)));
     match (wanted, found) {
         (Json::Object(fields), _)
-            if only(fields).is_some_and(|(name, _)| name.starts_with('$')) =>
+            if single_field(fields).is_some_and(|(name, _)| name.starts_with('$')) =>
         {
-            let (name, of) = only(fields).unwrap();
+            let (name, of) = single_field(fields).unwrap();
             let is_so = match (name, of, found) {
-                ("$any", Json::String(kind), found) => kind == kind_of(found),
+                ("$any", Json::String(kind), found) => kind == json_type(found),
                 ("$has", Json::Array(parts), Json::String(text)) => {
                     let mut parts = parts.iter().map(|part| part.as_str().unwrap());
                     parts.all(|part| text.contains(part))
@@ -74,11 +74,11 @@ pub(super) fn difference(wanted: &Json, found: &Json, place: &str) -> Option<Str
         }
         (Json::Object(wanted), Json::Object(found)) => {
             if let Some(name) = found.keys().find(|name| !wanted.contains_key(*name)) {
-                return Some(format!("{place}.{name} is not wanted: {}", short(&found[name])));
+                return Some(format!("{place}.{name} is not wanted: {}", abbreviate(&found[name])));
             }
             wanted.iter().find_map(|(name, wanted)| match found.get(name) {
                 Some(found) => difference(wanted, found, &format!("{place}.{name}")),
-                None => Some(format!("{place}.{name} is not there: {}", short(wanted))),
+                None => Some(format!("{place}.{name} is not there: {}", abbreviate(wanted))),
             })
         }
         (Json::Array(wanted), Json::Array(found)) => {
@@ -97,7 +97,7 @@ pub(super) fn difference(wanted: &Json, found: &Json, place: &str) -> Option<Str
 }
 
 /// A value for people.
-pub(super) fn short(json: &Json) -> String {
+pub(super) fn abbreviate(json: &Json) -> String {
     let text = json.to_string();
     match text.char_indices().nth(1500) {
         Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
@@ -105,13 +105,13 @@ pub(super) fn short(json: &Json) -> String {
     }
 }
 
-fn only(fields: &Map<String, Json>) -> Option<(&str, &Json)> {
+fn single_field(fields: &Map<String, Json>) -> Option<(&str, &Json)> {
     let mut all = fields.iter();
     let (name, json) = all.next()?;
     all.next().is_none().then_some((name.as_str(), json))
 }
 
-fn kind_of(json: &Json) -> &'static str {
+fn json_type(json: &Json) -> &'static str {
     match json {
         Json::Null => "null",
         Json::Bool(_) => "boolean",
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_as_wanted_is_found() {
+    fn difference_finds_mismatches() {
         for (wanted, found, is_so) in [
             (json!({"a": 1}), json!({"a": 1.0}), true),
             (json!({"a": 1}), json!({"a": 1, "b": 2}), false),

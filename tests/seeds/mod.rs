@@ -8,14 +8,14 @@ mod batch;
 mod claude;
 mod cli_agent;
 mod contract;
-mod counted;
+mod coverage;
 mod dracode;
+mod fixture;
 mod matching;
 mod openai;
 mod rauskuclaw;
 mod scenario;
 mod schemas;
-mod stage;
 mod web;
 
 /// A test for each row of a document: all of its scenarios.

@@ -6,7 +6,7 @@ use jig::api::v1::{
     invoke_service_client::InvokeServiceClient, job_service_client::JobServiceClient,
 };
 
-use super::{rows, stage::list_tools};
+use super::{fixture::list_tools, rows};
 use crate::support::{Daemon, Setup};
 
 rows!("rauskuclaw":
@@ -15,7 +15,7 @@ rows!("rauskuclaw":
 );
 
 #[tokio::test]
-async fn e01_only_what_is_enabled_is_listed() {
+async fn e01_only_enabled_tools_are_listed() {
     for (policy, names) in [
         ("", &["data_file_read", "tools_file_search", "tool_exec"][..]),
         ("[policy]\ndeny_tools = [\"run\"]", &["data_file_read", "tools_file_search"]),
@@ -28,7 +28,7 @@ async fn e01_only_what_is_enabled_is_listed() {
 }
 
 #[tokio::test]
-async fn e12_ids_of_jobs_are_uuids_and_ulids() {
+async fn e12_jobs_have_uuids_and_ulids() {
     let daemon = Daemon::start().await;
     let request = InvokeBatchRequest {
         calls: vec![BatchCall {

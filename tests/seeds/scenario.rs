@@ -11,10 +11,10 @@ use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
 use super::{
-    batch::Batch,
-    matching::{difference, expand, short},
+    batch::BatchScenario,
+    fixture::{DaemonVariant, Fixture, invoke, json_of, list_tools, structure_of},
+    matching::{abbreviate, difference, expand},
     schemas::Schemas,
-    stage::{Stage, Start, invoke, json_of, list_tools, structure_of},
 };
 use crate::support::full_size;
 
@@ -25,10 +25,10 @@ struct Row {
     tool: Option<String>,
     /// What models are told of tools.
     #[serde(default)]
-    listed: Vec<Listed>,
+    listed: Vec<ListedTool>,
     /// Several calls at once.
     #[serde(default)]
-    batch: BTreeMap<String, Batch>,
+    batch: BTreeMap<String, BatchScenario>,
     #[serde(flatten)]
     scenarios: BTreeMap<String, Scenario>,
 }
@@ -36,7 +36,7 @@ struct Row {
 /// What the catalog says of one tool in one format.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Listed {
+struct ListedTool {
     tool: String,
     /// As the contract names it, without `TOOL_FORMAT_`.
     format: String,
@@ -52,7 +52,7 @@ struct Listed {
 #[serde(deny_unknown_fields)]
 struct Scenario {
     #[serde(default)]
-    start: Start,
+    start: DaemonVariant,
     /// Whether it takes so long that it is played at full size only.
     #[serde(default)]
     is_long: bool,
@@ -109,7 +109,7 @@ pub(super) fn dialect_of(document: &str) -> &str {
 }
 
 /// The rows of a document: those of its file, and of those in the folder of its name.
-fn rows(document: &str) -> BTreeMap<String, Row> {
+fn read_rows(document: &str) -> BTreeMap<String, Row> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/seeds");
     let folder = std::fs::read_dir(root.join(document));
     let entries = folder.into_iter().flatten();
@@ -131,15 +131,15 @@ fn rows(document: &str) -> BTreeMap<String, Row> {
 
 /// Checks that every row has its test.
 pub(super) fn check(document: &str, tests: &[&str]) {
-    let rows = rows(document);
+    let rows = read_rows(document);
     let names: BTreeSet<&str> = rows.keys().map(String::as_str).collect();
     assert_eq!(names, tests.iter().copied().collect());
 }
 
 /// How many scenarios each tool of a document has.
-pub(super) fn counts(document: &str) -> BTreeMap<String, usize> {
+pub(super) fn scenario_counts(document: &str) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
-    for row in rows(document).into_values() {
+    for row in read_rows(document).into_values() {
         for scenario in row.scenarios.into_values() {
             let tool = scenario.tool.or_else(|| row.tool.clone()).unwrap();
             *counts.entry(tool).or_insert(0) += 1;
@@ -150,10 +150,10 @@ pub(super) fn counts(document: &str) -> BTreeMap<String, usize> {
 
 /// Plays all scenarios of a row, and tells all that went wrong.
 pub(super) async fn play(document: &str, row: &str) {
-    let row_of = rows(document).remove(row).expect("a row of the document");
+    let row_of = read_rows(document).remove(row).expect("a row of the document");
     let mut wrong = String::new();
     let only = std::env::var("JIG_TEST_SCENARIO").ok();
-    let mut scenes: BTreeMap<Start, Vec<_>> = BTreeMap::new();
+    let mut scenes: BTreeMap<DaemonVariant, Vec<_>> = BTreeMap::new();
     for (name, scenario) in &row_of.scenarios {
         if scenario.is_long && full_size(1, 0) == 0
             || only.as_ref().is_some_and(|only| only != name)
@@ -166,11 +166,11 @@ pub(super) async fn play(document: &str, row: &str) {
         scenes.entry(batch.start).or_default();
     }
     if !row_of.listed.is_empty() {
-        scenes.entry(Start::Plain).or_default();
+        scenes.entry(DaemonVariant::Plain).or_default();
     }
     // One daemon after the other: whoever has one must not wait for another.
     for (start, scenarios) in scenes {
-        let stage = Stage::new(start).await;
+        let stage = Fixture::new(start).await;
         let schemas = Schemas::of(&stage, document).await;
         for (name, scenario) in scenarios {
             let tool = scenario.tool.as_ref().or(row_of.tool.as_ref()).unwrap();
@@ -182,14 +182,14 @@ pub(super) async fn play(document: &str, row: &str) {
         }
         let batches = row_of.batch.iter();
         for (name, batch) in batches.filter(|(_, batch)| batch.start == start) {
-            if let Some(why) = batch.differs(&stage, document).await {
+            if let Some(why) = batch.mismatch(&stage, document).await {
                 writeln!(wrong, "\n{row}.{name}: {why}").unwrap();
             }
         }
-        let listed = row_of.listed.iter().filter(|_| start == Start::Plain);
+        let listed = row_of.listed.iter().filter(|_| start == DaemonVariant::Plain);
         for listed in listed {
-            if let Some(why) = listed.differs(&stage, document).await {
-                let Listed { tool, format, .. } = listed;
+            if let Some(why) = listed.mismatch(&stage, document).await {
+                let ListedTool { tool, format, .. } = listed;
                 writeln!(wrong, "\n{row}.{tool} for {format}: {why}").unwrap();
             }
         }
@@ -197,8 +197,8 @@ pub(super) async fn play(document: &str, row: &str) {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-impl Listed {
-    async fn differs(&self, stage: &Stage, document: &str) -> Option<String> {
+impl ListedTool {
+    async fn mismatch(&self, stage: &Fixture, document: &str) -> Option<String> {
         let format = format!("TOOL_FORMAT_{}", self.format);
         let format = ToolFormat::from_str_name(&format).expect("a format");
         let listed = list_tools(stage.daemon(), dialect_of(document), format).await;
@@ -216,10 +216,11 @@ impl Listed {
             names.any(|name| *name == self.tool)
         });
         let Some(found) = found else {
-            return Some(format!("it is not there: {}", short(&tools)));
+            return Some(format!("it is not there: {}", abbreviate(&tools)));
         };
         let part = found.pointer(&self.part).unwrap_or(&Json::Null);
-        difference(&parse(&self.json), part, "it").map(|why| format!("{why}\n  {}", short(&found)))
+        difference(&parse(&self.json), part, "it")
+            .map(|why| format!("{why}\n  {}", abbreviate(&found)))
     }
 }
 
@@ -232,13 +233,13 @@ impl Scenario {
     /// Plays it; answers what was not as it must be.
     async fn play(
         &self,
-        stage: &Stage,
+        stage: &Fixture,
         schemas: &Schemas,
         document: &str,
         tool: &str,
         session: &str,
     ) -> Option<String> {
-        stage.set(&self.files);
+        stage.reset_workspace(&self.files);
         for (number, (tool, params)) in self.before.iter().enumerate() {
             let id = format!("{session}-{number}");
             let request = request(document, tool, &id, parse(params));
@@ -258,15 +259,15 @@ impl Scenario {
         let response = invoke(stage.daemon(), session, request).await;
         let shown: String = format!("{response:?}").chars().take(1500).collect();
         let difference = self
-            .unlike_schemas(&response, schemas, tool)
-            .or_else(|| self.differs(response, document, tool, session))
-            .or_else(|| self.unlike_records(stage, session));
-        let mut why = difference.or_else(|| stage.look(&self.after));
+            .schema_mismatch(&response, schemas, tool)
+            .or_else(|| self.response_mismatch(response, document, tool, session))
+            .or_else(|| self.records_mismatch(stage, session));
+        let mut why = difference.or_else(|| stage.files_mismatch(&self.after));
         for (name, wanted) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
             if let (None, Some(wanted)) = (&why, wanted) {
                 let step = self.before.len() + 1;
                 let path = format!("logs/tool_step_{step:04}_{name}.txt");
-                let (bytes, _) = stage.daemon().artifact_of(session, &path).await.unwrap();
+                let (bytes, _) = stage.daemon().artifact_of_session(session, &path).await.unwrap();
                 let found = String::from_utf8_lossy(&bytes);
                 let is_so = expand(wanted.clone()) == *found;
                 why = (!is_so).then(|| format!("{path}: {found:.500?}"));
@@ -276,7 +277,7 @@ impl Scenario {
     }
 
     /// What is taken and answered is what the tool's definition says.
-    fn unlike_schemas(
+    fn schema_mismatch(
         &self,
         response: &InvokeResponse,
         schemas: &Schemas,
@@ -286,17 +287,17 @@ impl Scenario {
         let is_refused = details.is_some_and(|details| details.fields.contains_key("fields"));
         if !is_refused {
             let params = parse(&self.params);
-            let unlike = schemas.unlike_params(tool, &params, self.beyond_schema);
+            let unlike = schemas.params_mismatch(tool, &params, self.beyond_schema);
             if unlike.is_some() {
                 return unlike;
             }
         }
         let is_success = response.status() == InvokeStatus::Success;
         let data = response.data.clone().filter(|_| is_success);
-        schemas.unlike_answer(tool, &json_of(data?))
+        schemas.answer_mismatch(tool, &json_of(data?))
     }
 
-    fn differs(
+    fn response_mismatch(
         &self,
         response: InvokeResponse,
         document: &str,
@@ -339,7 +340,7 @@ impl Scenario {
         if let Some(wanted) = &self.data {
             let why = match (wanted.as_str(), &data) {
                 ("none", None) => None,
-                ("none", Some(data)) => Some(format!("there is data: {}", short(data))),
+                ("none", Some(data)) => Some(format!("there is data: {}", abbreviate(data))),
                 (_, None) => Some("there is no data".to_owned()),
                 (wanted, Some(data)) => difference(&parse(wanted), data, "data"),
             };
@@ -351,14 +352,14 @@ impl Scenario {
         if let (Some(data), false, false) =
             (&data, ["dracode", "anthropic"].contains(&document), truncated)
         {
-            let told: Json = match serde_json::from_str(&text) {
-                Ok(told) => told,
+            let text_json: Json = match serde_json::from_str(&text) {
+                Ok(json) => json,
                 Err(error) => return Some(format!("the text is no JSON: {error}")),
             };
             let why = match document {
                 // Models are shown what they need of it.
-                "contract" if is_part(data, &told) => None,
-                _ => difference(data, &told, "text"),
+                "contract" if is_subset(data, &text_json) => None,
+                _ => difference(data, &text_json, "text"),
             };
             if why.is_some() {
                 return why;
@@ -400,7 +401,7 @@ impl Scenario {
     }
 
     /// Each call of a tool has its two records, under the id that the envelope has.
-    fn unlike_records(&self, stage: &Stage, id: &str) -> Option<String> {
+    fn records_mismatch(&self, stage: &Fixture, id: &str) -> Option<String> {
         let records = stage.records(id);
         let of = |event: &str| {
             let of = |record: &&Json| record["event"] == event && record["request_id"] == id;
@@ -433,15 +434,15 @@ fn request(document: &str, tool: &str, id: &str, params: Json) -> InvokeRequest 
 }
 
 /// Whether an answer has all that a text shows of it.
-fn is_part(whole: &Json, part: &Json) -> bool {
+fn is_subset(whole: &Json, part: &Json) -> bool {
     match (whole, part) {
         (Json::Object(whole), Json::Object(part)) => {
             let mut part = part.iter();
-            part.all(|(name, value)| whole.get(name).is_some_and(|whole| is_part(whole, value)))
+            part.all(|(name, value)| whole.get(name).is_some_and(|whole| is_subset(whole, value)))
         }
         (Json::Array(whole), Json::Array(part)) => {
             whole.len() == part.len()
-                && whole.iter().zip(part).all(|(whole, part)| is_part(whole, part))
+                && whole.iter().zip(part).all(|(whole, part)| is_subset(whole, part))
         }
         (Json::Number(whole), Json::Number(part)) => whole.as_f64() == part.as_f64(),
         _ => whole == part,

@@ -7,8 +7,8 @@ use jsonschema::Validator;
 use serde_json::Value as Json;
 
 use super::{
+    fixture::{Fixture, list_tools},
     scenario::dialect_of,
-    stage::{Stage, list_tools},
 };
 
 /// The definitions of the tools of a document.
@@ -24,7 +24,7 @@ struct Definition {
 
 impl Schemas {
     /// As the daemon lists them.
-    pub(super) async fn of(stage: &Stage, document: &str) -> Self {
+    pub(super) async fn of(stage: &Fixture, document: &str) -> Self {
         let dialect = dialect_of(document);
         let listed = list_tools(stage.daemon(), dialect, ToolFormat::JsonSchema).await;
         let tools: Vec<Json> = serde_json::from_str(&listed.tools_json).unwrap();
@@ -41,7 +41,12 @@ impl Schemas {
 
     /// Whether parameters that the tool takes fit, unless they are `beyond` what its schema says, which they must be
     /// then.
-    pub(super) fn unlike_params(&self, tool: &str, params: &Json, beyond: bool) -> Option<String> {
+    pub(super) fn params_mismatch(
+        &self,
+        tool: &str,
+        params: &Json,
+        beyond: bool,
+    ) -> Option<String> {
         let error = self.0.get(tool)?.input.iter_errors(params).next();
         match (error, beyond) {
             (Some(error), false) => Some(format!("parameters that its schema refuses: {error}")),
@@ -51,7 +56,7 @@ impl Schemas {
     }
 
     /// What is not as its schema says in what a tool has answered.
-    pub(super) fn unlike_answer(&self, tool: &str, data: &Json) -> Option<String> {
+    pub(super) fn answer_mismatch(&self, tool: &str, data: &Json) -> Option<String> {
         let output = self.0.get(tool)?.output.as_ref()?;
         let error = output.iter_errors(data).next()?;
         let place = error.instance_path();

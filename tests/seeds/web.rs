@@ -3,34 +3,37 @@
 use std::{io, net::TcpStream, path::Path, sync::Arc};
 
 use crate::{
-    fetch::{ALLOWED, OTHER, PRIVATE, Site, answer},
-    support::{Daemon, Setup, World},
+    fetch::{ALLOWED_HOST, HttpSite, OTHER_HOST, PRIVATE_ADDRESS, write_response},
+    support::{Daemon, Setup, TestNetwork},
 };
 
 /// A daemon that may fetch from the site, from a port of it where nobody listens, from a host that nobody knows,
 /// and from one whose address is not public. It may not fetch from `other.jig.test`.
 pub(super) fn setup() -> Setup {
-    let world = World::with(&[ALLOWED, OTHER, ("inner.jig.test", PRIVATE)]);
-    let hosts = [ALLOWED.0, "site.jig.test:81", "unknown.jig.test", "inner.jig.test"];
-    let table = format!("[fetch]\nhosts = {hosts:?}\nallow_addresses = [{:?}]", ALLOWED.1);
+    let world =
+        TestNetwork::with_hosts(&[ALLOWED_HOST, OTHER_HOST, ("inner.jig.test", PRIVATE_ADDRESS)]);
+    let hosts = [ALLOWED_HOST.0, "site.jig.test:81", "unknown.jig.test", "inner.jig.test"];
+    let table = format!("[fetch]\nhosts = {hosts:?}\nallow_addresses = [{:?}]", ALLOWED_HOST.1);
     let setup = world.setup().workspace_table(&table);
-    setup.keeping(Arc::new(world))
+    setup.with_resource(Arc::new(world))
 }
 
 /// Serves the site. `/status/CODE` is an answer with that code, `/to/URL` a redirect, and `/silent` no answer.
 pub(super) fn serve(daemon: &Daemon) {
     let workspace = daemon.workspace();
     let _ends_with_the_process =
-        Site::at(daemon, ALLOWED.1, 80, move |path, stream| respond(&workspace, path, stream));
+        HttpSite::start(daemon, ALLOWED_HOST.1, 80, move |path, stream| {
+            respond(&workspace, path, stream)
+        });
 }
 
 fn respond(workspace: &Path, path: &str, stream: &mut TcpStream) -> io::Result<()> {
     const PLAIN: &str = "Content-Type: text/plain\r\n";
     if let Some(code) = path.strip_prefix("/status/") {
-        return answer(stream, &format!("{code} Told"), PLAIN, b"told");
+        return write_response(stream, &format!("{code} Told"), PLAIN, b"told");
     }
     if let Some(location) = path.strip_prefix("/to/") {
-        return answer(stream, "302 Found", &format!("Location: {location}\r\n"), b"");
+        return write_response(stream, "302 Found", &format!("Location: {location}\r\n"), b"");
     }
     if path == "/silent" {
         return io::copy(stream, &mut io::sink()).map(drop);
@@ -44,7 +47,7 @@ fn respond(workspace: &Path, path: &str, stream: &mut TcpStream) -> io::Result<(
         _ => "",
     };
     match std::fs::read(workspace.join(path.trim_start_matches('/'))) {
-        Ok(content) => answer(stream, "200 OK", kind, &content),
-        Err(_) => answer(stream, "404 Not Found", PLAIN, b"missing"),
+        Ok(content) => write_response(stream, "200 OK", kind, &content),
+        Err(_) => write_response(stream, "404 Not Found", PLAIN, b"missing"),
     }
 }

@@ -7,7 +7,7 @@ use tonic::{Code, Request, Status};
 use tonic_types::{ErrorDetail, FieldViolation, StatusExt as _};
 
 /// Largest message that tests send or take, in bytes.
-pub(crate) const LARGEST_MESSAGE: usize = 64 << 20;
+pub(crate) const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
 /// What a refused call answers.
 #[derive(Debug)]
@@ -27,18 +27,18 @@ pub(crate) struct Refusal {
 impl Refusal {
     /// Reads a refusal, which must be as the contract says: exactly one `ErrorInfo`, of the domain,
     /// with the code that belongs to its reason.
-    pub(crate) fn of(status: &Status) -> Self {
+    pub(crate) fn from_status(status: &Status) -> Self {
         let details = status.get_error_details_vec();
         let mut infos = details.iter().filter_map(|detail| match detail {
             ErrorDetail::ErrorInfo(info) => Some(info),
             _ => None,
         });
         let (Some(info), None) = (infos.next(), infos.next()) else {
-            panic!("exactly one ErrorInfo: {}", describe(status));
+            panic!("exactly one ErrorInfo: {}", describe_status(status));
         };
-        assert_eq!(info.domain, "jig.v1", "{}", describe(status));
-        assert_eq!(status.code(), code_of(&info.reason), "{}", describe(status));
-        assert!(!status.message().is_empty(), "{}", describe(status));
+        assert_eq!(info.domain, "jig.v1", "{}", describe_status(status));
+        assert_eq!(status.code(), code_of_reason(&info.reason), "{}", describe_status(status));
+        assert!(!status.message().is_empty(), "{}", describe_status(status));
         let violations = status.get_details_bad_request().map(|bad| bad.field_violations);
         Self {
             reason: info.reason.clone(),
@@ -50,7 +50,7 @@ impl Refusal {
     }
 
     /// The fields that break their rules, in order.
-    pub(crate) fn fields(&self) -> Vec<&str> {
+    pub(crate) fn invalid_fields(&self) -> Vec<&str> {
         let fields = self.violations.iter();
         let mut fields: Vec<&str> = fields.map(|violation| violation.field.as_str()).collect();
         fields.sort_unstable();
@@ -72,19 +72,19 @@ pub(crate) fn argv(words: &[&str]) -> RunRequest {
 }
 
 /// A request with a key of the call's metadata, such as the workspace or the session that it is for.
-pub(crate) fn with<T>(key: &'static str, value: &str, message: T) -> Request<T> {
+pub(crate) fn with_metadata<T>(key: &'static str, value: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert(key, value.parse().unwrap());
     request
 }
 
 /// Everything about an error, for a failed test's message.
-pub(crate) fn describe(status: &Status) -> String {
+pub(crate) fn describe_status(status: &Status) -> String {
     format!("{:?}: {} {:?}", status.code(), status.message(), status.get_error_details_vec())
 }
 
 /// The gRPC code that belongs to a reason, as the contract lists them.
-fn code_of(reason: &str) -> Code {
+fn code_of_reason(reason: &str) -> Code {
     match reason {
         "INVALID_PARAMS" | "INVALID_GLOB" | "INVALID_REGEX" => Code::InvalidArgument,
         "PATH_ESCAPE" | "SYMLINK_BLOCKED" | "PERMISSION_DENIED" | "POLICY_DENIED"

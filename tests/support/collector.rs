@@ -31,11 +31,11 @@ impl TraceService for Collector {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let mut kept = self.0.lock().unwrap();
+        let mut received = self.0.lock().unwrap();
         for from in request.into_inner().resource_spans {
             let resource = from.resource.unwrap_or_default();
             let spans = from.scope_spans.into_iter().flat_map(|scope| scope.spans);
-            kept.extend(spans.map(|span| (resource.clone(), span)));
+            received.extend(spans.map(|span| (resource.clone(), span)));
         }
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
@@ -51,17 +51,17 @@ impl Collector {
 
     /// Starts a collector on a listener.
     pub(crate) fn serve(listener: TcpListener) -> Self {
-        Self::serve_by(Server::builder(), listener)
+        Self::serve_with(Server::builder(), listener)
     }
 
     /// As [`Self::serve`], behind TLS, with a certificate and its key as PEM.
     pub(crate) fn serve_tls(listener: TcpListener, [certificate, key]: [String; 2]) -> Self {
         let identity = Identity::from_pem(certificate, key);
         let tls = ServerTlsConfig::new().identity(identity);
-        Self::serve_by(Server::builder().tls_config(tls).unwrap(), listener)
+        Self::serve_with(Server::builder().tls_config(tls).unwrap(), listener)
     }
 
-    fn serve_by(mut server: Server, listener: TcpListener) -> Self {
+    fn serve_with(mut server: Server, listener: TcpListener) -> Self {
         let collector = Self::default();
         listener.set_nonblocking(true).unwrap();
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
@@ -74,14 +74,14 @@ impl Collector {
     }
 
     /// The spans of a trace.
-    pub(crate) fn spans(&self, id: &str) -> Vec<Span> {
-        let kept = self.0.lock().unwrap();
-        let spans = kept.iter().map(|(_, span)| span);
+    pub(crate) fn spans_of_trace(&self, id: &str) -> Vec<Span> {
+        let received = self.0.lock().unwrap();
+        let spans = received.iter().map(|(_, span)| span);
         spans.filter(|span| hex(&span.trace_id) == id).cloned().collect()
     }
 
     /// What sent the first span.
-    pub(crate) fn resource(&self) -> Resource {
+    pub(crate) fn first_resource(&self) -> Resource {
         self.0.lock().unwrap().first().unwrap().0.clone()
     }
 }
@@ -92,7 +92,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 }
 
 /// An attribute's value as text.
-pub(crate) fn attribute(attributes: &[KeyValue], name: &str) -> Option<String> {
+pub(crate) fn attribute_text(attributes: &[KeyValue], name: &str) -> Option<String> {
     let value = attributes.iter().find(|attribute| attribute.key == name)?.value.clone()?.value?;
     Some(match value {
         Value::StringValue(text) => text,

@@ -25,9 +25,9 @@ use tonic_health::pb::{
 };
 
 use super::{
-    call::{LARGEST_MESSAGE, Refusal, describe, shell, with},
-    processes::{descendants, host_status},
-    setup::{Place, Setup, kill},
+    call::{MAX_MESSAGE_BYTES, Refusal, describe_status, shell, with_metadata},
+    process_table::{descendants, status_field},
+    setup::{DaemonDirectory, Setup, kill_and_reap},
     wait::{eventually, promptly},
 };
 
@@ -39,7 +39,7 @@ pub(crate) struct Daemon {
     addresses: Vec<String>,
     channel: Channel,
     log: Log,
-    place: Arc<Place>,
+    directory: Arc<DaemonDirectory>,
     setup: Setup,
 }
 
@@ -58,18 +58,18 @@ impl Daemon {
         input: ChildStdin,
         addresses: Vec<String>,
         log: Log,
-        place: Arc<Place>,
+        place: Arc<DaemonDirectory>,
         setup: Setup,
     ) -> Self {
         let channel = lazy_channel(&format!("unix:{}", place.socket().display()));
-        Self { child, _input: input, addresses, channel, log, place, setup }
+        Self { child, _input: input, addresses, channel, log, directory: place, setup }
     }
 
     // === Calls ===
 
     /// A client of its tools.
     pub(crate) fn tools(&self) -> ToolServiceClient<Channel> {
-        tools(self.channel.clone())
+        tool_client(self.channel.clone())
     }
 
     /// The channel to it.
@@ -79,12 +79,12 @@ impl Daemon {
 
     /// A channel to it of its own.
     pub(crate) fn new_connection(&self) -> Channel {
-        lazy_channel(&format!("unix:{}", self.place.socket().display()))
+        lazy_channel(&format!("unix:{}", self.directory.socket().display()))
     }
 
     /// A client of its tools on a connection of its own.
-    pub(crate) fn tools_on_a_new_connection(&self) -> ToolServiceClient<Channel> {
-        tools(self.new_connection())
+    pub(crate) fn tools_on_new_connection(&self) -> ToolServiceClient<Channel> {
+        tool_client(self.new_connection())
     }
 
     /// Runs a command, whatever becomes of the call.
@@ -100,7 +100,7 @@ impl Daemon {
     pub(crate) async fn run(&self, request: impl IntoRequest<RunRequest>) -> RunResponse {
         match self.try_run(request).await {
             Ok(response) => response,
-            Err(status) => panic!("the command was not run: {}", describe(&status)),
+            Err(status) => panic!("the command was not run: {}", describe_status(&status)),
         }
     }
 
@@ -112,7 +112,7 @@ impl Daemon {
     }
 
     /// Starts running a command, and lets the test go on.
-    pub(crate) fn begin(
+    pub(crate) fn spawn_run(
         &self,
         request: impl IntoRequest<RunRequest>,
     ) -> JoinHandle<Result<RunResponse, Status>> {
@@ -122,9 +122,9 @@ impl Daemon {
     }
 
     /// Checks that it serves nothing and runs no command. Answers which levels were refused, and why.
-    pub(crate) async fn runs_nothing(&self) -> Vec<SandboxFailure> {
+    pub(crate) async fn assert_runs_nothing(&self) -> Vec<SandboxFailure> {
         assert_eq!(self.health().await, ServingStatus::NotServing);
-        self.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
+        self.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert!(!self.file("ran").exists());
         let isolation = self.info().await.isolation.unwrap();
         assert_eq!(isolation.level, "L0");
@@ -132,12 +132,12 @@ impl Daemon {
     }
 
     /// Runs a command that must be refused, for this reason.
-    pub(crate) async fn refuses(&self, request: RunRequest, reason: &str) -> Refusal {
+    pub(crate) async fn run_failing(&self, request: RunRequest, reason: &str) -> Refusal {
         let shown = format!("{request:.300?}");
         match self.try_run(request).await {
             Ok(response) => panic!("{shown} was run: {response:?}"),
             Err(status) => {
-                let refusal = Refusal::of(&status);
+                let refusal = Refusal::from_status(&status);
                 assert_eq!(refusal.reason, reason, "{shown}: {refusal:?}");
                 refusal
             }
@@ -146,11 +146,11 @@ impl Daemon {
 
     /// All bytes of an artifact of the default session, and the size that the daemon tells.
     pub(crate) async fn artifact(&self, path: &str) -> (Vec<u8>, u64) {
-        self.artifact_of("default", path).await.unwrap()
+        self.artifact_of_session("default", path).await.unwrap()
     }
 
     /// All bytes of an artifact of a session, and the size that the daemon tells.
-    pub(crate) async fn artifact_of(
+    pub(crate) async fn artifact_of_session(
         &self,
         session: &str,
         path: &str,
@@ -158,8 +158,8 @@ impl Daemon {
         let mut artifacts = ArtifactServiceClient::new(self.channel.clone());
         let request =
             ReadArtifactRequest { path: path.to_owned(), ..ReadArtifactRequest::default() };
-        let answer = artifacts.read_artifact(with("jig-session", session, request)).await;
-        let mut parts = answer.map_err(|status| Refusal::of(&status))?.into_inner();
+        let answer = artifacts.read_artifact(with_metadata("jig-session", session, request)).await;
+        let mut parts = answer.map_err(|status| Refusal::from_status(&status))?.into_inner();
         let (mut bytes, mut size) = (Vec::new(), None);
         while let Some(part) = parts.message().await.unwrap() {
             assert_eq!(part.offset, bytes.len() as u64, "parts follow one another");
@@ -174,7 +174,7 @@ impl Daemon {
         let request = ReadFileRequest { path: path.to_owned(), ..ReadFileRequest::default() };
         match self.tools().read_file(request).await {
             Ok(response) => Ok(response.into_inner().content),
-            Err(status) => Err(Refusal::of(&status)),
+            Err(status) => Err(Refusal::from_status(&status)),
         }
     }
 
@@ -198,7 +198,7 @@ impl Daemon {
 
     /// Health of its tools.
     pub(crate) async fn health(&self) -> ServingStatus {
-        let answer = self.health_client().check(tool_health()).await;
+        let answer = self.health_client().check(tool_health_request()).await;
         answer.unwrap().into_inner().status()
     }
 
@@ -206,7 +206,7 @@ impl Daemon {
     pub(crate) async fn watch_health(
         &self,
     ) -> tonic::Streaming<tonic_health::pb::HealthCheckResponse> {
-        let answer = self.health_client().watch(tool_health()).await;
+        let answer = self.health_client().watch(tool_health_request()).await;
         answer.unwrap().into_inner()
     }
 
@@ -218,7 +218,7 @@ impl Daemon {
 
     /// Its workspace, on the host.
     pub(crate) fn workspace(&self) -> PathBuf {
-        self.place.workspace()
+        self.directory.workspace()
     }
 
     /// A path in its workspace, on the host.
@@ -227,18 +227,18 @@ impl Daemon {
     }
 
     /// Its state directory.
-    pub(crate) fn state(&self) -> PathBuf {
-        self.place.state()
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.directory.state_dir()
     }
 
     /// Its Unix socket.
     pub(crate) fn socket(&self) -> PathBuf {
-        self.place.socket()
+        self.directory.socket()
     }
 
     /// A path beside its workspace, for what the test needs.
-    pub(crate) fn beside(&self, name: &str) -> PathBuf {
-        self.place.path(name)
+    pub(crate) fn sibling_path(&self, name: &str) -> PathBuf {
+        self.directory.path(name)
     }
 
     /// The port of 127.0.0.1, or of all addresses, that it listens on.
@@ -253,10 +253,10 @@ impl Daemon {
     /// Its process id, as the host counts.
     pub(crate) fn pid(&self) -> i32 {
         let started = i32::try_from(self.child.id()).unwrap();
-        if !self.setup.is_in_a_container() {
+        if !self.setup.is_contained() {
             return started;
         }
-        let named = |pid: &i32| host_status(*pid, "Name").as_deref() == Some("jigd");
+        let named = |pid: &i32| status_field(*pid, "Name").as_deref() == Some("jigd");
         let below = descendants(started).into_iter();
         let mut pids = below.map(|process| process.pid);
         pids.find(named).expect("the daemon runs")
@@ -264,15 +264,15 @@ impl Daemon {
 
     /// Bytes of memory that it occupies.
     pub(crate) fn resident_bytes(&self) -> u64 {
-        self.memory("VmRSS:")
+        self.memory_bytes("VmRSS:")
     }
 
     /// Most bytes of memory that it has occupied.
     pub(crate) fn peak_bytes(&self) -> u64 {
-        self.memory("VmHWM:")
+        self.memory_bytes("VmHWM:")
     }
 
-    fn memory(&self, which: &str) -> u64 {
+    fn memory_bytes(&self, which: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let mut lines = status.lines();
         let line = lines.find_map(|line| line.strip_prefix(which));
@@ -288,12 +288,12 @@ impl Daemon {
     // === Its configuration ===
 
     /// What the log says of a configuration that was read again.
-    pub(crate) const READ_AGAIN: &str = "reloaded policy, approvals and keys";
+    pub(crate) const RELOADED: &str = "reloaded policy, approvals and keys";
     /// What it says of one that could not be.
-    pub(crate) const NOT_READ_AGAIN: &str = "the old one stays";
+    pub(crate) const RELOAD_FAILED: &str = "the old one stays";
 
     /// Has it read its configuration again, and waits until the log says what came of that.
-    pub(crate) async fn reload(&self, expected: &str) {
+    pub(crate) async fn reload_config(&self, expected: &str) {
         let count = || self.log().matches(expected).count();
         let before = count();
         self.signal(Signal::HUP);
@@ -308,7 +308,7 @@ impl Daemon {
     }
 
     /// Waits until it has ended.
-    pub(crate) async fn exit(&mut self) -> ExitStatus {
+    pub(crate) async fn wait_for_exit(&mut self) -> ExitStatus {
         let mut status = None;
         let child = &mut self.child;
         eventually("the daemon ends", async || {
@@ -321,26 +321,26 @@ impl Daemon {
 
     /// Kills it, if it still runs, and starts it again on the same workspace and state.
     pub(crate) async fn restart(mut self) -> Self {
-        kill(&mut self.child);
-        let (setup, place) = (self.setup.clone(), Arc::clone(&self.place));
-        promptly("starting again", setup.start_at(place)).await
+        kill_and_reap(&mut self.child);
+        let (setup, place) = (self.setup.clone(), Arc::clone(&self.directory));
+        promptly("starting again", setup.start_in(place)).await
     }
 
     /// What `jigd --check` says with all that it was started with.
-    pub(crate) fn check(&self) -> Output {
-        self.setup.check_at(&self.place)
+    pub(crate) fn run_check(&self) -> Output {
+        self.setup.run_check_in(&self.directory)
     }
 
     /// As [`Self::restart`], without a variable that its environment had.
-    pub(crate) async fn restart_without(mut self, variable: &str) -> Self {
-        self.setup = self.setup.clone().without(variable);
+    pub(crate) async fn restart_without_variable(mut self, variable: &str) -> Self {
+        self.setup = self.setup.clone().without_variable(variable);
         self.restart().await
     }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        kill(&mut self.child);
+        kill_and_reap(&mut self.child);
         if thread::panicking() {
             eprintln!("--- log of the daemon ---\n{}---", self.log.text());
         }
@@ -349,7 +349,7 @@ impl Drop for Daemon {
 
 impl Log {
     /// Adds a line.
-    pub(super) fn add(&self, line: &[u8]) {
+    pub(super) fn push_line(&self, line: &[u8]) {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         log.extend_from_slice(line);
         log.push(b'\n');
@@ -363,10 +363,10 @@ impl Log {
 }
 
 /// A client of a daemon's tools that takes large answers.
-pub(crate) fn tools(channel: Channel) -> ToolServiceClient<Channel> {
+pub(crate) fn tool_client(channel: Channel) -> ToolServiceClient<Channel> {
     ToolServiceClient::new(channel)
-        .max_decoding_message_size(LARGEST_MESSAGE)
-        .max_encoding_message_size(LARGEST_MESSAGE)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
 /// A channel that connects when it is first used.
@@ -374,6 +374,6 @@ pub(crate) fn lazy_channel(address: &str) -> Channel {
     Endpoint::from_shared(address.to_owned()).unwrap().connect_lazy()
 }
 
-fn tool_health() -> HealthCheckRequest {
+fn tool_health_request() -> HealthCheckRequest {
     HealthCheckRequest { service: "jig.v1.ToolService".to_owned() }
 }

@@ -48,7 +48,7 @@ impl EpollShortage {
     }
 
     /// A daemon that meets it.
-    pub(crate) fn of(&self, setup: Setup) -> Setup {
+    pub(crate) fn apply_to(&self, setup: Setup) -> Setup {
         let setup = setup.environment("LD_PRELOAD", &self.path("library.so"));
         setup.environment("JIG_TEST_NO_WATCHES", &self.path("none-left"))
     }

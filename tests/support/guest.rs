@@ -24,15 +24,15 @@ use std::{
 use tempfile::TempDir;
 
 use super::{
-    derived::{derived, set_up, tools},
-    program::{compile_all, sources},
-    setup::binary,
-    wait::Turn,
+    build_cache::{build_if_stale, run_setup_script, tools_folder},
+    program::{compile_all, program_sources},
+    setup::daemon_binary,
+    wait::MachineLock,
 };
 
 /// How long a machine may run: several times what the slowest test needs on a slow host.
-const PATIENCE: Duration = Duration::from_secs(900);
-const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
+const GUEST_TIMEOUT: Duration = Duration::from_secs(900);
+const MANIFEST_DIR: &str = env!("CARGO_MANIFEST_DIR");
 
 /// A kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub(crate) struct Guest {
 
 /// What a machine has printed.
 #[derive(Debug)]
-pub(crate) struct Printed(String);
+pub(crate) struct GuestOutput(String);
 
 /// A machine with this kernel.
 pub(crate) fn guest(kernel: Kernel) -> Guest {
@@ -73,8 +73,8 @@ impl Kernel {
     }
 
     fn image(self) -> PathBuf {
-        let image = tools().join("kernels").join(self.version());
-        set_up("tests/kernels/install.sh");
+        let image = tools_folder().join("kernels").join(self.version());
+        run_setup_script("tests/kernels/install.sh");
         assert!(image.exists(), "{} is missing", image.display());
         image
     }
@@ -82,14 +82,14 @@ impl Kernel {
 
 impl Guest {
     /// Adds an option to the kernel's command line.
-    pub(crate) fn option(mut self, option: &str) -> Self {
+    pub(crate) fn kernel_option(mut self, option: &str) -> Self {
         self.options.push(option.to_owned());
         self
     }
 
     /// On the host, runs the test in which `here` was written in the machine, sees that it succeeds,
     /// and answers true. In the machine, answers false.
-    pub(crate) async fn runs<F>(self, _here: F) -> bool {
+    pub(crate) async fn run_current_test<F>(self, _here: F) -> bool {
         if is_guest() {
             return false;
         }
@@ -97,15 +97,15 @@ impl Guest {
         let (_, path) = path.split_once("::").unwrap();
         let path = path.split("::{{closure}}").next().unwrap();
         let printed = self.boot(&["--exact", path]).await;
-        assert_eq!(printed.counts(), (1, 0), "{}", printed.0);
+        assert_eq!(printed.test_counts(), (1, 0), "{}", printed.0);
         true
     }
 
     /// Boots the machine, has it run the tests that `arguments` select, and waits for its end. Once more
     /// where its kernel has stumbled over what it changes in its own code: to the emulated CPUs that is not
     /// one step, as it is to real ones.
-    pub(crate) async fn boot(&self, arguments: &[&str]) -> Printed {
-        let _turn = Turn::wait_for(true).await;
+    pub(crate) async fn boot(&self, arguments: &[&str]) -> GuestOutput {
+        let _turn = MachineLock::acquire(true).await;
         let printed = self.boot_once(arguments).await;
         match printed.0.contains("Oops: int3") {
             true => self.boot_once(arguments).await,
@@ -113,7 +113,7 @@ impl Guest {
         }
     }
 
-    async fn boot_once(&self, arguments: &[&str]) -> Printed {
+    async fn boot_once(&self, arguments: &[&str]) -> GuestOutput {
         let image = self.kernel.image();
         let options = [
             // On a loaded machine the emulated clock is found to be unstable; what the kernel then
@@ -123,7 +123,7 @@ impl Guest {
             "--",
             &arguments.join(" "),
         ];
-        let ramdisk = ramdisk();
+        let ramdisk = build_ramdisk();
         let began = Instant::now();
         let mut machine = Command::new("qemu-system-x86_64")
             .args(["-accel", "tcg,thread=multi", "-m", "2048", "-smp", "2"])
@@ -145,7 +145,7 @@ impl Guest {
             std::io::Read::read_to_end(&mut output, &mut text).unwrap();
             String::from_utf8_lossy(&text).replace('\r', "")
         });
-        let ended = tokio::time::timeout(PATIENCE, reader).await;
+        let ended = tokio::time::timeout(GUEST_TIMEOUT, reader).await;
         let _dead_already = machine.kill();
         machine.wait().unwrap();
         let text = ended.expect("the machine ends in time").unwrap();
@@ -153,19 +153,19 @@ impl Guest {
             .split_once("guest: ")
             .unwrap_or_else(|| panic!("the machine did not boot:\n{text}"));
         let seconds = began.elapsed().as_secs_f32();
-        Printed(format!("guest: {text}host: {seconds:.1} s\n"))
+        GuestOutput(format!("guest: {text}host: {seconds:.1} s\n"))
     }
 }
 
-impl Printed {
+impl GuestOutput {
     /// How many tests have succeeded, and how many have failed.
-    pub(crate) fn counts(&self) -> (usize, usize) {
-        (self.ended(" ... ok").len(), self.failed().len())
+    pub(crate) fn test_counts(&self) -> (usize, usize) {
+        (self.tests_ending_in(" ... ok").len(), self.failed_tests().len())
     }
 
     /// The tests that have failed.
-    pub(crate) fn failed(&self) -> Vec<&str> {
-        self.ended(" ... FAILED")
+    pub(crate) fn failed_tests(&self) -> Vec<&str> {
+        self.tests_ending_in(" ... FAILED")
     }
 
     /// What was printed.
@@ -173,7 +173,7 @@ impl Printed {
         &self.0
     }
 
-    fn ended(&self, how: &str) -> Vec<&str> {
+    fn tests_ending_in(&self, how: &str) -> Vec<&str> {
         let names = self.0.lines().filter_map(|line| {
             let name = line.strip_prefix("test ")?.strip_suffix(how)?;
             Some(name.trim_end_matches(" - should panic"))
@@ -183,18 +183,22 @@ impl Printed {
 }
 
 /// The ramdisk, made when something in it has changed.
-fn ramdisk() -> PathBuf {
+fn build_ramdisk() -> PathBuf {
     let (tests, script) =
-        (env::current_exe().unwrap(), Path::new(MANIFEST).join("tests/kernels/ramdisk.sh"));
+        (env::current_exe().unwrap(), Path::new(MANIFEST_DIR).join("tests/kernels/ramdisk.sh"));
     let client = Path::new(env!("CARGO_BIN_EXE_jig"));
-    let kernels = tools().join("kernels");
-    derived("ramdisk", &[&tests, &script, binary(), client, &sources(), &kernels], |to| {
-        let programs = TempDir::with_prefix("jig-test-programs-").unwrap();
-        compile_all(programs.path());
-        let status = Command::new(&script)
-            .args([to, &tests, programs.path(), &kernels, binary(), client])
-            .status()
-            .unwrap();
-        assert!(status.success(), "the ramdisk is made");
-    })
+    let kernels = tools_folder().join("kernels");
+    build_if_stale(
+        "ramdisk",
+        &[&tests, &script, daemon_binary(), client, &program_sources(), &kernels],
+        |to| {
+            let programs = TempDir::with_prefix("jig-test-programs-").unwrap();
+            compile_all(programs.path());
+            let status = Command::new(&script)
+                .args([to, &tests, programs.path(), &kernels, daemon_binary(), client])
+                .status()
+                .unwrap();
+            assert!(status.success(), "the ramdisk is made");
+        },
+    )
 }

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::Command};
 use tempfile::TempDir;
 use tonic::Request;
 
-use super::call::with;
+use super::call::with_metadata;
 
 /// A key file.
 #[derive(Debug)]
@@ -23,15 +23,15 @@ impl KeyFile {
     }
 
     /// Adds a key, with more flags of `jig key new`.
-    pub(crate) fn add(&self, name: &str, role: &str, flags: &[&str]) -> String {
+    pub(crate) fn add_key(&self, name: &str, role: &str, flags: &[&str]) -> String {
         let words = [&["new", name, "--role", role], flags].concat();
-        let output = self.jig(&words);
+        let output = self.run_jig_key(&words);
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
     /// Runs `jig key` on it.
-    pub(crate) fn jig(&self, words: &[&str]) -> std::process::Output {
+    pub(crate) fn run_jig_key(&self, words: &[&str]) -> std::process::Output {
         Command::new(env!("CARGO_BIN_EXE_jig"))
             .arg("key")
             .args(words)
@@ -44,5 +44,5 @@ impl KeyFile {
 
 /// A request with a key.
 pub(crate) fn with_key<T>(key: &str, message: T) -> Request<T> {
-    with("authorization", &format!("Bearer {key}"), message)
+    with_metadata("authorization", &format!("Bearer {key}"), message)
 }

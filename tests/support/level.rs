@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::{HostProgram, Setup};
 
 /// The user that these daemons run as: root could undo what makes these hosts what they are.
-pub(crate) const USER: u32 = 12345;
+pub(crate) const DAEMON_UID: u32 = 12345;
 
 /// Covers parts of /proc as container runtimes do, and becomes the user.
-const MASKS: &str = r#"
+const MASK_PROC_SCRIPT: &str = r#"
     set -e
     for file in kcore keys timer_list interrupts; do
         [ ! -e /proc/$file ] || mount --bind /dev/null /proc/$file
@@ -19,32 +19,40 @@ const MASKS: &str = r#"
 "#;
 
 /// What they are, for setpriv(1).
-const ENGINES_CAPABILITIES: &str = "--bounding-set=-all,+audit_write,+chown,+dac_override,+fowner,+fsetid,+kill,+mknod,+net_bind_service,+net_raw,+setfcap,+setgid,+setpcap,+setuid,+sys_chroot";
+const ENGINE_BOUNDING_SET: &str = "--bounding-set=-all,+audit_write,+chown,+dac_override,+fowner,+fsetid,+kill,+mknod,+net_bind_service,+net_raw,+setfcap,+setgid,+setpcap,+setuid,+sys_chroot";
 
 impl Setup {
     /// A daemon of an ordinary user on a host with a masked `/proc`.
     pub(crate) fn with_masked_proc(self) -> Self {
-        self.user(USER)
-            .environment("JIG_TEST_USER", &USER.to_string())
-            .under(["unshare", "--mount", "--propagation", "private", "sh", "-c", MASKS])
-            .becoming_its_user_itself()
+        self.user(DAEMON_UID)
+            .environment("JIG_TEST_USER", &DAEMON_UID.to_string())
+            .wrapped_by([
+                "unshare",
+                "--mount",
+                "--propagation",
+                "private",
+                "sh",
+                "-c",
+                MASK_PROC_SCRIPT,
+            ])
+            .wrapper_sets_user()
     }
 
     /// A daemon of an ordinary user on a host without namespaces.
     pub(crate) fn without_namespaces(self) -> Self {
         let wrapper = Arc::new(HostProgram::compile("no_namespaces"));
-        self.user(USER).under([&wrapper.path]).keeping(wrapper)
+        self.user(DAEMON_UID).wrapped_by([&wrapper.path]).with_resource(wrapper)
     }
 
     /// A daemon of root's with the capabilities that container engines give, on a host without
     /// namespaces, which gives its workspace to the user of its commands.
-    pub(crate) fn root_of_a_container(self) -> Self {
+    pub(crate) fn as_container_root(self) -> Self {
         let wrapper = Arc::new(HostProgram::compile("no_namespaces"));
         let path = wrapper.path.clone();
         let flags = ["--minimum-level", "L1", "--chown-workspace"];
-        self.under([path.into_os_string()])
-            .and_under(["/usr/bin/setpriv", "--inh-caps=-all", ENGINES_CAPABILITIES])
-            .keeping(wrapper)
+        self.wrapped_by([path.into_os_string()])
+            .and_wrapped_by(["/usr/bin/setpriv", "--inh-caps=-all", ENGINE_BOUNDING_SET])
+            .with_resource(wrapper)
             .arguments(&flags)
     }
 

@@ -1,47 +1,53 @@
 //! Starting daemons, calling them, and looking at what they leave behind.
 
-mod acl;
+mod access_list;
+mod build_cache;
 mod call;
 mod collector;
+mod connection_proxy;
 mod container;
 mod daemon;
-mod derived;
 mod epoll_shortage;
 mod guest;
 mod keys;
 mod level;
-mod process;
-mod processes;
+mod process_table;
 mod program;
-mod proxy;
-mod raw;
+mod raw_codec;
 mod scale;
 mod setup;
 mod signals;
+mod test_network;
 mod tree;
 mod wait;
-mod world;
+mod watched_process;
 
-pub(crate) use acl::access_list;
-pub(crate) use call::{Refusal, argv, describe, shell, with};
-pub(crate) use collector::{Collector, attribute, hex};
-pub(crate) use container::{Container, DOCKER_CAPABILITIES, DOCKER_SECCOMP, Profile, stripped};
-pub(crate) use daemon::{Daemon, lazy_channel, tools};
-pub(crate) use derived::{derived, set_up, tools as tools_folder};
+pub(crate) use access_list::build_access_list;
+pub(crate) use build_cache::{build_if_stale, run_setup_script, tools_folder};
+pub(crate) use call::{Refusal, argv, describe_status, shell, with_metadata};
+pub(crate) use collector::{Collector, attribute_text, hex};
+pub(crate) use connection_proxy::ConnectionProxy;
+pub(crate) use container::{
+    Container, DOCKER_CAPABILITIES, DOCKER_SECCOMP, SeccompProfile, stripped_binary,
+};
+pub(crate) use daemon::{Daemon, lazy_channel, tool_client};
 pub(crate) use epoll_shortage::EpollShortage;
 pub(crate) use guest::{Guest, Kernel, guest};
 pub(crate) use keys::{KeyFile, with_key};
-pub(crate) use level::USER;
-pub(crate) use process::{Watch, started, wait_for_end};
-pub(crate) use processes::{
-    Mark, Process, descendants, host_status, is_alive, marked_count, of_session,
+pub(crate) use level::DAEMON_UID;
+pub(crate) use process_table::{
+    Mark, Process, count_marked_processes, descendants, is_alive, session_processes, status_field,
 };
-pub(crate) use program::{HostProgram, check_answers, check_nothing_is_left, compile};
-pub(crate) use proxy::Proxy;
-pub(crate) use raw::Raw;
+pub(crate) use program::{HostProgram, check_answers, check_no_leftovers, compile_in_workspace};
+pub(crate) use raw_codec::RawCodec;
 pub(crate) use scale::full_size;
-pub(crate) use setup::{DAEMON_INPUT, SECRET, Setup, binary, copy_program, jigd};
-pub(crate) use signals::minds_signals;
-pub(crate) use tree::{Tree, tree};
-pub(crate) use wait::{PROMPT, eventually, patience, promptly, while_waiting};
-pub(crate) use world::{Requests, World, in_network_of, name_server, serve};
+pub(crate) use setup::{
+    DAEMON_STDIN, SECRET_VARIABLE, Setup, copy_program, daemon_binary, run_jigd,
+};
+pub(crate) use signals::command_with_default_signals;
+pub(crate) use test_network::{
+    ReceivedRequests, TestNetwork, run_in_network_of, start_http_server, start_name_server,
+};
+pub(crate) use tree::{Tree, snapshot_tree};
+pub(crate) use wait::{PROMPT_TIMEOUT, eventually, probe_while_waiting, promptly, wait_timeout};
+pub(crate) use watched_process::{WatchedProcess, start_request, wait_for_process_exit};

@@ -27,16 +27,16 @@ impl HostProgram {
     pub(crate) fn compile(name: &str) -> Self {
         let folder = TempDir::with_prefix("jig-test-program-").unwrap();
         let path = folder.path().join(name);
-        build(name, &path);
+        compile_to(name, &path);
         Self { _folder: folder, path }
     }
 }
 
 /// Compiles a program into the daemon's workspace, where it belongs to the workspace's owner.
 /// Answers the path by which a command executes it.
-pub(crate) fn compile(daemon: &Daemon, name: &str) -> String {
+pub(crate) fn compile_in_workspace(daemon: &Daemon, name: &str) -> String {
     let path = daemon.file(name);
-    build(name, &path);
+    compile_to(name, &path);
     let owner = daemon.workspace().metadata().unwrap();
     chown(&path, Some(owner.uid()), Some(owner.gid())).unwrap();
     format!("./{name}")
@@ -66,7 +66,7 @@ pub(crate) fn check_answers(response: &RunResponse, expected: &[(&str, &str)]) {
 }
 
 /// Checks that the program `carry_over` has found nothing of what it leaves behind.
-pub(crate) fn check_nothing_is_left(response: &RunResponse) {
+pub(crate) fn check_no_leftovers(response: &RunResponse) {
     check_answers(
         response,
         &[
@@ -88,27 +88,27 @@ pub(crate) fn check_nothing_is_left(response: &RunResponse) {
 
 /// Compiles all programs into a folder.
 pub(super) fn compile_all(folder: &Path) {
-    for entry in fs::read_dir(sources()).unwrap() {
+    for entry in fs::read_dir(program_sources()).unwrap() {
         let source = entry.unwrap().path();
         if source.extension().is_some_and(|extension| extension == "c") {
             let name = source.file_stem().unwrap().to_str().unwrap();
-            build(name, &folder.join(name));
+            compile_to(name, &folder.join(name));
         }
     }
 }
 
 /// Where they are.
-pub(super) fn sources() -> PathBuf {
+pub(super) fn program_sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/attack/programs")
 }
 
 /// Compiles a program; where there is no compiler, takes it from where somebody has compiled it.
-fn build(name: &str, path: &Path) {
+fn compile_to(name: &str, path: &Path) {
     if let Some(folder) = env::var_os("JIG_TEST_PROGRAMS") {
         copy_program(&PathBuf::from(folder).join(name), path);
         return;
     }
-    let source = sources().join(name).with_extension("c");
+    let source = program_sources().join(name).with_extension("c");
     let output = Command::new("gcc")
         .args(["-std=gnu17", "-O1", "-Wall", "-Werror", "-static", "-pthread", "-o"])
         .args([path, &source])

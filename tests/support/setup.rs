@@ -21,22 +21,22 @@ use tokio::sync::mpsc;
 
 use super::{
     daemon::{Daemon, Log},
-    wait::{Turn, patience},
+    wait::{MachineLock, wait_timeout},
 };
 
 /// The daemon's binary.
-const JIGD: &str = env!("CARGO_BIN_EXE_jigd");
+const DAEMON_BINARY: &str = env!("CARGO_BIN_EXE_jigd");
 /// A secret in the environment of every daemon.
-pub(crate) const SECRET: (&str, &str) = ("JIG_TEST_SECRET", "in-the-daemons-environment");
+pub(crate) const SECRET_VARIABLE: (&str, &str) = ("JIG_TEST_SECRET", "in-the-daemons-environment");
 /// What every daemon has on its standard input.
-pub(crate) const DAEMON_INPUT: &str = "the daemon's own input\n";
+pub(crate) const DAEMON_STDIN: &str = "the daemon's own input\n";
 /// Mounts a small file system where the workspace is, seen by the daemon only, and executes it.
-const ON_SMALL_DISK: &str = r#"
+const SMALL_WORKSPACE_SCRIPT: &str = r#"
     for word; do [ "$last" = --workspace ] && workspace=$word; last=$word; done
     mount -t tmpfs -o size=2m,mode=755 tmpfs "$workspace" && exec "$0" "$@"
 "#;
 /// As [`ON_SMALL_DISK`], in the state directory.
-const STATE_ON_SMALL_DISK: &str = r#"
+const SMALL_STATE_SCRIPT: &str = r#"
     for word; do [ "$last" = --state-dir ] && state=$word; last=$word; done
     state=$state/$JIG_TEST_BELOW; mkdir -p "$state"
     mount -t tmpfs -o size=4m,mode=700 tmpfs "$state" && exec "$0" "$@"
@@ -51,19 +51,19 @@ pub(crate) struct Setup {
     user: Option<u32>,
     workspace_owner: Option<u32>,
     tcp: bool,
-    alone: bool,
+    exclusive: bool,
     table: Option<String>,
     files: Vec<(String, String)>,
-    wrapper_becomes_user: bool,
+    wrapper_sets_user: bool,
     contained: bool,
-    kept: Vec<Arc<dyn Debug + Send + Sync>>,
+    resources: Vec<Arc<dyn Debug + Send + Sync>>,
 }
 
 /// Where a daemon lives: its directory, and its test's right to the machine.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct DaemonDirectory {
     folder: TempDir,
-    _turn: Turn,
+    _lock: MachineLock,
 }
 
 impl Setup {
@@ -79,7 +79,7 @@ impl Setup {
     }
 
     /// Adds a flag with its value, unless the test gives another.
-    pub(super) fn or_argument(self, flag: &'static str, value: &'static str) -> Self {
+    pub(super) fn with_default_argument(self, flag: &'static str, value: &'static str) -> Self {
         let words = self.default_argument(flag, value);
         self.arguments(&words)
     }
@@ -97,7 +97,7 @@ impl Setup {
     }
 
     /// Takes a variable out of its environment again.
-    pub(super) fn without(mut self, name: &str) -> Self {
+    pub(super) fn without_variable(mut self, name: &str) -> Self {
         self.environment.retain(|(variable, _)| variable != name);
         self
     }
@@ -115,18 +115,21 @@ impl Setup {
     }
 
     /// To whom the workspace belongs.
-    pub(crate) fn owner(&self) -> u32 {
+    pub(crate) fn workspace_uid(&self) -> u32 {
         self.workspace_owner.or(self.user).unwrap_or(0)
     }
 
     /// Has a program start it, which must execute its arguments in the process that it is.
-    pub(crate) fn under<S: Into<OsString>>(mut self, wrapper: impl IntoIterator<Item = S>) -> Self {
+    pub(crate) fn wrapped_by<S: Into<OsString>>(
+        mut self,
+        wrapper: impl IntoIterator<Item = S>,
+    ) -> Self {
         self.wrapper = wrapper.into_iter().map(Into::into).collect();
         self
     }
 
     /// Has that program execute another one first, which must do likewise.
-    pub(crate) fn and_under<S: Into<OsString>>(
+    pub(crate) fn and_wrapped_by<S: Into<OsString>>(
         mut self,
         wrapper: impl IntoIterator<Item = S>,
     ) -> Self {
@@ -135,56 +138,56 @@ impl Setup {
     }
 
     /// Leaves it to the program that starts it to become its user.
-    pub(crate) fn becoming_its_user_itself(mut self) -> Self {
-        self.wrapper_becomes_user = true;
+    pub(crate) fn wrapper_sets_user(mut self) -> Self {
+        self.wrapper_sets_user = true;
         self
     }
 
     /// The daemon is not the process that is started, but below it.
-    pub(super) fn in_a_container(mut self) -> Self {
+    pub(super) fn mark_contained(mut self) -> Self {
         self.contained = true;
         self
     }
 
-    pub(super) fn is_in_a_container(&self) -> bool {
+    pub(super) fn is_contained(&self) -> bool {
         self.contained
     }
 
     /// Keeps something for as long as the daemon may be started.
-    pub(crate) fn keeping(mut self, kept: Arc<dyn Debug + Send + Sync>) -> Self {
-        self.kept.push(kept);
+    pub(crate) fn with_resource(mut self, kept: Arc<dyn Debug + Send + Sync>) -> Self {
+        self.resources.push(kept);
         self
     }
 
     /// Starts it in a network namespace of its own, whose loopback interface has the addresses too.
-    pub(crate) fn network_with(self, addresses: &[&str]) -> Self {
+    pub(crate) fn with_network_addresses(self, addresses: &[&str]) -> Self {
         let mut script = "ip link set lo up".to_owned();
         for address in addresses {
             script.push_str(&format!(" && ip address add {address} dev lo"));
         }
         script.push_str(" && exec \"$0\" \"$@\"");
-        self.under(["unshare", "--net", "sh", "-c", &script])
+        self.wrapped_by(["unshare", "--net", "sh", "-c", &script])
     }
 
     /// Gives the workspace a disk of its own, of 2 MiB, which only the daemon and its commands see.
-    pub(crate) fn on_small_disk(self) -> Self {
-        self.under(["unshare", "--mount", "sh", "-c", ON_SMALL_DISK])
+    pub(crate) fn workspace_on_small_disk(self) -> Self {
+        self.wrapped_by(["unshare", "--mount", "sh", "-c", SMALL_WORKSPACE_SCRIPT])
     }
 
     /// Gives the state directory, or a directory in it, a disk of its own, of 4 MiB, which only the
     /// daemon and its commands see.
     pub(crate) fn state_on_small_disk(self, below: &str) -> Self {
-        self.environment("JIG_TEST_BELOW", below).under([
+        self.environment("JIG_TEST_BELOW", below).wrapped_by([
             "unshare",
             "--mount",
             "sh",
             "-c",
-            STATE_ON_SMALL_DISK,
+            SMALL_STATE_SCRIPT,
         ])
     }
 
     /// Has it listen on a free port of 127.0.0.1 too.
-    pub(crate) fn tcp(mut self) -> Self {
+    pub(crate) fn listen_tcp(mut self) -> Self {
         self.tcp = true;
         self
     }
@@ -196,8 +199,8 @@ impl Setup {
     }
 
     /// Runs the test while no other runs: it loads the machine.
-    pub(crate) fn alone(mut self) -> Self {
-        self.alone = true;
+    pub(crate) fn exclusive(mut self) -> Self {
+        self.exclusive = true;
         self
     }
 
@@ -216,21 +219,21 @@ impl Setup {
             _ => self,
         };
         let setup = match env::var("JIG_TEST_CONTAINER") {
-            Ok(engine) if of_root && !setup.is_arranged() => setup.contained_by(&engine),
+            Ok(engine) if of_root && !setup.specifies_host() => setup.in_engine_container(&engine),
             _ => setup,
         };
-        setup.start_as_it_is().await
+        setup.start_unmodified().await
     }
 
     /// Whether the test says what kind of host the daemon of root's finds.
-    fn is_arranged(&self) -> bool {
+    fn specifies_host(&self) -> bool {
         self.contained || self.arguments.iter().any(|word| word == "--chown-workspace")
     }
 
-    async fn start_as_it_is(self) -> Daemon {
+    async fn start_unmodified(self) -> Daemon {
         assert!(rustix::process::geteuid().is_root(), "these tests must run as root");
-        let place = Arc::new(Place {
-            _turn: Turn::wait_for(self.alone).await,
+        let place = Arc::new(DaemonDirectory {
+            _lock: MachineLock::acquire(self.exclusive).await,
             folder: tempfile::Builder::new()
                 .prefix("jig-test-")
                 .permissions(fs::Permissions::from_mode(0o755))
@@ -238,7 +241,7 @@ impl Setup {
                 .unwrap(),
         });
         fs::create_dir(place.workspace()).unwrap();
-        let owner = Some(self.owner());
+        let owner = Some(self.workspace_uid());
         chown(place.workspace(), owner, owner).unwrap();
         for (path, content) in &self.files {
             let path = place.workspace().join(path);
@@ -252,37 +255,37 @@ impl Setup {
         chown(place.folder.path(), self.user, self.user).unwrap();
         if self.user.is_some() {
             // The directory of the build may be closed to others.
-            copy_program(Path::new(JIGD), &place.own_binary());
+            copy_program(Path::new(DAEMON_BINARY), &place.binary_copy());
         }
-        self.start_at(place).await
+        self.start_in(place).await
     }
 
     /// Starts the daemon in a place where there was one before.
-    pub(super) async fn start_at(self, place: Arc<Place>) -> Daemon {
+    pub(super) async fn start_in(self, place: Arc<DaemonDirectory>) -> Daemon {
         let mut child = self.command(&place).spawn().unwrap();
         // It stays open, so that a command that got it would wait for more.
         let mut input = child.stdin.take().unwrap();
         // One that ends at once says why on its standard error.
-        let _ended = input.write_all(DAEMON_INPUT.as_bytes());
+        let _ended = input.write_all(DAEMON_STDIN.as_bytes());
         let log = Log::default();
-        collect(child.stderr.take().unwrap(), log.clone());
-        let lines = lines_of(child.stdout.take().unwrap());
+        collect_log(child.stderr.take().unwrap(), log.clone());
+        let lines = read_lines(child.stdout.take().unwrap());
         let expected = if self.tcp { 2 } else { 1 };
-        match addresses(lines, expected).await {
+        match read_addresses(lines, expected).await {
             Ok(addresses) => Daemon::new(child, input, addresses, log, place, self),
             Err(why) => {
-                kill(&mut child);
+                kill_and_reap(&mut child);
                 panic!("the daemon did not start: {why}\n{}", log.text());
             }
         }
     }
 
     /// Runs `jigd --check` in a place where a daemon lives, as that was started.
-    pub(super) fn check_at(&self, place: &Place) -> Output {
+    pub(super) fn run_check_in(&self, place: &DaemonDirectory) -> Output {
         self.command(place).arg("--check").output().unwrap()
     }
 
-    fn workspace_arguments(&self, place: &Place) -> [OsString; 2] {
+    fn workspace_arguments(&self, place: &DaemonDirectory) -> [OsString; 2] {
         let Some(lines) = &self.table else {
             return ["--workspace".into(), place.workspace().into()];
         };
@@ -302,10 +305,10 @@ impl Setup {
         }
     }
 
-    fn command(&self, place: &Place) -> Command {
+    fn command(&self, place: &DaemonDirectory) -> Command {
         let binary = match self.user {
-            None => PathBuf::from(JIGD),
-            Some(_) => place.own_binary(),
+            None => PathBuf::from(DAEMON_BINARY),
+            Some(_) => place.binary_copy(),
         };
         let mut words = self.wrapper.clone();
         words.push(binary.into());
@@ -316,7 +319,7 @@ impl Setup {
             .arg(format!("unix:{}", place.socket().display()))
             .args(self.workspace_arguments(place))
             .arg("--state-dir")
-            .arg(place.state())
+            .arg(place.state_dir())
             .args(self.default_argument("--log", "json"))
             .args(self.default_argument("--drain-timeout", "2s"))
             .args(self.tcp.then_some(["--listen", "127.0.0.1:0"]).iter().flatten())
@@ -325,26 +328,26 @@ impl Setup {
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("RUST_BACKTRACE", "1")
-            .env(SECRET.0, SECRET.1)
+            .env(SECRET_VARIABLE.0, SECRET_VARIABLE.1)
             .envs(self.environment.iter().cloned())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        if let Some(user) = self.user.filter(|_| !self.wrapper_becomes_user) {
+        if let Some(user) = self.user.filter(|_| !self.wrapper_sets_user) {
             command.uid(user).gid(user);
         }
         command
     }
 }
 
-impl Place {
+impl DaemonDirectory {
     /// The workspace.
     pub(super) fn workspace(&self) -> PathBuf {
         self.folder.path().join("workspace")
     }
 
     /// The state directory.
-    pub(super) fn state(&self) -> PathBuf {
+    pub(super) fn state_dir(&self) -> PathBuf {
         self.folder.path().join("state")
     }
 
@@ -358,14 +361,14 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    fn own_binary(&self) -> PathBuf {
+    fn binary_copy(&self) -> PathBuf {
         self.folder.path().join("jigd")
     }
 }
 
 /// Runs `jigd` with arguments that make it end by itself.
-pub(crate) fn jigd(arguments: &[&str]) -> Output {
-    Command::new(JIGD).args(arguments).env_clear().stdin(Stdio::null()).output().unwrap()
+pub(crate) fn run_jigd(arguments: &[&str]) -> Output {
+    Command::new(DAEMON_BINARY).args(arguments).env_clear().stdin(Stdio::null()).output().unwrap()
 }
 
 /// Copies a program that is to be executed. By a process of its own: a child that another test
@@ -377,25 +380,25 @@ pub(crate) fn copy_program(from: &Path, to: &Path) {
 }
 
 /// Path of the daemon's binary.
-pub(crate) fn binary() -> &'static Path {
-    Path::new(JIGD)
+pub(crate) fn daemon_binary() -> &'static Path {
+    Path::new(DAEMON_BINARY)
 }
 
 /// Ends a daemon that is not wanted any more, and takes it from the process table.
-pub(super) fn kill(child: &mut Child) {
+pub(super) fn kill_and_reap(child: &mut Child) {
     let _dead_already = child.kill();
     let _reaped = child.wait();
 }
 
-async fn addresses(
+async fn read_addresses(
     mut lines: mpsc::Receiver<String>,
     expected: usize,
 ) -> Result<Vec<String>, String> {
     let mut addresses = Vec::new();
     while addresses.len() < expected {
-        let line = tokio::time::timeout(patience(), lines.recv())
+        let line = tokio::time::timeout(wait_timeout(), lines.recv())
             .await
-            .map_err(|_| format!("no word within {:?}", patience()))?
+            .map_err(|_| format!("no word within {:?}", wait_timeout()))?
             .ok_or("it ended")?;
         match line.strip_prefix("listening on ") {
             Some(address) => addresses.push(address.to_owned()),
@@ -405,7 +408,7 @@ async fn addresses(
     Ok(addresses)
 }
 
-fn lines_of(stream: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+fn read_lines(stream: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel(16);
     thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
@@ -416,10 +419,10 @@ fn lines_of(stream: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     receiver
 }
 
-fn collect(stream: impl Read + Send + 'static, log: Log) {
+fn collect_log(stream: impl Read + Send + 'static, log: Log) {
     thread::spawn(move || {
         for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
-            log.add(&line);
+            log.push_line(&line);
         }
     });
 }

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, path::Pa
 pub(crate) type Tree = BTreeMap<String, (u32, Vec<u8>)>;
 
 /// Reads the tree below `folder`. Links are not followed.
-pub(crate) fn tree(folder: &Path) -> Tree {
+pub(crate) fn snapshot_tree(folder: &Path) -> Tree {
     let mut found = Tree::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(next) = folders.pop() {

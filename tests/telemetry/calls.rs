@@ -14,47 +14,47 @@ use tonic_reflection::pb::v1::{
     server_reflection_request::MessageRequest,
 };
 
-use super::{CALLER, status, trace};
+use super::{CALLER_SPAN_ID, span_status, spans_by_name};
 use crate::{
     invoke::{call, invoke},
-    support::{Collector, Daemon, Setup, attribute, eventually, shell},
+    support::{Collector, Daemon, Setup, attribute_text, eventually, shell},
 };
 
 /// A request of a session, in a trace.
-fn request<T>(id: &str, message: T) -> Request<T> {
+fn traced_request<T>(id: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
-    let parent = format!("00-{id}-{CALLER}-01");
+    let parent = format!("00-{id}-{CALLER_SPAN_ID}-01");
     for (name, value) in [("traceparent", parent.as_str()), ("jig-session", "s1")] {
         request.metadata_mut().insert(name, value.parse().unwrap());
     }
     request
 }
 
-fn of_model(call: InvokeRequest, id: &str) -> InvokeRequest {
+fn with_model_call_id(call: InvokeRequest, id: &str) -> InvokeRequest {
     InvokeRequest { request_id: id.to_owned(), ..call }
 }
 
-fn missing_file() -> ReadFileRequest {
+fn missing_file_request() -> ReadFileRequest {
     ReadFileRequest { path: "missing".to_owned(), ..ReadFileRequest::default() }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn spans_say_who_called_what_as_the_model_said_it() {
+async fn spans_carry_principal_tool_and_model_call_id() {
     let (collector, endpoint) = Collector::start();
     let setup = Setup::new().environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
     let mut daemon = setup.start().await;
     let [by_name, typed, failed] = ["1", "2", "3"].map(|digit| digit.repeat(32));
     let bash = call("claude", "Bash", json!({"command": "true"}));
-    invoke(&daemon, request(&by_name, of_model(bash, "toolu_1"))).await;
-    daemon.run(request(&typed, shell("true"))).await;
-    let read = daemon.tools().read_file(request(&failed, missing_file())).await;
+    invoke(&daemon, traced_request(&by_name, with_model_call_id(bash, "toolu_1"))).await;
+    daemon.run(traced_request(&typed, shell("true"))).await;
+    let read = daemon.tools().read_file(traced_request(&failed, missing_file_request())).await;
     read.unwrap_err();
     daemon.signal(Signal::TERM);
-    assert!(daemon.exit().await.success());
+    assert!(daemon.wait_for_exit().await.success());
 
-    let spans = trace(&collector, &by_name);
+    let spans = spans_by_name(&collector, &by_name);
     let tool = &spans["execute_tool run"];
-    let own = attribute(&tool.attributes, "jig.call.id").unwrap();
+    let own = attribute_text(&tool.attributes, "jig.call.id").unwrap();
     for (name, value) in [
         ("gen_ai.tool.call.id", "toolu_1"),
         ("gen_ai.conversation.id", "s1"),
@@ -62,7 +62,7 @@ async fn spans_say_who_called_what_as_the_model_said_it() {
         ("jig.called_name", "Bash"),
         ("jig.principal", "uid:0"),
     ] {
-        assert_eq!(attribute(&tool.attributes, name).as_deref(), Some(value), "{name}");
+        assert_eq!(attribute_text(&tool.attributes, name).as_deref(), Some(value), "{name}");
     }
     let rpc = &spans["jig.v1.InvokeService/Invoke"];
     for (name, value) in [
@@ -71,33 +71,33 @@ async fn spans_say_who_called_what_as_the_model_said_it() {
         ("jig.call.id", &own),
         ("server.address", daemon.socket().to_str().unwrap()),
     ] {
-        assert_eq!(attribute(&rpc.attributes, name).as_deref(), Some(value), "{name}");
+        assert_eq!(attribute_text(&rpc.attributes, name).as_deref(), Some(value), "{name}");
     }
-    assert_eq!(attribute(&rpc.attributes, "server.port"), None);
+    assert_eq!(attribute_text(&rpc.attributes, "server.port"), None);
 
     // Without an id of the model, it is the call's own.
-    let spans = trace(&collector, &typed);
+    let spans = spans_by_name(&collector, &typed);
     let tool = &spans["execute_tool run"];
     let [given, own] =
-        ["gen_ai.tool.call.id", "jig.call.id"].map(|name| attribute(&tool.attributes, name));
+        ["gen_ai.tool.call.id", "jig.call.id"].map(|name| attribute_text(&tool.attributes, name));
     assert_eq!(given, own);
-    assert_eq!(attribute(&tool.attributes, "jig.dialect"), None);
+    assert_eq!(attribute_text(&tool.attributes, "jig.dialect"), None);
 
     // The tool failed, which is the caller's mistake and no failure of the RPC.
-    let spans = trace(&collector, &failed);
+    let spans = spans_by_name(&collector, &failed);
     let tool = &spans["execute_tool read_file"];
-    assert_eq!(status(tool), StatusCode::Error);
+    assert_eq!(span_status(tool), StatusCode::Error);
     let description = &tool.status.as_ref().unwrap().message;
     assert!(description.contains("missing"), "{description}");
-    assert_eq!(attribute(&tool.attributes, "error.type").as_deref(), Some("FILE_NOT_FOUND"));
+    assert_eq!(attribute_text(&tool.attributes, "error.type").as_deref(), Some("FILE_NOT_FOUND"));
     let rpc = &spans["jig.v1.ToolService/ReadFile"];
-    assert_eq!(status(rpc), StatusCode::Unset);
-    assert_eq!(attribute(&rpc.attributes, "error.type"), None);
-    assert_eq!(attribute(&rpc.attributes, "rpc.status_code").as_deref(), Some("NOT_FOUND"));
+    assert_eq!(span_status(rpc), StatusCode::Unset);
+    assert_eq!(attribute_text(&rpc.attributes, "error.type"), None);
+    assert_eq!(attribute_text(&rpc.attributes, "rpc.status_code").as_deref(), Some("NOT_FOUND"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_call_of_a_batch_has_the_id_that_the_model_gave_it() {
+async fn batch_spans_carry_model_call_ids() {
     let (collector, endpoint) = Collector::start();
     let setup = Setup::new().environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
     let mut daemon = setup.start().await;
@@ -116,24 +116,24 @@ async fn each_call_of_a_batch_has_the_id_that_the_model_gave_it() {
         ..InvokeBatchRequest::default()
     };
     let mut client = InvokeServiceClient::new(daemon.channel());
-    client.invoke_batch(request(&id, batch)).await.unwrap();
+    client.invoke_batch(traced_request(&id, batch)).await.unwrap();
     daemon.signal(Signal::TERM);
-    assert!(daemon.exit().await.success());
-    let spans = trace(&collector, &id);
+    assert!(daemon.wait_for_exit().await.success());
+    let spans = spans_by_name(&collector, &id);
     for (span, given) in [("execute_tool run", "c1"), ("execute_tool list_files", "c2")] {
-        let found = attribute(&spans[span].attributes, "gen_ai.tool.call.id");
+        let found = attribute_text(&spans[span].attributes, "gen_ai.tool.call.id");
         assert_eq!(found.as_deref(), Some(given));
     }
 }
 
 /// Asks for the services as grpcurl does, in a trace.
-async fn reflect(daemon: &Daemon, id: &str) {
+async fn list_services(daemon: &Daemon, id: &str) {
     let list = ServerReflectionRequest {
         message_request: Some(MessageRequest::ListServices(String::new())),
         ..ServerReflectionRequest::default()
     };
     let mut client = ServerReflectionClient::new(daemon.channel());
-    let asked = client.server_reflection_info(request(id, tokio_stream::once(list))).await;
+    let asked = client.server_reflection_info(traced_request(id, tokio_stream::once(list))).await;
     let answer = asked.unwrap().into_inner().message().await.unwrap();
     assert!(answer.unwrap().message_response.is_some());
 }
@@ -145,46 +145,46 @@ async fn probes_and_reflection_have_no_spans() {
     let mut daemon = setup.start().await;
     let [probe, other, reflection] = ["4", "5", "6"].map(|digit| digit.repeat(32));
     let mut health = HealthClient::new(daemon.channel());
-    let checked = health.check(request(&probe, HealthCheckRequest::default())).await;
+    let checked = health.check(traced_request(&probe, HealthCheckRequest::default())).await;
     checked.unwrap();
-    reflect(&daemon, &reflection).await;
-    daemon.run(request(&other, shell("true"))).await;
+    list_services(&daemon, &reflection).await;
+    daemon.run(traced_request(&other, shell("true"))).await;
     daemon.signal(Signal::TERM);
-    assert!(daemon.exit().await.success());
-    assert_eq!(collector.spans(&probe).len(), 0);
-    assert_eq!(collector.spans(&reflection).len(), 0);
-    assert_eq!(collector.spans(&other).len(), 3);
+    assert!(daemon.wait_for_exit().await.success());
+    assert_eq!(collector.spans_of_trace(&probe).len(), 0);
+    assert_eq!(collector.spans_of_trace(&reflection).len(), 0);
+    assert_eq!(collector.spans_of_trace(&other).len(), 3);
 }
 
 /// The lines of calls.
-fn lines(daemon: &Daemon) -> Vec<Value> {
+fn call_log_lines(daemon: &Daemon) -> Vec<Value> {
     let log = daemon.log();
     let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter(|line| line["message"] == "call").collect()
 }
 
 #[tokio::test]
-async fn each_call_has_a_line_where_that_is_asked_for() {
+async fn log_calls_flag_logs_each_call() {
     for flag in [&["--log-calls"][..], &[]] {
         let daemon = Setup::new().arguments(flag).start().await;
         let id = "6".repeat(32);
-        daemon.run(request(&id, shell("exit 3"))).await;
+        daemon.run(traced_request(&id, shell("exit 3"))).await;
         let bash = call("claude", "Bash", json!({"command": "true"}));
-        invoke(&daemon, request(&id, of_model(bash, "toolu_1"))).await;
+        invoke(&daemon, traced_request(&id, with_model_call_id(bash, "toolu_1"))).await;
         let unknown = call("claude", "Nothing", json!({}));
-        invoke(&daemon, request(&id, of_model(unknown, "toolu_2"))).await;
-        let read = daemon.tools().read_file(request(&id, missing_file())).await;
+        invoke(&daemon, traced_request(&id, with_model_call_id(unknown, "toolu_2"))).await;
+        let read = daemon.tools().read_file(traced_request(&id, missing_file_request())).await;
         read.unwrap_err();
         let invalid = RunRequest { timeout_sec: Some(0), ..shell("true") };
-        daemon.try_run(request(&id, invalid)).await.unwrap_err();
+        daemon.try_run(traced_request(&id, invalid)).await.unwrap_err();
         let mut health = HealthClient::new(daemon.channel());
         health.check(HealthCheckRequest::default()).await.unwrap();
         if flag.is_empty() {
-            assert_eq!(lines(&daemon), Vec::<Value>::new());
+            assert_eq!(call_log_lines(&daemon), Vec::<Value>::new());
             continue;
         }
-        eventually("all lines are there", async || lines(&daemon).len() == 5).await;
-        let lines = lines(&daemon);
+        eventually("all lines are there", async || call_log_lines(&daemon).len() == 5).await;
+        let lines = call_log_lines(&daemon);
         for line in &lines {
             assert_eq!(line["level"], "INFO", "{line}");
             assert_eq!(line["trace_id"], id.as_str(), "{line}");
@@ -254,8 +254,8 @@ async fn each_call_has_a_line_where_that_is_asked_for() {
 }
 
 #[tokio::test]
-async fn lists_are_lists_in_the_log() {
-    let daemon = Setup::new().tcp().start().await;
+async fn log_writes_lists_as_json_arrays() {
+    let daemon = Setup::new().listen_tcp().start().await;
     let line = || {
         let log = daemon.log();
         let mut lines = log.lines();

@@ -7,31 +7,34 @@ use rustix::process::Signal;
 use super::run_in_trace;
 use crate::support::{Collector, Daemon, Setup, eventually, shell};
 
-const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+const ENDPOINT_VARIABLE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 
 /// A daemon that exports at once.
-fn exporting(endpoint: &str) -> Setup {
-    Setup::new().environment(ENDPOINT, endpoint).environment("OTEL_BSP_SCHEDULE_DELAY", "20")
+fn exporting_setup(endpoint: &str) -> Setup {
+    Setup::new()
+        .environment(ENDPOINT_VARIABLE, endpoint)
+        .environment("OTEL_BSP_SCHEDULE_DELAY", "20")
 }
 
 /// The lines of a log with a text.
-fn lines(daemon: &Daemon, text: &str) -> Vec<serde_json::Value> {
+fn log_lines_containing(daemon: &Daemon, text: &str) -> Vec<serde_json::Value> {
     let log = daemon.log();
     let lines = log.lines().filter(|line| line.contains(text));
     lines.map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_that_is_lost_is_told_of_once_with_the_number_of_spans() {
+async fn unreachable_collector_is_logged_once_with_span_count() {
     // Nothing else gets the port.
     let reserved = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = reserved.local_addr().unwrap();
     drop(reserved);
-    let mut daemon = exporting(&format!("http://{address}")).start().await;
+    let mut daemon = exporting_setup(&format!("http://{address}")).start().await;
     let lost = "the collector does not accept spans";
     for _ in 0..2 {
         daemon.output(shell("true")).await;
-        eventually("the loss is told", async || !lines(&daemon, lost).is_empty()).await;
+        eventually("the loss is told", async || !log_lines_containing(&daemon, lost).is_empty())
+            .await;
     }
     // By now both runs' spans were tried, some of them perhaps not yet.
     let counted = daemon.info().await.counts.unwrap();
@@ -41,25 +44,26 @@ async fn a_collector_that_is_lost_is_told_of_once_with_the_number_of_spans() {
     let id = "c".repeat(32);
     eventually("the collector is found", async || {
         run_in_trace(&daemon, &id, shell("true")).await.unwrap();
-        !lines(&daemon, again).is_empty() && !collector.spans(&id).is_empty()
+        !log_lines_containing(&daemon, again).is_empty()
+            && !collector.spans_of_trace(&id).is_empty()
     })
     .await;
-    let found = lines(&daemon, again);
+    let found = log_lines_containing(&daemon, again);
     // How many are exported together is up to the exporter.
     let counted = found[0]["lost_spans"].as_u64().unwrap();
     assert!(counted >= 1, "{found:?}");
-    let warned = lines(&daemon, lost);
+    let warned = log_lines_containing(&daemon, lost);
     assert_eq!(warned.len(), 1, "{warned:?}");
     assert_eq!(warned[0]["level"], "WARN");
     daemon.signal(Signal::TERM);
-    assert!(daemon.exit().await.success());
-    let end = lines(&daemon, "spans were not delivered");
+    assert!(daemon.wait_for_exit().await.success());
+    let end = log_lines_containing(&daemon, "spans were not delivered");
     assert_eq!(end.len(), 1, "{end:?}");
     assert!(end[0]["lost_spans"].as_u64().unwrap() >= counted, "{end:?}");
 }
 
 /// Makes a certificate for 127.0.0.1 that is its own authority; the second path is its key's.
-fn certificate(folder: &Path) -> [String; 2] {
+fn create_certificate(folder: &Path) -> [String; 2] {
     let [certificate, key] = ["certificate.pem", "key.pem"].map(|name| folder.join(name));
     let output = Command::new("openssl")
         .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"])
@@ -73,9 +77,9 @@ fn certificate(folder: &Path) -> [String; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn spans_are_exported_behind_tls_to_a_collector_that_is_trusted() {
+async fn spans_are_exported_over_tls_to_trusted_collectors() {
     let folder = tempfile::tempdir().unwrap();
-    let [certificate, key] = certificate(folder.path());
+    let [certificate, key] = create_certificate(folder.path());
     // What lies beside the configuration, the daemon may read.
     let config = folder.path().join("jig.toml");
     fs::write(&config, "").unwrap();
@@ -89,7 +93,7 @@ async fn spans_are_exported_behind_tls_to_a_collector_that_is_trusted() {
         ("e", true, "SSL_CERT_FILE"),
         ("f", false, "JIG_TEST_NONE"),
     ] {
-        let setup = exporting(&format!("https://{address}"))
+        let setup = exporting_setup(&format!("https://{address}"))
             .environment(variable, &certificate)
             .environment("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
             .arguments(&["--config", config.to_str().unwrap()]);
@@ -97,29 +101,34 @@ async fn spans_are_exported_behind_tls_to_a_collector_that_is_trusted() {
         let id = digit.repeat(32);
         run_in_trace(&daemon, &id, shell("true")).await.unwrap();
         eventually("it is clear whether they come", async || {
-            let is_lost = !lines(&daemon, "the collector does not accept spans").is_empty();
+            let is_lost =
+                !log_lines_containing(&daemon, "the collector does not accept spans").is_empty();
             assert!(!(is_trusted && is_lost), "{}", daemon.log());
-            is_lost || !collector.spans(&id).is_empty()
+            is_lost || !collector.spans_of_trace(&id).is_empty()
         })
         .await;
-        assert_eq!(!collector.spans(&id).is_empty(), is_trusted, "{variable}");
+        assert_eq!(!collector.spans_of_trace(&id).is_empty(), is_trusted, "{variable}");
     }
 }
 
 #[tokio::test]
-async fn what_the_environment_asks_for_and_does_not_get_is_named() {
+async fn unsupported_environment_variables_are_logged() {
     let setup = Setup::new()
-        .environment(ENDPOINT, "127.0.0.1:1")
+        .environment(ENDPOINT_VARIABLE, "127.0.0.1:1")
         .environment("OTEL_METRICS_EXPORTER", "otlp")
         .environment("OTEL_TRACES_SAMPLER", "xray")
         .environment("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
     let daemon = setup.start().await;
-    let warned = lines(&daemon, "ignored an environment variable");
+    let warned = log_lines_containing(&daemon, "ignored an environment variable");
     let mut variables: Vec<_> =
         warned.iter().map(|line| line["variable"].as_str().unwrap()).collect();
     variables.sort_unstable();
-    let expected =
-        [ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_METRICS_EXPORTER", "OTEL_TRACES_SAMPLER"];
+    let expected = [
+        ENDPOINT_VARIABLE,
+        "OTEL_EXPORTER_OTLP_PROTOCOL",
+        "OTEL_METRICS_EXPORTER",
+        "OTEL_TRACES_SAMPLER",
+    ];
     assert_eq!(variables, expected);
     for line in &warned {
         assert_eq!(line["level"], "WARN");

@@ -8,7 +8,7 @@ const MAX_README_LINES: usize = 250;
 const MAX_COLUMNS: usize = 100;
 const MAX_SENTENCE_WORDS: usize = 30;
 /// Info strings of code blocks. CONTRIBUTING.md says how the tests run them.
-const BLOCKS: &[&str] =
+const CODE_BLOCK_KINDS: &[&str] =
     &["json", "python", "sh", "sh grpcurl", "sh jig", "text", "toml", "toml jigd"];
 
 #[test]
@@ -18,7 +18,7 @@ fn pages_are_short_and_wrapped() {
             .into_iter()
             .map(move |line| format!("{page}:{line}: more than {MAX_COLUMNS} columns"))
     });
-    let lines = super::read("README.md").lines().count();
+    let lines = super::read_file("README.md").lines().count();
     let long = (lines > MAX_README_LINES).then(|| format!("README.md: {lines} lines"));
     assert_none("long lines and pages", wide.chain(long));
     let line = "x".repeat(MAX_COLUMNS);
@@ -27,7 +27,7 @@ fn pages_are_short_and_wrapped() {
 }
 
 #[test]
-fn sentences_of_pages_are_short() {
+fn page_sentences_are_short() {
     let found = pages().into_iter().flat_map(|(page, text)| {
         let long = sentences(&text)
             .into_iter()
@@ -43,28 +43,28 @@ fn sentences_of_pages_are_short() {
 }
 
 #[test]
-fn code_blocks_say_what_they_are() {
+fn code_blocks_have_a_known_kind() {
     let found = pages().into_iter().flat_map(|(page, text)| {
         let fences = text.lines().filter_map(|line| line.strip_prefix("```"));
-        let unknown = fences.step_by(2).filter(|info| !BLOCKS.contains(info));
+        let unknown = fences.step_by(2).filter(|info| !CODE_BLOCK_KINDS.contains(info));
         unknown.map(|info| format!("{page}: {info:?}")).collect::<Vec<_>>()
     });
     assert_none("code blocks of an unknown kind", found);
 }
 
 #[test]
-fn links_of_pages_lead_somewhere() {
+fn page_links_resolve() {
     let pages = pages();
     let found = pages.iter().flat_map(|(page, text)| {
-        let broken = links(text).into_iter().filter(|link| !exists(page, link));
+        let broken = links(text).into_iter().filter(|link| !link_resolves(page, link));
         broken.map(move |link| format!("{page}: {link}"))
     });
     assert_none("broken links", found);
     assert_eq!(links("a [b](c.md#d), [`e`](#f)\n[g](http://h)"), ["c.md#d", "#f"]);
     assert_eq!(slug("A key's `none`, *x_y*-z"), "a-keys-none-x_y-z");
-    assert!(exists("docs/tools.md", "../README.md#install"));
-    assert!(!exists("docs/tools.md", "README.md"));
-    assert!(!exists("README.md", "docs/tools.md#absent"));
+    assert!(link_resolves("docs/tools.md", "../README.md#install"));
+    assert!(!link_resolves("docs/tools.md", "README.md"));
+    assert!(!link_resolves("README.md", "docs/tools.md#absent"));
 }
 
 /// The pages, by their paths.
@@ -143,7 +143,7 @@ fn links(text: &str) -> Vec<&str> {
 }
 
 /// Whether the file that a page links to exists, with the heading that the link names.
-fn exists(page: &str, link: &str) -> bool {
+fn link_resolves(page: &str, link: &str) -> bool {
     let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
     let target = match path {

@@ -41,6 +41,6 @@ pub(super) fn committed_files() -> Sources {
 }
 
 /// One file of it.
-pub(super) fn read(file: &str) -> String {
+pub(super) fn read_file(file: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
 }

@@ -31,7 +31,7 @@ pub(super) struct Modules {
 }
 
 /// Returns the tokens of a source with their lines.
-type Reader = fn(&str) -> Vec<(usize, Token)>;
+type Tokenizer = fn(&str) -> Vec<(usize, Token)>;
 
 /// Crate root, and the path from it.
 type ModuleName = (String, Vec<String>);
@@ -58,7 +58,7 @@ struct Path {
 
 impl Modules {
     /// Finds the modules of the crates with these roots. `read` says what of a source counts.
-    pub(super) fn find(sources: &Sources, roots: &[&str], read: Reader) -> Self {
+    pub(super) fn find(sources: &Sources, roots: &[&str], read: Tokenizer) -> Self {
         let mut modules = Self::default();
         for root in roots {
             let name = (root.to_string(), Vec::new());
@@ -96,7 +96,7 @@ impl Modules {
         module_uses
     }
 
-    fn add(&mut self, sources: &Sources, read: Reader, file: String, name: ModuleName) {
+    fn add(&mut self, sources: &Sources, read: Tokenizer, file: String, name: ModuleName) {
         let text = sources
             .get(&file)
             .unwrap_or_else(|| panic!("module {} has no file {file}", name.1.join("::")));
@@ -310,7 +310,7 @@ pub(super) fn cycles(uses: &BTreeSet<(String, String)>) -> Vec<Vec<String>> {
         if seen.contains(start) {
             continue;
         }
-        if let Some(cycle) = way_back(start, &next) {
+        if let Some(cycle) = shortest_cycle(start, &next) {
             seen.extend(cycle.iter().copied());
             found.push(cycle.into_iter().map(str::to_owned).collect());
         }
@@ -319,19 +319,22 @@ pub(super) fn cycles(uses: &BTreeSet<(String, String)>) -> Vec<Vec<String>> {
 }
 
 /// The shortest way from `start` to itself.
-fn way_back<'a>(start: &'a str, next: &BTreeMap<&'a str, Vec<&'a str>>) -> Option<Vec<&'a str>> {
-    let mut ways = std::collections::VecDeque::from([vec![start]]);
+fn shortest_cycle<'a>(
+    start: &'a str,
+    next: &BTreeMap<&'a str, Vec<&'a str>>,
+) -> Option<Vec<&'a str>> {
+    let mut paths = std::collections::VecDeque::from([vec![start]]);
     let mut reached = BTreeSet::new();
-    while let Some(way) = ways.pop_front() {
-        let last = way.last().expect("a way has a start");
+    while let Some(path) = paths.pop_front() {
+        let last = path.last().expect("a way has a start");
         for to in next.get(last).into_iter().flatten() {
             if *to == start {
-                return Some(way);
+                return Some(path);
             }
             if reached.insert(*to) {
-                let mut longer = way.clone();
+                let mut longer = path.clone();
                 longer.push(to);
-                ways.push_back(longer);
+                paths.push_back(longer);
             }
         }
     }
@@ -345,7 +348,7 @@ mod tests {
         files.iter().map(|(file, text)| ((*file).to_owned(), (*text).to_owned())).collect()
     }
 
-    fn tree() -> Sources {
+    fn sample_sources() -> Sources {
         sources(&[
             ("lib.rs", "pub mod api { pub mod v1 { include!(\"x\"); } }\npub mod daemon;"),
             ("main.rs", "fn main() { jig::daemon::run() }"),
@@ -383,8 +386,8 @@ mod tests {
         ])
     }
 
-    fn found() -> Vec<(String, usize, String)> {
-        Modules::find(&tree(), &["lib.rs", "main.rs"], without_tests)
+    fn found_uses() -> Vec<(String, usize, String)> {
+        Modules::find(&sample_sources(), &["lib.rs", "main.rs"], without_tests)
             .module_uses("lib.rs", "jig")
             .into_iter()
             .map(|use_| (use_.from, use_.line, use_.module))
@@ -392,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn every_use_of_another_file_is_found_and_nothing_else() {
+    fn module_uses_finds_exactly_the_uses_of_other_files() {
         let expected = [
             ("daemon/door.rs", 1, "daemon::error"),
             ("daemon/door.rs", 1, "daemon::process"),
@@ -408,12 +411,12 @@ mod tests {
         ];
         let expected: Vec<_> =
             expected.map(|(from, line, to)| (from.to_owned(), line, to.to_owned())).into();
-        assert_eq!(found(), expected);
+        assert_eq!(found_uses(), expected);
     }
 
     #[test]
-    fn a_circle_between_two_files_is_found() {
-        let uses = Modules::find(&tree(), &["lib.rs", "main.rs"], without_tests)
+    fn cycle_between_two_files_is_found() {
+        let uses = Modules::find(&sample_sources(), &["lib.rs", "main.rs"], without_tests)
             .module_uses("lib.rs", "jig")
             .into_iter()
             .map(|use_| (use_.from, use_.to))
@@ -422,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_over_three_is_told_once() {
+    fn cycle_of_three_is_reported_once() {
         let uses = [("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("d", "e")]
             .map(|(from, to)| (from.to_owned(), to.to_owned()));
         assert_eq!(cycles(&uses.into()), [["a", "b", "c"]]);

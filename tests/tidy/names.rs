@@ -10,7 +10,7 @@ use super::{
 };
 
 /// Names that several types may have, and why.
-const ROLES: &[(&str, &str)] = &[
+const ALLOWED_DUPLICATES: &[(&str, &str)] = &[
     ("Params", "each tool's own checked parameters, used as `read_file::Params`"),
     ("Daemon", "the benchmarks' daemon, and its stand-in where the feature is off"),
 ];
@@ -20,7 +20,7 @@ const PRONOUNS: &[&str] =
     &["anybody", "he", "him", "himself", "his", "nobody", "somebody", "whoever", "whom"];
 
 #[test]
-fn no_two_types_have_one_name() {
+fn type_names_are_unique() {
     assert_none("type names with several definitions", duplicates(&package_files()));
     let sources = |texts: &[&str]| -> Sources {
         let numbered = texts.iter().enumerate();
@@ -76,7 +76,7 @@ fn duplicates(sources: &Sources) -> Vec<String> {
             files.entry(name).or_default().push(file);
         }
     }
-    let is_role = |name: &str| ROLES.iter().any(|(role, _)| *role == name);
+    let is_role = |name: &str| ALLOWED_DUPLICATES.iter().any(|(role, _)| *role == name);
     files
         .into_iter()
         .filter(|(name, files)| files.len() > 1 && !is_role(name))

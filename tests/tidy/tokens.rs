@@ -17,7 +17,7 @@ pub(super) fn without_tests(source: &str) -> Vec<(usize, Token)> {
     let mut tokens = Vec::new();
     let mut rest = &tokens_of(source)[..];
     while let [first, after @ ..] = rest {
-        match attribute(rest) {
+        match attribute_length(rest) {
             Some(length) if is_test_only(&rest[..length]) => {
                 rest = after_item(&rest[length..]);
             }
@@ -39,22 +39,25 @@ pub(super) fn tokens_of(source: &str) -> Vec<(usize, Token)> {
     while position < characters.len() {
         let rest = &characters[position..];
         let (length, token) = match rest {
-            ['/', '/', ..] => (count(rest, |character| character != '\n'), None),
-            ['/', '*', ..] => (block_comment(rest), None),
+            ['/', '/', ..] => (prefix_length(rest, |character| character != '\n'), None),
+            ['/', '*', ..] => (block_comment_length(rest), None),
             [':', ':', ..] => (2, Some(Token::Colons)),
-            ['"', ..] => (string(rest), None),
-            ['\'', ..] => (quote(rest), None),
+            ['"', ..] => (string_length(rest), None),
+            ['\'', ..] => (quote_length(rest), None),
             [first, ..] if first.is_alphanumeric() || *first == '_' => {
-                let length =
-                    count(rest, |character| character.is_alphanumeric() || character == '_');
+                let length = prefix_length(rest, |character| {
+                    character.is_alphanumeric() || character == '_'
+                });
                 let word: String = rest[..length].iter().collect();
                 match (word.as_str(), &rest[length..]) {
-                    ("r" | "br" | "cr", after @ ['"' | '#', ..]) => match raw_string(after) {
-                        Some(string) => (length + string, None),
-                        None => (length + 1, None), // `r#word`: the word follows
-                    },
-                    ("b" | "c", after @ ['"', ..]) => (length + string(after), None),
-                    ("b", after @ ['\'', ..]) => (length + quote(after), None),
+                    ("r" | "br" | "cr", after @ ['"' | '#', ..]) => {
+                        match raw_string_length(after) {
+                            Some(string) => (length + string, None),
+                            None => (length + 1, None), // `r#word`: the word follows
+                        }
+                    }
+                    ("b" | "c", after @ ['"', ..]) => (length + string_length(after), None),
+                    ("b", after @ ['\'', ..]) => (length + quote_length(after), None),
                     _ => (length, Some(Token::Word(word))),
                 }
             }
@@ -70,12 +73,12 @@ pub(super) fn tokens_of(source: &str) -> Vec<(usize, Token)> {
     tokens
 }
 
-fn count(characters: &[char], belongs: impl Fn(char) -> bool) -> usize {
+fn prefix_length(characters: &[char], belongs: impl Fn(char) -> bool) -> usize {
     characters.iter().take_while(|character| belongs(**character)).count()
 }
 
 /// Length of a block comment, which may hold others.
-fn block_comment(characters: &[char]) -> usize {
+fn block_comment_length(characters: &[char]) -> usize {
     let mut depth = 0;
     let mut position = 0;
     while position < characters.len() {
@@ -98,7 +101,7 @@ fn block_comment(characters: &[char]) -> usize {
 }
 
 /// Length of a string with its quotes.
-fn string(characters: &[char]) -> usize {
+fn string_length(characters: &[char]) -> usize {
     let mut position = 1;
     while position < characters.len() && characters[position] != '"' {
         position += if characters[position] == '\\' { 2 } else { 1 };
@@ -107,8 +110,8 @@ fn string(characters: &[char]) -> usize {
 }
 
 /// Length of a raw string from its first `#` or quote on.
-fn raw_string(characters: &[char]) -> Option<usize> {
-    let hashes = count(characters, |character| character == '#');
+fn raw_string_length(characters: &[char]) -> Option<usize> {
+    let hashes = prefix_length(characters, |character| character == '#');
     if characters.get(hashes) != Some(&'"') {
         return None;
     }
@@ -119,7 +122,7 @@ fn raw_string(characters: &[char]) -> Option<usize> {
 }
 
 /// Length of a character, or of the quote alone before a lifetime's name.
-fn quote(characters: &[char]) -> usize {
+fn quote_length(characters: &[char]) -> usize {
     match characters {
         ['\'', '\\', ..] => {
             3 + characters[3..].iter().position(|character| *character == '\'').unwrap_or_default()
@@ -131,7 +134,7 @@ fn quote(characters: &[char]) -> usize {
 }
 
 /// Length of the attribute that stands here.
-fn attribute(tokens: &[(usize, Token)]) -> Option<usize> {
+fn attribute_length(tokens: &[(usize, Token)]) -> Option<usize> {
     let [(_, Token::Symbol('#')), (_, Token::Symbol('[')), ..] = tokens else {
         return None;
     };
@@ -165,7 +168,7 @@ fn is_test_only(attribute: &[(usize, Token)]) -> bool {
 
 /// What follows the item that stands here.
 fn after_item(mut tokens: &[(usize, Token)]) -> &[(usize, Token)] {
-    while let Some(length) = attribute(tokens) {
+    while let Some(length) = attribute_length(tokens) {
         tokens = &tokens[length..];
     }
     let mut depth = 0;
@@ -199,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_strings_and_characters_are_left_out() {
+    fn tokens_omit_comments_strings_and_characters() {
         let source = "a // b\n/* c /* d */ e */ f \"g \\\" h\" r#\"i \" j\"# b'k' '\\'' 'l' &'m n\nb\"o\" r#p '\\u{71}' s";
         assert_eq!(
             words(&tokens_of(source)),
@@ -208,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compiled_for_tests_is_left_out_wherever_it_stands() {
+    fn without_tests_omits_test_only_items() {
         let source = "a\n#[cfg(test)]\n#[derive(B)]\nstruct C([u8; 2]);\nd\n#[cfg(all(test, unix))]\nmod tests {\n fn e() { f }\n}\n#[cfg(not(test))]\ng";
         let tokens = without_tests(source);
         let words = words(&tokens).into_iter().map(|(_, word)| word).collect::<Vec<_>>();

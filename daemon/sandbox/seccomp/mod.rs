@@ -20,9 +20,9 @@
 //! | Dirty Frag, CVE-2026-43284 and CVE-2026-43500 | ESP and RxRPC decrypt in place what MSG_SPLICE_PAGES has put into a packet | NETLINK_XFRM and AF_KEY, without which there is no key for ESP; UDP_ENCAP, by which ESP arrives in UDP; AF_RXRPC; user and network namespaces, in which a command could configure any of them |
 //! | Fragnesia, CVE-2026-46300 | ESP in TCP forgets, when it joins packets, that their pages are shared | TCP_ULP, whatever the name of the protocol; NETLINK_XFRM and namespaces as above |
 //!
-//! The test `cases_n1_n2_and_n3_copy_fail_dirty_frag_and_fragnesia_are_not_reachable` tries all of
+//! The test `cases_n1_n2_and_n3_command_cannot_reach_known_kernel_flaws` tries all of
 //! this as root and as an ordinary user, at L3, L2 and L1, and with the network `host`.
-//! `case_n3b_little_of_the_kernel_is_offered_to_commands` tries the rest: every protocol of AF_INET
+//! `case_n3b_command_reaches_little_kernel_surface` tries the rest: every protocol of AF_INET
 //! and AF_INET6 ([`sockets`]), asynchronous contexts and secret memory ([`absent`]), line
 //! disciplines, merged pages, and the init's priority.
 

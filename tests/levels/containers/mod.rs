@@ -11,12 +11,12 @@ use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::support::{
     Container, DOCKER_CAPABILITIES, Daemon, Mark,
-    Profile::{Localhost, RuntimeDefault, Unconfined},
-    Setup, argv, compile, host_status, shell,
+    SeccompProfile::{Localhost, RuntimeDefault, Unconfined},
+    Setup, argv, compile_in_workspace, shell, status_field,
 };
 
 /// Capabilities of Docker's and CAP_SYS_ADMIN.
-const ADMIN: &[&str] = &[
+const ADMIN_CAPABILITIES: &[&str] = &[
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -34,7 +34,7 @@ const ADMIN: &[&str] = &[
     "CAP_SYS_CHROOT",
 ];
 /// All, by their numbers.
-const ALL: &[&str] = &[
+const ALL_CAPABILITIES: &[&str] = &[
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
     "CAP_DAC_READ_SEARCH",
@@ -81,11 +81,11 @@ const ALL: &[&str] = &[
 /// What a container gives where everything is allowed: a level, or at L3 and L2 (and L1) the step
 /// that fails.
 #[derive(Debug, Clone, Copy)]
-enum Gives {
+enum ExpectedLevel {
     L3,
     L2,
     L1,
-    Nothing(&'static str),
+    Unavailable(&'static str),
 }
 
 /// A container without privileges and with a masked `/proc` of an ordinary user.
@@ -108,86 +108,114 @@ const ROOT: Container = Container {
     ..RESTRICTED
 };
 /// A container with users of its own (`hostUsers: false`) and an unmasked `/proc`.
-const OWN_USERS: Container = Container { name: "C1", masked: false, own_users: true, ..RESTRICTED };
+const USER_NAMESPACE: Container =
+    Container { name: "C1", masked: false, own_users: true, ..RESTRICTED };
 /// Root in such a container.
-const OWN_ROOT: Container = Container { name: "C3b", uid: 0, profile: Localhost, ..OWN_USERS };
+const USER_NAMESPACE_ROOT: Container =
+    Container { name: "C3b", uid: 0, profile: Localhost, ..USER_NAMESPACE };
 
 /// The matrix: a container, who owns the workspace in it, and what it gives.
-const MATRIX: &[(Container, u32, Gives)] = &[
-    (RESTRICTED, 1000, Gives::L1),
-    (ROOT, 1000, Gives::L1),
-    (Container { name: "B2", profile: Unconfined, ..ROOT }, 1000, Gives::L2),
-    (Container { name: "C", own_users: true, ..ROOT }, 1000, Gives::L1),
-    (OWN_USERS, 1000, Gives::L1),
-    (Container { name: "C2", profile: Localhost, masked: true, ..OWN_USERS }, 1000, Gives::L2),
-    (Container { name: "C3", profile: Localhost, ..OWN_USERS }, 1000, Gives::L3),
-    (OWN_ROOT, 0, Gives::Nothing("id_map")),
-    (Container { name: "C3c", capabilities: &["CAP_SETFCAP"], ..OWN_ROOT }, 0, Gives::L3),
+const MATRIX: &[(Container, u32, ExpectedLevel)] = &[
+    (RESTRICTED, 1000, ExpectedLevel::L1),
+    (ROOT, 1000, ExpectedLevel::L1),
+    (Container { name: "B2", profile: Unconfined, ..ROOT }, 1000, ExpectedLevel::L2),
+    (Container { name: "C", own_users: true, ..ROOT }, 1000, ExpectedLevel::L1),
+    (USER_NAMESPACE, 1000, ExpectedLevel::L1),
     (
-        Container { name: "C3d", capabilities: &["CAP_SETUID", "CAP_SETGID"], ..OWN_ROOT },
-        0,
-        Gives::Nothing("id_map"),
+        Container { name: "C2", profile: Localhost, masked: true, ..USER_NAMESPACE },
+        1000,
+        ExpectedLevel::L2,
     ),
-    (Container { name: "C4", capabilities: ADMIN, own_users: true, ..ROOT }, 1000, Gives::L3),
-    (Container { name: "D", capabilities: ADMIN, ..ROOT }, 0, Gives::L3),
+    (Container { name: "C3", profile: Localhost, ..USER_NAMESPACE }, 1000, ExpectedLevel::L3),
+    (USER_NAMESPACE_ROOT, 0, ExpectedLevel::Unavailable("id_map")),
     (
-        Container { name: "E", capabilities: ALL, profile: Unconfined, masked: false, ..ROOT },
+        Container { name: "C3c", capabilities: &["CAP_SETFCAP"], ..USER_NAMESPACE_ROOT },
         0,
-        Gives::L3,
+        ExpectedLevel::L3,
+    ),
+    (
+        Container {
+            name: "C3d",
+            capabilities: &["CAP_SETUID", "CAP_SETGID"],
+            ..USER_NAMESPACE_ROOT
+        },
+        0,
+        ExpectedLevel::Unavailable("id_map"),
+    ),
+    (
+        Container { name: "C4", capabilities: ADMIN_CAPABILITIES, own_users: true, ..ROOT },
+        1000,
+        ExpectedLevel::L3,
+    ),
+    (Container { name: "D", capabilities: ADMIN_CAPABILITIES, ..ROOT }, 0, ExpectedLevel::L3),
+    (
+        Container {
+            name: "E",
+            capabilities: ALL_CAPABILITIES,
+            profile: Unconfined,
+            masked: false,
+            ..ROOT
+        },
+        0,
+        ExpectedLevel::L3,
     ),
     (
         Container {
             name: "E2",
-            capabilities: ALL,
+            capabilities: ALL_CAPABILITIES,
             profile: Unconfined,
             masked: false,
             own_users: true,
             ..ROOT
         },
         1000,
-        Gives::L3,
+        ExpectedLevel::L3,
     ),
-    (Container { name: "F", profile: Unconfined, ..RESTRICTED }, 1000, Gives::L2),
-    (Container { name: "F2", profile: Unconfined, masked: false, ..RESTRICTED }, 1000, Gives::L3),
-    (Container { name: "G", profile: Localhost, ..RESTRICTED }, 1000, Gives::L2),
-    (Container { name: "H", profile: Unconfined, ..OWN_USERS }, 1000, Gives::L3),
+    (Container { name: "F", profile: Unconfined, ..RESTRICTED }, 1000, ExpectedLevel::L2),
+    (
+        Container { name: "F2", profile: Unconfined, masked: false, ..RESTRICTED },
+        1000,
+        ExpectedLevel::L3,
+    ),
+    (Container { name: "G", profile: Localhost, ..RESTRICTED }, 1000, ExpectedLevel::L2),
+    (Container { name: "H", profile: Unconfined, ..USER_NAMESPACE }, 1000, ExpectedLevel::L3),
 ];
 
 /// Whether this machine can start a container: its root cannot give what it does not have.
 fn can_start(container: &Container) -> bool {
-    let own = host_status(std::process::id().cast_signed(), "CapEff").unwrap();
+    let own = status_field(std::process::id().cast_signed(), "CapEff").unwrap();
     let own = u64::from_str_radix(&own, 16).unwrap();
-    let all = (1_u64 << ALL.len()) - 1;
-    container.own_users || container.capabilities.len() < ALL.len() || own & all == all
+    let all = (1_u64 << ALL_CAPABILITIES.len()) - 1;
+    container.own_users || container.capabilities.len() < ALL_CAPABILITIES.len() || own & all == all
 }
 
 /// Says something that is read although the test succeeds.
-fn say(text: &str) {
+fn print_to_stderr(text: &str) {
     // The test's own output is kept back.
     io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }
 
-async fn start(container: &Container, owner: u32, minimum: &str) -> Daemon {
+async fn start_in(container: &Container, owner: u32, minimum: &str) -> Daemon {
     Setup::new()
-        .user(container.on_the_machine(container.uid))
-        .workspace_owner(container.on_the_machine(owner))
-        .contained(container)
+        .user(container.host_uid(container.uid))
+        .workspace_owner(container.host_uid(owner))
+        .in_container(container)
         .arguments(&["--minimum-level", minimum])
         .start()
         .await
 }
 
 /// Finds out what a command really is.
-async fn level_of_a_command(daemon: &Daemon) -> &'static str {
+async fn probe_command_level(daemon: &Daemon) -> &'static str {
     let mark = Mark::new();
-    let running = daemon.begin(mark.on(argv(&["sleep", "1000"])));
-    let command = *mark.appears(1).await.first().unwrap();
+    let running = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
+    let command = *mark.wait_for_processes(1).await.first().unwrap();
     let namespaces = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
-    let own = namespaces.iter().filter(|kind| {
+    let private_namespaces = namespaces.iter().filter(|kind| {
         let of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap();
         of(command) != of(daemon.pid())
     });
-    let own = own.count();
+    let own = private_namespaces.count();
     for (field, right) in [
         ("CapEff", "0000000000000000"),
         ("CapPrm", "0000000000000000"),
@@ -196,14 +224,14 @@ async fn level_of_a_command(daemon: &Daemon) -> &'static str {
         ("NoNewPrivs", "1"),
         ("Seccomp", "2"),
     ] {
-        assert_eq!(host_status(command, field).unwrap(), right, "{field}");
+        assert_eq!(status_field(command, field).unwrap(), right, "{field}");
     }
-    assert!(!host_status(command, "Uid").unwrap().starts_with("0\t"));
+    assert!(!status_field(command, "Uid").unwrap().starts_with("0\t"));
     running.abort();
-    mark.vanishes().await;
+    mark.wait_until_gone().await;
     let visible = daemon.output(shell("cd /proc; echo [0-9]*")).await;
     assert_ne!(daemon.output(shell("id -u")).await, "0\n");
-    let secret = daemon.beside("secret");
+    let secret = daemon.sibling_path("secret");
     fs::write(&secret, "").unwrap();
     let peek = format!("cat {}", secret.display());
     assert_ne!(daemon.run(shell(&peek)).await.exit_code, Some(0));
@@ -219,26 +247,26 @@ async fn level_of_a_command(daemon: &Daemon) -> &'static str {
 }
 
 /// Sees that a container gives what the matrix says, and that the daemon tells what it gives.
-async fn check(container: &Container, owner: u32, gives: Gives) -> String {
-    let daemon = start(container, owner, "L1").await;
+async fn check_container(container: &Container, owner: u32, gives: ExpectedLevel) -> String {
+    let daemon = start_in(container, owner, "L1").await;
     let isolation = daemon.info().await.isolation.unwrap();
-    let told: BTreeSet<_> = isolation.refused.iter().map(|one| &one.stage).collect();
+    let failed_stages: BTreeSet<_> = isolation.refused.iter().map(|one| &one.stage).collect();
     let level = isolation.level.as_str();
     let expected = match gives {
-        Gives::L3 => "L3",
-        Gives::L2 => "L2",
-        Gives::L1 => "L1",
-        Gives::Nothing(_) => "L0",
+        ExpectedLevel::L3 => "L3",
+        ExpectedLevel::L2 => "L2",
+        ExpectedLevel::L1 => "L1",
+        ExpectedLevel::Unavailable(_) => "L0",
     };
     assert_eq!(level, expected, "{}: {:?}", container.name, isolation.refused);
-    if let Gives::Nothing(stage) = gives {
+    if let ExpectedLevel::Unavailable(stage) = gives {
         assert_eq!(isolation.refused.first().unwrap().stage, stage);
         assert_eq!(daemon.health().await, ServingStatus::NotServing);
-        daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
+        daemon.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert!(!daemon.file("ran").exists());
-        return format!("{}: nothing ({told:?})", container.name);
+        return format!("{}: nothing ({failed_stages:?})", container.name);
     }
-    assert_eq!(level_of_a_command(&daemon).await, level, "{}", container.name);
+    assert_eq!(probe_command_level(&daemon).await, level, "{}", container.name);
     let line = "echo text > file && cat file && rm file";
     let response = daemon.run(shell(line)).await;
     assert_eq!(response.stdout, "text\n", "{response:?}");
@@ -246,15 +274,15 @@ async fn check(container: &Container, owner: u32, gives: Gives) -> String {
     for layer in &isolation.layers {
         assert_eq!(layer.applied, layer.remedy.is_empty(), "{layer:?}");
     }
-    format!("{}: {level} ({told:?})", container.name)
+    format!("{}: {level} ({failed_stages:?})", container.name)
 }
 
 #[tokio::test]
-async fn case_83_each_container_gives_the_level_of_the_matrix() {
+async fn case_83_each_container_gives_its_expected_level() {
     let mut report = Vec::new();
     for (container, owner, gives) in MATRIX {
         if can_start(container) {
-            report.push(check(container, *owner, *gives).await);
+            report.push(check_container(container, *owner, *gives).await);
         } else {
             report.push(format!(
                 "{}: NOT TRIED: this machine's root has not all capabilities, so it cannot start a privileged container",
@@ -262,15 +290,15 @@ async fn case_83_each_container_gives_the_level_of_the_matrix() {
             ));
         }
     }
-    say(&format!("containers:\n  {}", report.join("\n  ")));
+    print_to_stderr(&format!("containers:\n  {}", report.join("\n  ")));
 }
 
 #[tokio::test]
-async fn where_the_root_was_moved_and_not_pivoted_there_is_no_way_back() {
+async fn command_cannot_escape_a_moved_root() {
     // Engines' profiles refuse pivot_root to who has CAP_SYS_ADMIN.
     for (container, owner, _) in MATRIX.iter().filter(|(row, ..)| ["C4", "D"].contains(&row.name)) {
-        let daemon = start(container, *owner, "L3").await;
-        let program = compile(&daemon, "mounts");
+        let daemon = start_in(container, *owner, "L3").await;
+        let program = compile_in_workspace(&daemon, "mounts");
         let response = daemon.run(argv(&[&program])).await;
         for call in ["chroot", "pivot_root", "bind", "detach /proc", "umount /workspace"] {
             let line = format!("{call}: EPERM\n");
@@ -288,19 +316,19 @@ async fn where_the_root_was_moved_and_not_pivoted_there_is_no_way_back() {
 }
 
 #[tokio::test]
-async fn case_83_below_the_minimum_a_container_runs_nothing_and_says_what_to_change() {
+async fn case_83_container_below_minimum_level_runs_nothing_and_reports_remedy() {
     for (container, owner, gives) in MATRIX {
         let remedy = match gives {
-            Gives::L2 => "procMount",
-            Gives::L1 => "user namespaces",
-            Gives::L3 | Gives::Nothing(_) => continue,
+            ExpectedLevel::L2 => "procMount",
+            ExpectedLevel::L1 => "user namespaces",
+            ExpectedLevel::L3 | ExpectedLevel::Unavailable(_) => continue,
         };
-        let daemon = start(container, *owner, "L3").await;
+        let daemon = start_in(container, *owner, "L3").await;
         assert_eq!(daemon.health().await, ServingStatus::NotServing);
-        let refusal = daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
+        let refusal = daemon.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         for (name, part) in [("stage", ""), ("errno", "EPERM"), ("remedy", remedy)] {
-            let told = &refusal.metadata[name];
-            assert!(!told.is_empty() && told.contains(part), "{refusal:?}");
+            let value = &refusal.metadata[name];
+            assert!(!value.is_empty() && value.contains(part), "{refusal:?}");
         }
         assert!(!daemon.file("ran").exists(), "{}", container.name);
         assert_eq!(daemon.list_files().await, [""; 0], "files can be listed");

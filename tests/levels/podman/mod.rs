@@ -14,20 +14,21 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use self::scripts::{ATTEMPTS, INSIDE};
-use crate::support::{DOCKER_SECCOMP, copy_program, set_up, stripped};
+use self::scripts::{ATTEMPTS, DAEMON_SCRIPT};
+use crate::support::{DOCKER_SECCOMP, copy_program, run_setup_script, stripped_binary};
 
 /// The page of the documentation.
-const PAGE: &str = include_str!("../../../docs/containers.md");
+const CONTAINERS_PAGE: &str = include_str!("../../../docs/containers.md");
 /// What Podman needs on machines as this.
-const SETTINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/levels/podman/containers.conf");
+const CONTAINERS_CONF: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/levels/podman/containers.conf");
 /// An image of empty directories, where the host's `/usr` is mounted.
 const IMAGE: &str = "localhost/jig-test-levels:1";
 /// The flags of the columns of the page.
-const FLAGS: [&str; 3] = ["", "--minimum-level L1", "--minimum-level L1 --chown-workspace"];
+const COLUMN_FLAGS: [&str; 3] = ["", "--minimum-level L1", "--minimum-level L1 --chown-workspace"];
 /// Stands in options for the files of a test.
-const DOCKERS_PROFILE: &str = "@PROFILE@";
-const VOLUME: &str = "@VOLUME@";
+const DOCKER_PROFILE_PLACEHOLDER: &str = "@PROFILE@";
+const VOLUME_PLACEHOLDER: &str = "@VOLUME@";
 
 /// A container of the page.
 struct Row {
@@ -37,7 +38,7 @@ struct Row {
     /// Where the workspace is, and to whom it belongs if it is a volume.
     workspace: (&'static str, Option<u32>),
     /// What commands get with the flags of the columns: a level, or nothing and this in the reason.
-    gives: [Result<&'static str, &'static str>; 3],
+    expected: [Result<&'static str, &'static str>; 3],
 }
 
 const ROWS: &[Row] = &[
@@ -45,37 +46,37 @@ const ROWS: &[Row] = &[
         name: "`podman run`, root",
         options: &[],
         workspace: ("/work", None),
-        gives: [Err("--chown-workspace --minimum-level L1"), Err("--chown-workspace"), Ok("L2")],
+        expected: [Err("--chown-workspace --minimum-level L1"), Err("--chown-workspace"), Ok("L2")],
     },
     Row {
         name: "`docker run`, root",
-        options: &["--security-opt", DOCKERS_PROFILE],
+        options: &["--security-opt", DOCKER_PROFILE_PLACEHOLDER],
         workspace: ("/work", None),
-        gives: [Err("--chown-workspace --minimum-level L1"), Err("--chown-workspace"), Ok("L1")],
+        expected: [Err("--chown-workspace --minimum-level L1"), Err("--chown-workspace"), Ok("L1")],
     },
     Row {
         name: "CI runner: Docker, root, checkout mounted",
-        options: &["--security-opt", DOCKERS_PROFILE, "--volume", VOLUME],
+        options: &["--security-opt", DOCKER_PROFILE_PLACEHOLDER, "--volume", VOLUME_PLACEHOLDER],
         workspace: ("/volume", Some(0)),
-        gives: [Err("--chown-workspace --minimum-level L1"), Err("--chown-workspace"), Ok("L1")],
+        expected: [Err("--chown-workspace --minimum-level L1"), Err("--chown-workspace"), Ok("L1")],
     },
     Row {
         name: "root, `seccomp=unconfined`, `unmask=ALL`",
         options: &["--security-opt", "seccomp=unconfined", "--security-opt", "unmask=ALL"],
         workspace: ("/work", None),
-        gives: [Err("--chown-workspace"), Err("--chown-workspace"), Ok("L3")],
+        expected: [Err("--chown-workspace"), Err("--chown-workspace"), Ok("L3")],
     },
     Row {
         name: "root, `--cap-drop=ALL`",
         options: &["--cap-drop", "ALL"],
         workspace: ("/work", None),
-        gives: [Err("--user 1000:1000"), Err("--user 1000:1000"), Err("CAP_CHOWN")],
+        expected: [Err("--user 1000:1000"), Err("--user 1000:1000"), Err("CAP_CHOWN")],
     },
     Row {
         name: "`podman run --user 1000:1000`",
         options: &["--user", "1000:1000"],
         workspace: ("/open", None),
-        gives: [Err("--minimum-level L2"), Ok("L2"), Ok("L2")],
+        expected: [Err("--minimum-level L2"), Ok("L2"), Ok("L2")],
     },
     Row {
         name: "`--user 1000:1000`, `seccomp=unconfined`, `unmask=ALL`",
@@ -88,25 +89,32 @@ const ROWS: &[Row] = &[
             "unmask=ALL",
         ],
         workspace: ("/open", None),
-        gives: [Ok("L3"), Ok("L3"), Ok("L3")],
+        expected: [Ok("L3"), Ok("L3"), Ok("L3")],
     },
     Row {
         name: "devcontainer: Docker, user 1000, sources mounted",
-        options: &["--user", "1000:1000", "--security-opt", DOCKERS_PROFILE, "--volume", VOLUME],
+        options: &[
+            "--user",
+            "1000:1000",
+            "--security-opt",
+            DOCKER_PROFILE_PLACEHOLDER,
+            "--volume",
+            VOLUME_PLACEHOLDER,
+        ],
         workspace: ("/volume", Some(1000)),
-        gives: [Err("--minimum-level L1"), Ok("L1"), Ok("L1")],
+        expected: [Err("--minimum-level L1"), Ok("L1"), Ok("L1")],
     },
     Row {
         name: "`--privileged`, own file system",
         options: &["--privileged"],
         workspace: ("/work", None),
-        gives: [Err("--chown-workspace"), Err("--chown-workspace"), Ok("L3")],
+        expected: [Err("--chown-workspace"), Err("--chown-workspace"), Ok("L3")],
     },
     Row {
         name: "`--privileged`, volume",
-        options: &["--privileged", "--volume", VOLUME],
+        options: &["--privileged", "--volume", VOLUME_PLACEHOLDER],
         workspace: ("/volume", Some(0)),
-        gives: [Ok("L3"), Ok("L3"), Ok("L3")],
+        expected: [Ok("L3"), Ok("L3"), Ok("L3")],
     },
 ];
 
@@ -124,31 +132,31 @@ const PODS: &[(&str, bool, [Option<&str>; 3])] = &[
     ),
 ];
 
-fn podman() -> Command {
+fn podman_command() -> Command {
     let mut podman = Command::new("podman");
-    podman.env("CONTAINERS_CONF", SETTINGS);
+    podman.env("CONTAINERS_CONF", CONTAINERS_CONF);
     podman
 }
 
-fn succeeds(command: &mut Command) -> Output {
+fn run_successfully(command: &mut Command) -> Output {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {output:?}");
     output
 }
 
 /// Has the programs and the image be there.
-fn prepare() {
+fn ensure_image() {
     static DONE: OnceLock<()> = OnceLock::new();
     DONE.get_or_init(|| {
-        set_up("tests/levels/install.sh");
-        if succeeds(podman().args(["images", "--quiet", IMAGE])).stdout.is_empty() {
-            import();
+        run_setup_script("tests/levels/install.sh");
+        if run_successfully(podman_command().args(["images", "--quiet", IMAGE])).stdout.is_empty() {
+            import_image();
         }
     });
 }
 
-fn import() {
-    let folder = folder();
+fn import_image() {
+    let folder = create_folder();
     let root = folder.path().join("root");
     for (name, mode) in [
         ("usr", 0o755),
@@ -173,12 +181,12 @@ fn import() {
     fs::write(root.join("work/file"), "of the image\n").unwrap();
     let archive = folder.path().join("root.tar");
     let mut tar = Command::new("tar");
-    succeeds(tar.arg("-C").arg(&root).arg("-cf").arg(&archive).arg("."));
+    run_successfully(tar.arg("-C").arg(&root).arg("-cf").arg(&archive).arg("."));
     let path = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-    succeeds(podman().args(["import", "--change", path]).arg(&archive).arg(IMAGE));
+    run_successfully(podman_command().args(["import", "--change", path]).arg(&archive).arg(IMAGE));
 }
 
-fn folder() -> TempDir {
+fn create_folder() -> TempDir {
     tempfile::Builder::new()
         .prefix("jig-test-podman-")
         .permissions(fs::Permissions::from_mode(0o755))
@@ -187,24 +195,24 @@ fn folder() -> TempDir {
 }
 
 /// Files of a container: the client with the daemon in it, Docker's profile and a volume.
-fn files(owner: u32) -> TempDir {
-    let folder = folder();
+fn create_container_files(owner: u32) -> TempDir {
+    let folder = create_folder();
     for name in ["jig", "volume"] {
         fs::create_dir(folder.path().join(name)).unwrap();
     }
-    let program = stripped("jig", Path::new(env!("CARGO_BIN_EXE_jig")));
+    let program = stripped_binary("jig", Path::new(env!("CARGO_BIN_EXE_jig")));
     copy_program(&program, &folder.path().join("jig/jig"));
     let volume = folder.path().join("volume");
     fs::write(volume.join("file"), "of the host\n").unwrap();
     for path in [volume.join("file"), volume] {
         chown(path, Some(owner), Some(owner)).unwrap();
     }
-    fs::write(folder.path().join("profile.json"), dockers_profile()).unwrap();
+    fs::write(folder.path().join("profile.json"), docker_profile_json()).unwrap();
     folder
 }
 
 /// Docker's default profile, as engines read it.
-fn dockers_profile() -> String {
+fn docker_profile_json() -> String {
     let data: Value = serde_json::from_str(DOCKER_SECCOMP).unwrap();
     let mut rules = data["rules"].clone();
     for rule in rules.as_array_mut().unwrap() {
@@ -225,15 +233,15 @@ fn dockers_profile() -> String {
 }
 
 /// What came of each set of flags: fields of a line, and the line of the log.
-fn outcomes(row: &Row) -> Vec<(Vec<String>, String)> {
-    let files = files(row.workspace.1.unwrap_or(0));
+fn run_with_each_flag_set(row: &Row) -> Vec<(Vec<String>, String)> {
+    let files = create_container_files(row.workspace.1.unwrap_or(0));
     let at = |name: &str| files.path().join(name).display().to_string();
     let options = row.options.iter().map(|option| match *option {
-        DOCKERS_PROFILE => format!("seccomp={}", at("profile.json")),
-        VOLUME => format!("{}:/volume", at("volume")),
+        DOCKER_PROFILE_PLACEHOLDER => format!("seccomp={}", at("profile.json")),
+        VOLUME_PLACEHOLDER => format!("{}:/volume", at("volume")),
         option => option.to_owned(),
     });
-    let mut command = podman();
+    let mut command = podman_command();
     command
         .args(["run", "--rm", "--network", "none", "--timeout", "300"])
         .args(["--volume", "/usr:/usr:ro"])
@@ -241,44 +249,44 @@ fn outcomes(row: &Row) -> Vec<(Vec<String>, String)> {
         .args(["--env", &format!("W={}", row.workspace.0)])
         .args(["--env", &format!("ATTEMPTS={ATTEMPTS}")])
         .args(options)
-        .args([IMAGE, "sh", "-c", INSIDE, "sh"])
-        .args(FLAGS);
+        .args([IMAGE, "sh", "-c", DAEMON_SCRIPT, "sh"])
+        .args(COLUMN_FLAGS);
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let fields = |line: &str| line.split('\t').map(str::to_owned).collect::<Vec<_>>();
     let lines: Vec<_> = text.lines().map(fields).collect();
-    assert_eq!(lines.len(), 2 * FLAGS.len(), "{}: {output:?}", row.name);
+    assert_eq!(lines.len(), 2 * COLUMN_FLAGS.len(), "{}: {output:?}", row.name);
     let pairs = lines.chunks(2);
     pairs.map(|pair| (pair[0].clone(), pair[1][1].clone())).collect()
 }
 
 /// Sees that a container gives what the page says, to commands that run, write, and reach nothing of
 /// the daemon's.
-fn check(row: &Row) {
-    prepare();
+fn check_row(row: &Row) {
+    ensure_image();
     for ((fields, log), (expected, flags)) in
-        outcomes(row).into_iter().zip(row.gives.iter().zip(FLAGS))
+        run_with_each_flag_set(row).into_iter().zip(row.expected.iter().zip(COLUMN_FLAGS))
     {
-        let told = format!("{} with {flags:?}: {fields:?} {log}", row.name);
+        let context = format!("{} with {flags:?}: {fields:?} {log}", row.name);
         match expected {
             Ok(level) => {
-                assert_eq!(fields[0], "ran", "{told}");
+                assert_eq!(fields[0], "ran", "{context}");
                 let response: Value = serde_json::from_str(&fields[1]).unwrap();
-                assert_eq!(response["isolation"], *level, "{told}");
+                assert_eq!(response["isolation"], *level, "{context}");
                 let output = response["stdout"].as_str().unwrap();
                 let (user, rest) = output.split_once('\n').unwrap();
-                assert_ne!(user, "0", "{told}");
-                assert_eq!(rest, "written\n0\n0\nend\n", "{told}");
-                assert_eq!(fields[2..], ["tool command ", "written ", "yes"], "{told}");
-                assert_eq!(log.is_empty(), *level == "L3", "{told}");
+                assert_ne!(user, "0", "{context}");
+                assert_eq!(rest, "written\n0\n0\nend\n", "{context}");
+                assert_eq!(fields[2..], ["tool command ", "written ", "yes"], "{context}");
+                assert_eq!(log.is_empty(), *level == "L3", "{context}");
             }
             Err(why) => {
-                assert_eq!(fields[0], "refused", "{told}");
-                assert!(format!("{} {log}", fields[1]).contains(why), "{told}");
+                assert_eq!(fields[0], "refused", "{context}");
+                assert!(format!("{} {log}", fields[1]).contains(why), "{context}");
             }
         }
         if !log.is_empty() {
-            assert!(log.contains("found: Podman container, "), "{told}");
+            assert!(log.contains("found: Podman container, "), "{context}");
         }
     }
 }
@@ -287,7 +295,7 @@ macro_rules! rows {
     ($($test:ident: $row:literal),* $(,)?) => {
         $(#[test]
         fn $test() {
-            check(&ROWS[$row]);
+            check_row(&ROWS[$row]);
         })*
 
         #[test]
@@ -298,8 +306,8 @@ macro_rules! rows {
 }
 
 rows! {
-    podman_as_it_comes: 0,
-    docker_as_it_comes: 1,
+    podman_defaults: 0,
+    docker_defaults: 1,
     ci_runner: 2,
     root_unconfined: 3,
     root_without_capabilities: 4,
@@ -312,9 +320,9 @@ rows! {
 
 /// In the directory of a project in a container as it comes, without a daemon.
 #[test]
-fn jig_run_ends_with_the_line_that_works() {
-    prepare();
-    let files = files(0);
+fn jig_run_suggests_flags_that_work() {
+    ensure_image();
+    let files = create_container_files(0);
     let script = r#"
         cd /work
         refused=$(/jig/jig run -- id -u 2>&1)
@@ -323,31 +331,31 @@ fn jig_run_ends_with_the_line_that_works() {
         /jig/jig run $flags -- sh -c 'id -u; echo written > file; cat file'
         ls -n file | cut -d' ' -f3
     "#;
-    let mut command = podman();
+    let mut command = podman_command();
     command
         .args(["run", "--rm", "--network", "none", "--timeout", "300"])
         .args(["--volume", "/usr:/usr:ro"])
         .args(["--volume", &format!("{}:/jig:ro", files.path().join("jig").display())])
         .args([IMAGE, "sh", "-c", script]);
-    let output = succeeds(&mut command);
-    let told = String::from_utf8_lossy(&output.stdout);
+    let output = run_successfully(&mut command);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     let found =
         "this host (Podman container, root without CAP_SYS_ADMIN, seccomp profile, masked /proc)";
-    assert!(told.contains(found), "{told}");
+    assert!(stdout.contains(found), "{stdout}");
     let line = "This would work: jig run --chown-workspace --minimum-level L1 …\n";
-    assert!(told.contains(line), "{told}");
-    assert!(told.ends_with("61000\nwritten\n61000\n"), "{told}");
+    assert!(stdout.contains(line), "{stdout}");
+    assert!(stdout.ends_with("61000\nwritten\n61000\n"), "{stdout}");
     let note = String::from_utf8_lossy(&output.stderr);
     assert!(note.contains("belong to user 61000 now (--chown-workspace)"), "{note}");
 }
 
 #[test]
-fn the_page_has_these_rows() {
+fn documentation_lists_these_rows() {
     let shown = |gives: &Result<&'static str, &'static str>| gives.unwrap_or("–");
     let mut expected: Vec<_> = ROWS
         .iter()
         .map(|row| {
-            let [first, second, third] = &row.gives;
+            let [first, second, third] = &row.expected;
             let levels = [shown(first), shown(second), shown(third)];
             format!("| {} | {} |", row.name, levels.join(" | "))
         })
@@ -356,7 +364,7 @@ fn the_page_has_these_rows() {
         let levels = gives.map(|level| level.unwrap_or("–"));
         format!("| {name} | {} |", levels.join(" | "))
     }));
-    let rows = PAGE.lines().filter(|line| line.starts_with("| "));
+    let rows = CONTAINERS_PAGE.lines().filter(|line| line.starts_with("| "));
     let rows: Vec<_> = rows.skip(1).collect();
     assert_eq!(rows, expected);
 }

@@ -5,7 +5,10 @@ use std::{fs, process::Output};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{FLAGS, IMAGE, PODS, files, podman, prepare, succeeds};
+use super::{
+    COLUMN_FLAGS, IMAGE, PODS, create_container_files, ensure_image, podman_command,
+    run_successfully,
+};
 use crate::support::eventually;
 
 /// A pod that ends with the test.
@@ -16,15 +19,16 @@ struct Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        let _gone = podman().args(["pod", "rm", "--force", "--time", "0", &self.name]).output();
+        let _gone =
+            podman_command().args(["pod", "rm", "--force", "--time", "0", &self.name]).output();
     }
 }
 
 impl Pod {
     /// Runs jig in the agent's container.
-    fn jig(&self, arguments: &[&str]) -> Output {
+    fn run_jig(&self, arguments: &[&str]) -> Output {
         let agent = format!("{}-agent", self.name);
-        podman()
+        podman_command()
             .args(["exec", &agent, "/jig/jig", "--address", "http://127.0.0.1:50051"])
             .args(arguments)
             .output()
@@ -33,8 +37,8 @@ impl Pod {
 }
 
 /// Starts a pod, with `flags` for its daemon, and with Docker's profile if that is asked for.
-fn pod(name: &str, flags: &str, dockers_profile: bool) -> Pod {
-    let files = files(0);
+fn start_pod(name: &str, flags: &str, dockers_profile: bool) -> Pod {
+    let files = create_container_files(0);
     let name = format!("jig-test-{}-{name}", std::process::id());
     let mount = |name: &str, path: &str, read_only: bool| json!({"name": name, "mountPath": path, "readOnly": read_only});
     let mounts = json!([
@@ -95,8 +99,8 @@ fn pod(name: &str, flags: &str, dockers_profile: bool) -> Pod {
     // The pod is there before its containers are: from here on it is removed.
     let profiles = files.path().to_owned();
     let pod = Pod { name, _files: files };
-    succeeds(
-        podman()
+    run_successfully(
+        podman_command()
             .args(["kube", "play", "--network", "none"])
             .arg("--seccomp-profile-root")
             .args([profiles, file]),
@@ -105,34 +109,34 @@ fn pod(name: &str, flags: &str, dockers_profile: bool) -> Pod {
 }
 
 /// Sees that the pod gives what the page says, to commands that share files with the agent.
-async fn check(pod: &Pod, gives: Option<&str>, told: &str) {
+async fn check_pod(pod: &Pod, gives: Option<&str>, context: &str) {
     let run = ["--json", "run", "--", "sh", "-c", "id -u && echo written > shared"];
     let Some(level) = gives else {
         let is_refused = async || {
-            let output = pod.jig(&run);
+            let output = pod.run_jig(&run);
             String::from_utf8_lossy(&output.stdout).contains("SANDBOX_UNAVAILABLE")
         };
-        eventually(&format!("{told}: commands are refused"), is_refused).await;
+        eventually(&format!("{context}: commands are refused"), is_refused).await;
         return;
     };
-    let is_healthy = async || pod.jig(&["health"]).status.success();
-    eventually(&format!("{told}: the sidecar serves"), is_healthy).await;
-    let output = pod.jig(&run);
+    let is_healthy = async || pod.run_jig(&["health"]).status.success();
+    eventually(&format!("{context}: the sidecar serves"), is_healthy).await;
+    let output = pod.run_jig(&run);
     let response: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(response["isolation"], level, "{told}: {output:?}");
-    assert_eq!(response["stdout"], "1000\n", "{told}: {output:?}");
+    assert_eq!(response["isolation"], level, "{context}: {output:?}");
+    assert_eq!(response["stdout"], "1000\n", "{context}: {output:?}");
     let agent = format!("{}-agent", pod.name);
-    let read = succeeds(podman().args(["exec", &agent, "cat", "/open/shared"]));
+    let read = run_successfully(podman_command().args(["exec", &agent, "cat", "/open/shared"]));
     assert_eq!(read.stdout, b"written\n");
 }
 
 #[tokio::test]
-async fn a_sidecar_serves_the_agents_container_of_its_pod() {
-    prepare();
+async fn sidecar_serves_the_agent_container_of_its_pod() {
+    ensure_image();
     for (row, (name, dockers_profile, gives)) in PODS.iter().enumerate() {
-        for (column, (flags, level)) in FLAGS.iter().zip(gives).enumerate() {
-            let pod = pod(&format!("{row}-{column}"), flags, *dockers_profile);
-            check(&pod, *level, &format!("{name} with {flags:?}")).await;
+        for (column, (flags, level)) in COLUMN_FLAGS.iter().zip(gives).enumerate() {
+            let pod = start_pod(&format!("{row}-{column}"), flags, *dockers_profile);
+            check_pod(&pod, *level, &format!("{name} with {flags:?}")).await;
         }
     }
 }

@@ -2,7 +2,7 @@
 
 /// For each set of flags given, starts the daemon on the workspace `$W`, has it run a command, and
 /// prints what came of it and what the log says, a line each.
-pub(super) const INSIDE: &str = r#"
+pub(super) const DAEMON_SCRIPT: &str = r#"
 for flags; do
   place=$(mktemp -d)
   address=unix:$place/sock

@@ -12,14 +12,14 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{Setup, binary, copy_program, derived, set_up};
+use super::{Setup, build_if_stale, copy_program, daemon_binary, run_setup_script};
 
 /// Docker's default seccomp profile, as data.
 pub(crate) const DOCKER_SECCOMP: &str = include_str!("docker_seccomp.json");
 /// That of the installed Podman.
 const PODMAN_SECCOMP: &str = "/usr/share/containers/seccomp.json";
 /// What a profile made for the daemon allows more.
-const NAMESPACES_AND_MOUNTS: &[&str] = &[
+const LOCALHOST_EXTRA_CALLS: &[&str] = &[
     "clone",
     "clone3",
     "unshare",
@@ -68,9 +68,9 @@ const PODMAN_CAPABILITIES: &[&str] = &[
     "CAP_SYS_CHROOT",
 ];
 /// First user id of the machine that a container's own user namespace has, and how many.
-pub(crate) const USERS: (u32, u32) = (200_000, 65_536);
+pub(crate) const USER_NAMESPACE_RANGE: (u32, u32) = (200_000, 65_536);
 /// What runtimes cover, and make read-only.
-const MASKED: &[&str] = &[
+const MASKED_PATHS: &[&str] = &[
     "/proc/acpi",
     "/proc/asound",
     "/proc/interrupts",
@@ -84,13 +84,13 @@ const MASKED: &[&str] = &[
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
 ];
-const READ_ONLY: &[&str] =
+const READ_ONLY_PATHS: &[&str] =
     &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 /// Stands in a configuration for the directory of the test's daemon, which is not known yet.
-const PLACE: &str = "@PLACE@";
+const DIRECTORY_PLACEHOLDER: &str = "@PLACE@";
 /// Runs a bundle, whose directory is the first argument, with the daemon's arguments, which follow
 /// [`CONFIGURE`] and the daemon's binary. All of it dies with this process.
-const RUN: &str = r#"
+const RUN_SCRIPT: &str = r#"
     set -e
     bundle=$1
     configure=$2
@@ -104,7 +104,7 @@ const RUN: &str = r#"
 "#;
 /// Completes the configuration of a bundle by the daemon's directory, arguments and environment, and
 /// by other directories of the test that the arguments or a configuration file name.
-const CONFIGURE: &str = r#"
+const CONFIGURE_SCRIPT: &str = r#"
 import json, os, re, sys
 bundle, *arguments = sys.argv[1:]
 place = os.path.dirname(arguments[arguments.index("--state-dir") + 1])
@@ -131,7 +131,7 @@ pub(crate) struct Container {
     /// Whether it may not gain privileges.
     pub(crate) no_new_privs: bool,
     /// Its seccomp profile.
-    pub(crate) profile: Profile,
+    pub(crate) profile: SeccompProfile,
     /// Whether its /proc is masked.
     pub(crate) masked: bool,
     /// Whether it has a user namespace of its own.
@@ -142,7 +142,7 @@ pub(crate) struct Container {
 
 /// A seccomp profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Profile {
+pub(crate) enum SeccompProfile {
     /// None.
     Unconfined,
     /// Docker's, which Kubernetes applies as `RuntimeDefault`.
@@ -155,12 +155,12 @@ pub(crate) enum Profile {
 
 /// A bundle on disk.
 #[derive(Debug)]
-pub(crate) struct Bundle(TempDir);
+pub(crate) struct OciBundle(TempDir);
 
 impl Container {
     /// The machine's number of a user in it.
-    pub(crate) fn on_the_machine(&self, uid: u32) -> u32 {
-        if self.own_users { USERS.0 + uid } else { uid }
+    pub(crate) fn host_uid(&self, uid: u32) -> u32 {
+        if self.own_users { USER_NAMESPACE_RANGE.0 + uid } else { uid }
     }
 
     fn config(&self, folder: &Path) -> Value {
@@ -195,22 +195,22 @@ impl Container {
                 bind(folder.join("jig").to_str().unwrap(), "/jig", "ro"),
                 bind("/etc/resolv.conf", "/etc/resolv.conf", "ro"),
                 bind("/etc/hosts", "/etc/hosts", "ro"),
-                bind(PLACE, PLACE, "rw"),
+                bind(DIRECTORY_PLACEHOLDER, DIRECTORY_PLACEHOLDER, "rw"),
             ],
             "linux": {
                 "namespaces": namespaces,
-                "maskedPaths": if self.masked { MASKED } else { &[] },
-                "readonlyPaths": if self.masked { READ_ONLY } else { &[] },
+                "maskedPaths": if self.masked { MASKED_PATHS } else { &[] },
+                "readonlyPaths": if self.masked { READ_ONLY_PATHS } else { &[] },
             },
         });
         let linux = &mut config["linux"];
-        if self.profile != Profile::Unconfined {
+        if self.profile != SeccompProfile::Unconfined {
             linux["seccomp"] = self.seccomp();
         }
         if self.own_users {
             let namespaces = linux["namespaces"].as_array_mut().unwrap();
             namespaces.push(json!({"type": "user"}));
-            let map = json!([{"containerID": 0, "hostID": USERS.0, "size": USERS.1}]);
+            let map = json!([{"containerID": 0, "hostID": USER_NAMESPACE_RANGE.0, "size": USER_NAMESPACE_RANGE.1}]);
             linux["uidMappings"] = map.clone();
             linux["gidMappings"] = map;
         }
@@ -219,15 +219,19 @@ impl Container {
 
     fn seccomp(&self) -> Value {
         let (rules, errno) = match self.profile {
-            Profile::Podman => (podman_rules(), 38),
-            Profile::RuntimeDefault | Profile::Localhost | Profile::Unconfined => {
+            SeccompProfile::Podman => (podman_rules(), 38),
+            SeccompProfile::RuntimeDefault
+            | SeccompProfile::Localhost
+            | SeccompProfile::Unconfined => {
                 let data: Value = serde_json::from_str(DOCKER_SECCOMP).unwrap();
                 (data["rules"].clone(), 1)
             }
         };
         let more = match self.profile {
-            Profile::Localhost => NAMESPACES_AND_MOUNTS,
-            Profile::RuntimeDefault | Profile::Podman | Profile::Unconfined => &[],
+            SeccompProfile::Localhost => LOCALHOST_EXTRA_CALLS,
+            SeccompProfile::RuntimeDefault
+            | SeccompProfile::Podman
+            | SeccompProfile::Unconfined => &[],
         };
         let held = |names: &Value| {
             let names = names.as_array().into_iter().flatten();
@@ -287,22 +291,26 @@ fn podman_rules() -> Value {
 
 impl Setup {
     /// Starts the daemon in a container.
-    pub(crate) fn contained(self, container: &Container) -> Self {
-        set_up("tests/levels/install.sh");
-        let bundle = Arc::new(Bundle::of(container));
-        self.and_under(bundle.wrapper()).becoming_its_user_itself().keeping(bundle).in_a_container()
+    pub(crate) fn in_container(self, container: &Container) -> Self {
+        run_setup_script("tests/levels/install.sh");
+        let bundle = Arc::new(OciBundle::create(container));
+        self.and_wrapped_by(bundle.wrapper())
+            .wrapper_sets_user()
+            .with_resource(bundle)
+            .mark_contained()
     }
 
     /// A daemon of root's in a container as an engine makes it by default, which gives its workspace
     /// to the user of its commands. The container has the network around it, which tests arrange.
-    pub(crate) fn contained_by(self, engine: &str) -> Self {
+    pub(crate) fn in_engine_container(self, engine: &str) -> Self {
         let (capabilities, profile) = match engine {
-            "docker" => (DOCKER_CAPABILITIES, Profile::RuntimeDefault),
-            "podman" => (PODMAN_CAPABILITIES, Profile::Podman),
+            "docker" => (DOCKER_CAPABILITIES, SeccompProfile::RuntimeDefault),
+            "podman" => (PODMAN_CAPABILITIES, SeccompProfile::Podman),
             other => panic!("neither docker nor podman: {other}"),
         };
-        self.arguments(&["--chown-workspace"]).or_argument("--minimum-level", "L1").contained(
-            &Container {
+        self.arguments(&["--chown-workspace"])
+            .with_default_argument("--minimum-level", "L1")
+            .in_container(&Container {
                 name: "engine",
                 uid: 0,
                 capabilities,
@@ -311,14 +319,13 @@ impl Setup {
                 masked: true,
                 own_users: false,
                 own_network: false,
-            },
-        )
+            })
     }
 }
 
-impl Bundle {
+impl OciBundle {
     /// Writes it.
-    fn of(container: &Container) -> Self {
+    fn create(container: &Container) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("jig-test-bundle-")
             .permissions(fs::Permissions::from_mode(0o755))
@@ -333,7 +340,7 @@ impl Bundle {
             fs::write(root.join(name), "").unwrap();
         }
         fs::create_dir(folder.path().join("jig")).unwrap();
-        copy_program(&stripped("jigd", binary()), &folder.path().join("jig/jigd"));
+        copy_program(&stripped_binary("jigd", daemon_binary()), &folder.path().join("jig/jigd"));
         // What links into /usr on the host does so here.
         for name in ["bin", "sbin", "lib", "lib32", "lib64"] {
             if let Ok(target) = fs::read_link(Path::new("/").join(name)) {
@@ -360,18 +367,18 @@ impl Bundle {
             "--mount-proc",
             "sh",
             "-c",
-            RUN,
+            RUN_SCRIPT,
             "sh",
             folder,
-            CONFIGURE,
+            CONFIGURE_SCRIPT,
         ];
         wrapper.map(str::to_owned).to_vec()
     }
 }
 
 /// A program without what only a debugger reads, which is most of it.
-pub(crate) fn stripped(name: &str, program: &Path) -> PathBuf {
-    derived(&format!("{name}-stripped"), &[program], |to| {
+pub(crate) fn stripped_binary(name: &str, program: &Path) -> PathBuf {
+    build_if_stale(&format!("{name}-stripped"), &[program], |to| {
         let stripped = Command::new("strip")
             .arg("-o")
             .args([to, program])

@@ -1,0 +1,95 @@
+//! What rules go by of a patch: the names of its files as they are meant, however they are written.
+
+use std::fs;
+
+use jig::api::v1::{ApplyPatchRequest, Decision};
+
+use super::{ASK_POLICY, await_pending_approval, decide, decide_request, start_with_policy};
+use crate::support::{Daemon, Refusal, promptly};
+
+fn patch_request(unified_diff: &str) -> ApplyPatchRequest {
+    ApplyPatchRequest { unified_diff: unified_diff.to_owned(), ..ApplyPatchRequest::default() }
+}
+
+/// Applies a patch; answers why not, and by which rule.
+async fn apply(daemon: &Daemon, diff: &str) -> Result<(), (String, Option<String>)> {
+    let applied = daemon.tools().apply_patch(patch_request(diff)).await;
+    applied.map(drop).map_err(|status| {
+        let mut refusal = Refusal::from_status(&status);
+        (refusal.reason, refusal.metadata.remove("rule_id"))
+    })
+}
+
+#[tokio::test]
+async fn deny_rules_match_every_spelling_of_a_name() {
+    let daemon = start_with_policy(
+        "[[policy.rules]]\nname = \"secrets\"\ntool = \"apply_patch\"\npattern = 'b/\\.env'\naction = \"deny\"\n[[policy.rules]]\nname = \"prod\"\ntool = \"apply_patch\"\npattern = '\\+\\+\\+ b/prod/x'\naction = \"deny\"",
+    )
+    .await;
+    fs::create_dir_all(daemon.file("prod")).unwrap();
+    let made = |name: &str| format!("--- /dev/null\n+++ {name}\n@@ -0,0 +1 @@\n+x\n");
+    for (diff, rule) in [
+        (made("b/.env"), "secrets"),
+        (made(r#""b/\056env""#), "secrets"),
+        (made(r#""b/.e\156v""#), "secrets"),
+        (made(r#""b/.\145nv""#).replace('\n', "\r\n"), "secrets"),
+        (made("b/./.env"), "secrets"),
+        (made(".env"), "secrets"),
+        ("diff --git \"a/\\056env\" \"b/\\056env\"\nnew file mode 100644\n".to_owned(), "secrets"),
+        (
+            "diff --git a/f \"b/\\056env\"\nrename from f\nrename to \"\\056env\"\n".to_owned(),
+            "secrets",
+        ),
+        (made("b/prod/x"), "prod"),
+        (made("b/prod//x"), "prod"),
+        (made("b/q/../prod/x"), "prod"),
+        (made(r#""b/pr\157d/x""#), "prod"),
+        // Behind one that is fine, whose lines are as git writes them.
+        (format!("diff --git a/g b/g\n{}{}", made("b/g"), made(r#""b/pr\157d/x""#)), "prod"),
+    ] {
+        let (reason, by) = apply(&daemon, &diff).await.unwrap_err();
+        assert_eq!(reason, "POLICY_DENIED", "{diff}");
+        assert_eq!(by, Some(format!("file:{rule}")), "{diff}");
+    }
+    assert!(!daemon.file(".env").exists() && !daemon.file("prod/x").exists());
+    for diff in [made("b/g"), made(r#""b/\150""#), made("b/prod/y")] {
+        apply(&daemon, &diff).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn allow_rules_match_the_patch_as_given() {
+    let daemon = start_with_policy(
+        "[policy]\ndangerous = \"deny\"\n[[policy.rules]]\nname = \"docs\"\ntool = \"apply_patch\"\npattern = '\\+\\+\\+ \"?b/docs/'\naction = \"allow\"",
+    )
+    .await;
+    let made = |name: &str| format!("--- /dev/null\n+++ {name}\n@@ -0,0 +1 @@\n+x\n");
+    for name in ["b/docs/../x", r#""b/d\157cs/x""#, "b//docs/x", "docs/x"] {
+        let (reason, by) = apply(&daemon, &made(name)).await.unwrap_err();
+        assert_eq!((reason.as_str(), by), ("POLICY_DENIED", None), "{name}");
+    }
+    apply(&daemon, &made("b/docs/x")).await.unwrap();
+    apply(&daemon, &made("b/docs//y")).await.unwrap();
+}
+
+#[tokio::test]
+async fn always_creates_no_rule_for_patches_with_parent_paths() {
+    let daemon = start_with_policy(ASK_POLICY).await;
+    let mut tools = daemon.tools();
+    let applying = tokio::spawn(async move {
+        let diff = "--- /dev/null\n+++ b/a/../x\n@@ -0,0 +1 @@\n+x\n";
+        tools.apply_patch(patch_request(diff)).await
+    });
+    let approval = await_pending_approval(&daemon).await;
+    assert_eq!(approval.files_affected, ["x"]);
+    assert_eq!(approval.suggested_pattern, "");
+    for pattern in [None, Some("x".to_owned())] {
+        let mut request = decide_request(&approval, Decision::Always);
+        request.pattern = pattern;
+        let refused = decide(&daemon, request).await.unwrap_err();
+        assert_eq!(Refusal::from_status(&refused).invalid_fields(), ["pattern"]);
+    }
+    decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
+    promptly("it is applied", applying).await.unwrap().unwrap();
+    assert!(daemon.file("x").exists());
+}

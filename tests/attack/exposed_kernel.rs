@@ -1,0 +1,191 @@
+//! Parts of the kernel that commands hardly need, and what known flaws of it are reached by.
+
+use crate::support::{Daemon, Setup, argv, check_answers, compile_in_workspace};
+
+/// What a command is given, at each of the levels, with every network that has sockets, and to every
+/// kind of user.
+fn setups_with_sockets() -> [Setup; 4] {
+    [
+        Setup::new(),
+        Setup::new().user(12345),
+        Setup::new().at_l2(),
+        Setup::new().arguments(&["--network", "host"]),
+    ]
+}
+
+/// Whether a command can make sockets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SocketSupport {
+    Available,
+    Unavailable,
+}
+
+/// Checks what `program` is answered: `always`, and of its sockets `made`, which at L1 cannot be.
+async fn check_program(
+    daemon: &Daemon,
+    program: &str,
+    always: &[(&str, &str)],
+    sockets: SocketSupport,
+    made: &[(&str, &str, &str)],
+) {
+    let made = made.iter().map(|(what, right, without)| {
+        let right = match sockets {
+            SocketSupport::Available => right,
+            SocketSupport::Unavailable => without,
+        };
+        (*what, *right)
+    });
+    let expected: Vec<_> = made.chain(always.iter().copied()).collect();
+    let program = compile_in_workspace(daemon, program);
+    check_answers(&daemon.run(argv(&[&program])).await, &expected);
+}
+
+/// Of `kernel_surface.c`, what depends on whether there are sockets: what is tried, the answer, and
+/// the answer without them.
+const PROTOCOL_ANSWERS: &[(&str, &str, &str)] = &[
+    ("other protocols", "EPROTONOSUPPORT", "EAFNOSUPPORT"),
+    ("other protocols, with flags", "EPROTONOSUPPORT", "EAFNOSUPPORT"),
+    ("other protocols, more bits", "EPROTONOSUPPORT", "EAFNOSUPPORT"),
+    ("raw", "EPERM", "EAFNOSUPPORT"),
+    ("raw IPv6", "EPERM", "EAFNOSUPPORT"),
+    ("TCP", "ok", "EAFNOSUPPORT"),
+    ("UDP", "ok", "EAFNOSUPPORT"),
+    ("TCP over IPv6", "ok", "EAFNOSUPPORT"),
+    ("UDP, more bits", "ok", "EAFNOSUPPORT"),
+    // As far as the kernel has it, and lets the user.
+    ("MPTCP", "ok|ENOPROTOOPT", "EAFNOSUPPORT"),
+    ("listen with MPTCP", "ok|EBADF", "EPERM"),
+    ("ping", "ok|EACCES", "EAFNOSUPPORT"),
+    ("ping IPv6", "ok|EACCES", "EAFNOSUPPORT"),
+    ("TCP_NODELAY", "ok", "EBADF"),
+    ("UDP_GRO", "ok", "EBADF"),
+];
+
+fn surface_answers() -> Vec<(String, &'static str)> {
+    let mut expected: Vec<(String, &str)> = Vec::new();
+    for flags in ["", ", more bits", ", at exec"] {
+        expected.push((format!("close_range with a new table{flags}"), "EINVAL"));
+    }
+    for what in [
+        "thread with descriptors of its own",
+        "thread with descriptors of its own, more bits",
+        "TCP_ULP",
+        "TCP_ULP, more bits",
+        "TCP_ULP of MPTCP",
+        "UDP_ENCAP, more bits",
+        "merge all",
+        "merge all, more bits",
+        "merge a page",
+        "merge a page, more bits",
+        "merge a page by process_madvise",
+        "priority of init",
+        "priority of init, more bits",
+        "priority of init's group",
+        "priority of the user",
+        "priority of the user by number",
+        "priority of the user, more bits",
+        "i/o priority of init",
+        "i/o priority of init, more bits",
+        "i/o priority of init's group",
+        "i/o priority of the user",
+        "i/o priority of the user by number",
+        // Not a call of this architecture.
+        "io_pgetevents_time64",
+    ] {
+        expected.push((what.to_owned(), "EPERM"));
+    }
+    for kind in 1..8 {
+        expected.push((format!("UDP_ENCAP {kind}"), "EPERM"));
+        expected.push((format!("UDP_ENCAP {kind} as UDP-Lite"), "EPERM"));
+    }
+    for discipline in [0, 27] {
+        for end in ["master", "slave"] {
+            expected.push((format!("discipline {discipline} on {end}"), "EPERM"));
+            expected.push((format!("discipline {discipline} on {end}, more bits"), "EPERM"));
+        }
+    }
+    for call in [
+        "io_setup",
+        "io_submit",
+        "io_getevents",
+        "io_pgetevents",
+        "io_cancel",
+        "io_destroy",
+        "memfd_secret",
+    ] {
+        expected.push((call.to_owned(), "ENOSYS"));
+    }
+    for what in [
+        "close_range",
+        "drop a page",
+        "init is as it was",
+        "own priority",
+        "own group's priority",
+        "own i/o priority",
+    ] {
+        expected.push((what.to_owned(), "ok"));
+    }
+    expected
+}
+
+async fn check_kernel_surface(setup: Setup, sockets: SocketSupport) {
+    let daemon = setup.start().await;
+    let always = surface_answers();
+    let always: Vec<_> = always.iter().map(|(what, right)| (what.as_str(), *right)).collect();
+    check_program(&daemon, "kernel_surface", &always, sockets, PROTOCOL_ANSWERS).await;
+}
+
+#[tokio::test]
+async fn case_n3b_command_reaches_little_kernel_surface() {
+    for setup in setups_with_sockets() {
+        check_kernel_surface(setup, SocketSupport::Available).await;
+    }
+}
+
+#[tokio::test]
+async fn case_n3b_command_reaches_little_kernel_surface_at_l1() {
+    check_kernel_surface(Setup::new().at_l1(), SocketSupport::Unavailable).await;
+}
+
+#[tokio::test]
+async fn case_n3b_debugger_cannot_merge_pages() {
+    let daemon = Setup::new().workspace_table("[sandbox]\nallow_ptrace = true");
+    check_kernel_surface(daemon, SocketSupport::Available).await;
+}
+
+/// Of `kernel_flaws.c`, what is answered at every level.
+const KERNEL_FLAW_ANSWERS: &[(&str, &str)] = &[
+    // Copy Fail.
+    ("AF_ALG", "EAFNOSUPPORT"),
+    ("AF_ALG, more bits", "EAFNOSUPPORT"),
+    ("AF_ALG pair", "EAFNOSUPPORT"),
+    ("io_uring, which makes sockets", "ENOSYS"),
+    // A kernel without 32-bit calls answers with SIGSEGV before any filter is asked.
+    ("AF_ALG by a 32-bit call", "SIGSYS|SIGSEGV"),
+    ("AF_ALG by an x32 call", "ENOSYS|SIGSYS"),
+    // Dirty Frag.
+    ("AF_RXRPC", "EAFNOSUPPORT"),
+    ("AF_RXRPC over IPv6", "EAFNOSUPPORT"),
+    ("AF_RXRPC pair", "EAFNOSUPPORT"),
+    ("AF_KEY", "EAFNOSUPPORT"),
+    ("NETLINK_XFRM", "EAFNOSUPPORT"),
+    ("NETLINK_XFRM as datagrams", "EAFNOSUPPORT"),
+    ("ESP in UDP", "EPERM"),
+    ("L2TP in UDP", "EPERM"),
+    ("user and network namespace", "EPERM"),
+    ("user and network namespace by clone", "EPERM"),
+    ("user and network namespace by clone3", "ENOSYS"),
+    // Fragnesia.
+    ("ESP in TCP", "EPERM"),
+    ("TLS in TCP", "EPERM"),
+    ("SMC in TCP", "EPERM"),
+];
+
+#[tokio::test]
+async fn cases_n1_n2_and_n3_command_cannot_reach_known_kernel_flaws() {
+    for setup in setups_with_sockets().into_iter().chain([Setup::new().at_l1()]) {
+        let daemon = setup.start().await;
+        check_program(&daemon, "kernel_flaws", KERNEL_FLAW_ANSWERS, SocketSupport::Available, &[])
+            .await;
+    }
+}

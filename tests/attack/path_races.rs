@@ -1,0 +1,169 @@
+//! Commands that change what a path means while a tool is on its way along it.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs,
+    os::unix::fs::{FileTypeExt as _, symlink},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use jig::api::v1::{Outcome, RunRequest, RunResponse};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use tokio::task::{JoinHandle, JoinSet};
+use tonic::Status;
+
+use crate::{
+    files::tools::{NOTEBOOK, Tool},
+    support::{Daemon, Refusal, argv, compile_in_workspace, full_size, promptly},
+};
+
+/// How often each call must be answered with OK for the race to have been one.
+const MIN_SUCCESSES_PER_CALL: u32 = 5;
+/// Times as many rounds as are asked for, while not each call was answered with OK often enough.
+const MAX_ROUNDS_FACTOR: usize = 100;
+/// What is called while the path changes its meaning, on paths that lead through the directory or
+/// are it. What one takes away another brings back.
+const RACED_CALLS: &[(Tool, &str)] = &[
+    (Tool::Read, "d/f"),
+    (Tool::Write, "d/f"),
+    (Tool::Edit, "d/f"),
+    (Tool::Patch, "d/f"),
+    (Tool::Stat, "d/f"),
+    (Tool::Search, "d/f"),
+    (Tool::MoveTo, "d/f"),
+    (Tool::MoveFrom, "d/f"),
+    (Tool::Delete, "d/f"),
+    (Tool::ReadNotebook, "d/n"),
+    (Tool::EditNotebook, "d/n"),
+    (Tool::Download, "d/n"),
+    (Tool::Upload, "d/up"),
+    (Tool::CreateDirectory, "d/new/deep"),
+    (Tool::Delete, "d/new"),
+    (Tool::ListFiles, "d"),
+    (Tool::ListDirectory, "d"),
+    (Tool::Search, "d"),
+    (Tool::Stat, "d"),
+];
+
+/// Has a command swap two names until it is stopped.
+fn swap_request(daemon: &Daemon, names: [&str; 2]) -> RunRequest {
+    let program = compile_in_workspace(daemon, "swap");
+    RunRequest { timeout_sec: Some(86_400), ..argv(&[&program, names[0], names[1]]) }
+}
+
+/// Waits for a command that was told to stop, and that must have swapped until then.
+async fn wait_for_swapper(swapping: JoinHandle<Result<RunResponse, Status>>) {
+    let response = promptly("the command", swapping).await.unwrap().unwrap();
+    assert_eq!(response.outcome(), Outcome::Exited, "{response:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_39_file_tools_withstand_a_directory_swapped_for_a_link() {
+    let rounds = full_size(100_000, 200);
+    let daemon = Arc::new(Daemon::start().await);
+    let outside = daemon.sibling_path("outside");
+    for (folder, text) in [(&outside, "secret written"), (&daemon.file("d"), "written")] {
+        fs::create_dir(folder).unwrap();
+        rustix::fs::chmod(folder, Mode::from_raw_mode(0o777)).unwrap();
+        fs::write(folder.join("f"), text).unwrap();
+        fs::write(folder.join("n"), NOTEBOOK.replace("TEXT", text)).unwrap();
+    }
+    symlink(&outside, daemon.file("l")).unwrap();
+    let swapping = daemon.spawn_run(swap_request(&daemon, ["d", "l"]));
+
+    let mut tasks = JoinSet::new();
+    // None stops before each was answered often enough: what it does may be what others wait for.
+    let waiting = Arc::new(AtomicUsize::new(RACED_CALLS.len()));
+    for (tool, path) in RACED_CALLS {
+        let (daemon, waiting) = (Arc::clone(&daemon), Arc::clone(&waiting));
+        tasks.spawn(async move {
+            let mut ends: BTreeMap<String, u32> = BTreeMap::new();
+            let mut is_done = false;
+            for round in 1..=rounds * MAX_ROUNDS_FACTOR {
+                let end = match tool.call(&daemon, path).await {
+                    Ok(answer) => {
+                        assert!(!answer.contains("secret"), "{tool:?} {path}: {answer}");
+                        "OK".to_owned()
+                    }
+                    Err(status) => {
+                        assert!(!status.message().contains("secret"), "{tool:?}: {status:?}");
+                        Refusal::from_status(&status).reason
+                    }
+                };
+                *ends.entry(end).or_default() += 1;
+                let is_enough =
+                    ends.get("OK").is_some_and(|count| *count >= MIN_SUCCESSES_PER_CALL);
+                if !is_done && round >= rounds && is_enough {
+                    is_done = true;
+                    waiting.fetch_sub(1, Ordering::Relaxed);
+                }
+                if waiting.load(Ordering::Relaxed) == 0 {
+                    break;
+                }
+            }
+            (tool, path, ends)
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        let (tool, path, ends) = ended.unwrap();
+        assert!(!ends.contains_key("INTERNAL"), "{tool:?} {path}: {ends:?}");
+        let is_enough = ends.get("OK").is_some_and(|count| *count >= MIN_SUCCESSES_PER_CALL);
+        assert!(is_enough, "{tool:?} {path} came never through: {ends:?}");
+        let describes_the_link = (*tool, *path) == (Tool::Stat, "d");
+        assert!(
+            describes_the_link || ends.contains_key("SYMLINK_BLOCKED"),
+            "{tool:?} {path} never met the link: {ends:?}"
+        );
+    }
+    fs::write(daemon.file("stop"), "").unwrap();
+    wait_for_swapper(swapping).await;
+    let content = |name: &str| fs::read_to_string(outside.join(name)).unwrap();
+    assert_eq!(content("f"), "secret written");
+    assert_eq!(content("n"), NOTEBOOK.replace("TEXT", "secret written"));
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 2);
+    assert!(!daemon.log().contains("panic"), "{}", daemon.log());
+}
+
+#[tokio::test]
+async fn case_46_file_tools_do_not_block_on_a_swapped_fifo() {
+    let rounds = full_size(10_000, 300);
+    let daemon = Daemon::start().await;
+    let fifo = daemon.file("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o666), 0).unwrap();
+    fs::write(daemon.file("f"), "written").unwrap();
+    let swapping = daemon.spawn_run(swap_request(&daemon, ["f", "fifo"]));
+    let tools = [Tool::Read, Tool::Stat, Tool::Search, Tool::Edit, Tool::Upload, Tool::Download];
+    // Which have found a file there, and which the FIFO.
+    let (mut files, mut fifos) = (HashSet::new(), HashSet::new());
+    for round in 0..rounds * MAX_ROUNDS_FACTOR {
+        for tool in tools {
+            let answer = promptly("a tool", tool.call(&daemon, "f")).await;
+            if answer.is_ok() {
+                files.insert(tool);
+            }
+            if let Err(status) = answer {
+                let reason = Refusal::from_status(&status).reason;
+                let expected = ["NOT_A_FILE", "STALE_FILE", "STRING_NOT_FOUND", "FILE_NOT_FOUND"];
+                assert!(expected.contains(&reason.as_str()), "{tool:?}: {status:?}");
+                if reason == "NOT_A_FILE" {
+                    fifos.insert(tool);
+                }
+            }
+        }
+        // A FIFO, too, has a status.
+        if round >= rounds && files.len() == tools.len() && fifos.len() + 1 == tools.len() {
+            break;
+        }
+    }
+    fs::write(daemon.file("stop"), "").unwrap();
+    wait_for_swapper(swapping).await;
+    let is_fifo = |name| {
+        let found = fs::symlink_metadata(daemon.file(name)).unwrap();
+        found.file_type().is_fifo()
+    };
+    assert!(is_fifo("f") ^ is_fifo("fifo"), "a tool has taken away what it never saw");
+    assert_eq!((files.len(), fifos.len()), (6, 5), "{files:?} {fifos:?}");
+}

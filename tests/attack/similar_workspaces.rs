@@ -1,0 +1,155 @@
+//! Workspaces whose names and paths begin alike, or look alike.
+
+use std::{
+    fs,
+    os::unix::fs::{chown, symlink},
+    sync::Arc,
+};
+
+use jig::api::v1::{ReadFileRequest, RunRequest};
+use tempfile::TempDir;
+
+use crate::{
+    callers::start_daemon_with_keys,
+    files::tools::{READ_TOOLS, Tool, WRITE_TOOLS},
+    support::{Daemon, KeyFile, Refusal, Setup, shell, with_key},
+};
+
+const OTHER_CONTENT: &str = "of the other";
+
+/// Calls each tool on a path that no workspace has.
+async fn assert_all_tools_fail(daemon: &Daemon, path: &str, reasons: &[&str]) {
+    let more = [Tool::Stat, Tool::Delete, Tool::MoveFrom, Tool::MoveTo];
+    for tool in READ_TOOLS.iter().chain(WRITE_TOOLS).chain(&more) {
+        let refusal = match tool.call(daemon, path).await {
+            Ok(answer) => panic!("{tool:?} {path:?} answers {answer}"),
+            Err(status) => Refusal::from_status(&status),
+        };
+        let reason = refusal.reason.as_str();
+        assert!(reasons.contains(&reason), "{tool:?} {path:?}: {refusal:?}");
+    }
+}
+
+#[tokio::test]
+async fn case_n18_path_with_the_workspace_prefix_is_outside() {
+    for (setup, is_in_place) in [(Setup::new(), false), (Setup::new().at_l1(), true)] {
+        let daemon = setup.start().await;
+        let owner = fs::metadata(daemon.workspace()).unwrap();
+        let owner = Some(std::os::unix::fs::MetadataExt::uid(&owner));
+        let beside = daemon.sibling_path("workspace-evil");
+        fs::create_dir(&beside).unwrap();
+        fs::write(beside.join("f"), OTHER_CONTENT).unwrap();
+        for path in [beside.clone(), beside.join("f")] {
+            chown(path, owner, owner).unwrap();
+        }
+        symlink(&beside, daemon.file("link")).unwrap();
+        symlink("../workspace-evil", daemon.file("relative")).unwrap();
+        let root = daemon.workspace().display().to_string();
+        // Where commands see the workspace, and where it is.
+        for root in ["/workspace", &root] {
+            for path in ["-evil/f", "-evil", "/../workspace-evil/f", "/./../workspace-evil"] {
+                assert_all_tools_fail(&daemon, &format!("{root}{path}"), &["PATH_ESCAPE"]).await;
+            }
+        }
+        for path in [
+            "../workspace-evil/f",
+            "./../workspace-evil/f",
+            "a/../../workspace-evil/f",
+            "..//workspace-evil/f",
+        ] {
+            assert_all_tools_fail(&daemon, path, &["PATH_ESCAPE"]).await;
+        }
+        for path in ["link/f", "relative/f"] {
+            assert_all_tools_fail(&daemon, path, &["SYMLINK_BLOCKED"]).await;
+        }
+        // Other spellings of the workspace are none of it.
+        for path in [
+            "/WORKSPACE/f",
+            "/Workspace/f",
+            "/workspace\u{2215}f",
+            "/\u{ff57}orkspace/f",
+            "/workspace\u{200b}/f",
+            "/workspace /f",
+            "/workspac\u{435}/f",
+        ] {
+            assert_all_tools_fail(&daemon, path, &["PATH_ESCAPE"]).await;
+        }
+        for cwd in
+            [format!("{root}-evil"), "/workspace-evil".to_owned(), "../workspace-evil".to_owned()]
+        {
+            let request = RunRequest { cwd: Some(cwd), ..shell("cat f") };
+            daemon.run_failing(request, "PATH_ESCAPE").await;
+        }
+        let line = format!("cat {0} link/f relative/f; echo x > {0}", beside.join("f").display());
+        let response = daemon.run(shell(&line)).await;
+        assert!(!response.stdout.contains(OTHER_CONTENT), "{is_in_place}: {response:?}");
+        assert_eq!(fs::read_to_string(beside.join("f")).unwrap(), OTHER_CONTENT);
+        assert_eq!(fs::read_dir(&beside).unwrap().count(), 1);
+    }
+}
+
+#[tokio::test]
+async fn case_n18_workspace_key_rejects_similarly_named_workspaces() {
+    let folder = TempDir::with_prefix("jig-test-alike-").unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let mut flags = Vec::new();
+    for name in ["a-evil", "A", "a.", "a_"] {
+        fs::create_dir(at(name)).unwrap();
+        fs::write(at(name).join("f"), OTHER_CONTENT).unwrap();
+        flags.extend(["--workspace".to_owned(), format!("{name}={}", at(name).display())]);
+    }
+    fs::create_dir(at("a")).unwrap();
+    fs::write(at("a").join("f"), "own").unwrap();
+    // By a detour, which is no other place.
+    let detour = at("a-evil/../a").display().to_string();
+    flags.extend(["--workspace".to_owned(), format!("a={detour}")]);
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add_key("a", "admin", &["--for-workspace", "a"]);
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let daemon = start_daemon_with_keys(Setup::new().arguments(&flags), &keys).await;
+    let read = |workspace: &str, path: &str| {
+        let request = ReadFileRequest { path: path.to_owned(), ..ReadFileRequest::default() };
+        let mut request = with_key(&key, request);
+        let value = tonic::metadata::MetadataValue::try_from(workspace.as_bytes()).unwrap();
+        request.metadata_mut().insert("jig-workspace", value);
+        let mut tools = daemon.tools();
+        async move {
+            let answer = tools.read_file(request).await;
+            let answer = answer.map(|answer| answer.into_inner().content);
+            answer.map_err(|status| Refusal::from_status(&status).reason)
+        }
+    };
+    assert_eq!(read("a", "f").await.unwrap(), "own");
+    for name in [
+        "a-evil",
+        "A",
+        "a.",
+        "a_",
+        "a/",
+        "./a",
+        "a/../a-evil",
+        "a a-evil",
+        "a,a-evil",
+        "a%2devil",
+        "a*",
+        "",
+        "workspace",
+    ] {
+        let answer = read(name, "f").await;
+        assert!(answer != Ok(OTHER_CONTENT.to_owned()), "{name:?}: {answer:?}");
+        assert!(answer.is_err() || name.is_empty(), "{name:?}: {answer:?}");
+    }
+    for name in ["\u{e1}", "\u{ff41}", "\u{430}"] {
+        let answer = read(name, "f").await;
+        assert!(answer.is_err(), "{name:?}: {answer:?}");
+    }
+    for path in ["../a-evil/f", "/workspace/../a-evil/f", "/workspace-evil/f"] {
+        assert_eq!(read("a", path).await.unwrap_err(), "PATH_ESCAPE", "{path}");
+    }
+    let mut run = with_key(&key, shell("cat f ../a-evil/f; ls .."));
+    run.metadata_mut().insert("jig-workspace", "a".parse().unwrap());
+    let response = daemon.run(run).await;
+    assert!(response.stdout.starts_with("own"), "{response:?}");
+    assert!(!response.stdout.contains(OTHER_CONTENT), "{response:?}");
+    assert!(!response.stdout.contains("a-evil"), "{response:?}");
+}

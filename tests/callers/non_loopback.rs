@@ -1,0 +1,171 @@
+//! Listening where other machines reach it (case N20): nobody is let in without a key that is right,
+//! and what cannot be read lets nobody in.
+
+use std::{
+    fs,
+    os::unix::{
+        fs::{PermissionsExt as _, chown},
+        process::CommandExt as _,
+    },
+    process::{Command, Stdio},
+};
+
+use jig::api::v1::{GetInfoRequest, daemon_service_client::DaemonServiceClient};
+use tempfile::TempDir;
+use tonic::Code;
+
+use crate::support::{
+    Daemon, KeyFile, Refusal, Setup, copy_program, daemon_binary, lazy_channel, run_jigd, shell,
+    tool_client, with_key,
+};
+
+/// A folder with a workspace, for daemons that do not start.
+fn create_folder() -> TempDir {
+    let folder = TempDir::with_prefix("jig-test-exposed-").unwrap();
+    fs::create_dir(folder.path().join("ws")).unwrap();
+    folder
+}
+
+fn listen_flags(folder: &TempDir, listen: &str) -> Vec<String> {
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    ["--workspace", &path("ws"), "--state-dir", &path("state"), "--listen", listen]
+        .map(str::to_owned)
+        .into()
+}
+
+/// What `jigd` says that does not start.
+fn failed_start_stderr(words: &[String]) -> String {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let output = run_jigd(&words);
+    assert_eq!(output.status.code(), Some(78), "{words:?}: {output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn case_n20_daemon_without_keys_rejects_non_loopback_addresses() {
+    let folder = create_folder();
+    for address in [
+        "0.0.0.0:0",
+        "[::]:0",
+        "[::ffff:127.0.0.1]:0",
+        "[::ffff:0.0.0.0]:0",
+        "[::ffff:10.0.0.1]:0",
+        "[fe80::1%1]:0",
+        "169.254.1.1:0",
+        "10.0.0.1:0",
+        // Two.
+        "127.0.0.1:0,0.0.0.0:0",
+    ] {
+        let stderr = failed_start_stderr(&listen_flags(&folder, address));
+        assert!(stderr.contains("reachable from other machines"), "{stderr}");
+    }
+    // What is no address is none, whatever somebody could take it for.
+    for address in [
+        "lo:0",
+        "eth0:0",
+        "*:0",
+        ":0",
+        "0:0",
+        "127.1:0",
+        "2130706433:0",
+        "localhost.:0",
+        "localhost.localdomain:0",
+        "127.0.0.1",
+        "[::1%lo]:0",
+        "127.0.0.1:0 0.0.0.0:0",
+    ] {
+        let stderr = failed_start_stderr(&listen_flags(&folder, address));
+        assert!(stderr.contains("is not an address"), "{address}: {stderr}");
+    }
+}
+
+#[test]
+fn case_n20_unreadable_key_files_are_rejected() {
+    let folder = create_folder();
+    let keys = folder.path().join("keys.toml");
+    let mut words = listen_flags(&folder, "0.0.0.0:0");
+    words.extend(["--keys".to_owned(), keys.display().to_string()]);
+    for content in [&b"\0"[..], b"\xff", b"[[keys]]\n", b"keys = 1\n", b"{}"] {
+        fs::write(&keys, content).unwrap();
+        failed_start_stderr(&words);
+    }
+    fs::remove_file(&keys).unwrap();
+    fs::create_dir(&keys).unwrap();
+    failed_start_stderr(&words);
+    fs::remove_dir(&keys).unwrap();
+    // Of another user, who may not read it.
+    fs::write(&keys, "").unwrap();
+    fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
+    let own = folder.path().join("jigd");
+    copy_program(daemon_binary(), &own);
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    chown(folder.path(), Some(12345), Some(12345)).unwrap();
+    let output = Command::new(own)
+        .args(&words)
+        .env_clear()
+        .stdin(Stdio::null())
+        .uid(12345)
+        .gid(12345)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(78), "{output:?}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("Permission denied"), "{stderr}");
+}
+
+/// Checks that a daemon lets nobody in, with `key` neither.
+async fn assert_rejects_all_callers(daemon: &Daemon, key: &str) {
+    let addresses = [
+        format!("http://127.0.0.1:{}", daemon.port()),
+        format!("unix:{}", daemon.socket().display()),
+    ];
+    for address in addresses {
+        let channel = lazy_channel(&address);
+        for key in [None, Some(""), Some(key), Some("jig_"), Some("null")] {
+            let run = match key {
+                Some(key) => with_key(key, shell("touch ran")),
+                None => tonic::Request::new(shell("touch ran")),
+            };
+            let status = tool_client(channel.clone()).run(run).await.unwrap_err();
+            assert_eq!(status.code(), Code::Unauthenticated, "{key:?}: {status:?}");
+            let mut info = DaemonServiceClient::new(channel.clone());
+            let response = match key {
+                Some(key) => info.get_info(with_key(key, GetInfoRequest {})).await,
+                None => info.get_info(GetInfoRequest {}).await,
+            };
+            assert!(!Refusal::from_status(&response.unwrap_err()).reason.is_empty());
+        }
+    }
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn case_n20_empty_key_file_authorizes_no_caller() {
+    for revoked in [false, true] {
+        let keys = KeyFile::new();
+        let key = keys.add_key("only", "admin", &[]);
+        if revoked {
+            let output = keys.run_jig_key(&["revoke", "only"]);
+            assert!(output.status.success(), "{output:?}");
+        } else {
+            fs::write(keys.path(), "").unwrap();
+        }
+        let path = keys.path().display().to_string();
+        let flags = ["--listen", "0.0.0.0:0", "--keys", &path];
+        let daemon = Setup::new().arguments(&flags).start().await;
+        assert_rejects_all_callers(&daemon, &key).await;
+    }
+}
+
+#[tokio::test]
+async fn case_n20_emptied_key_file_authorizes_no_caller() {
+    let keys = KeyFile::new();
+    let key = keys.add_key("only", "admin", &[]);
+    let path = keys.path().display().to_string();
+    let flags = ["--listen", "0.0.0.0:0", "--keys", &path];
+    let daemon = Setup::new().arguments(&flags).start().await;
+    daemon.output(with_key(&key, shell("true"))).await;
+    fs::write(keys.path(), "").unwrap();
+    daemon.reload_config(Daemon::RELOADED).await;
+    assert_rejects_all_callers(&daemon, &key).await;
+}

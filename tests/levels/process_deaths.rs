@@ -1,0 +1,65 @@
+//! The processes that make and keep sandboxes die at any moment: nothing outlives the daemon.
+
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::{
+    Daemon, Mark, Process, Setup, argv, descendants, eventually, full_size, session_processes,
+    shell, status_field,
+};
+
+/// Kills one of `names`, whichever is found first, again and again while sandboxes are made, then the
+/// daemon.
+async fn assert_nothing_outlives_daemon(setup: Setup, names: &[&str]) {
+    let daemon = setup.start().await;
+    let keeper = find_descendant(&daemon, "jig-keeper").expect("it lives as long as the daemon");
+    let mark = Mark::new();
+    let mut runs = Vec::new();
+    for round in 0..full_size(300, 30) {
+        // Its slot makes the next sandbox when it has ended; another is made instead of it.
+        let ended = daemon.spawn_run(shell("true"));
+        let running = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
+        let name = names[round % names.len()];
+        let moment = Duration::from_micros(u64::try_from(round * 397 % 9000).unwrap());
+        tokio::time::sleep(moment).await;
+        if let Some(process) = find_descendant(&daemon, name) {
+            // It may have died with another.
+            let _gone = kill_process(Pid::from_raw(process.pid).unwrap(), Signal::KILL);
+        }
+        let _lost_or_not = ended.await.unwrap();
+        runs.push(running);
+    }
+    drop(daemon);
+    eventually("no process of the daemon's is left", async || {
+        session_processes(keeper.pid).is_empty()
+    })
+    .await;
+    mark.wait_until_gone().await;
+    for run in runs {
+        let _lost_or_killed = run.await.unwrap();
+    }
+}
+
+fn find_descendant(daemon: &Daemon, name: &str) -> Option<Process> {
+    let has_name = |process: &Process| status_field(process.pid, "Name").as_deref() == Some(name);
+    descendants(daemon.pid()).into_iter().find(has_name)
+}
+
+#[tokio::test]
+async fn sandbox_processes_do_not_outlive_the_daemon_at_l3() {
+    assert_nothing_outlives_daemon(Setup::new(), &["jig-slot", "jig-template", "jig-launcher"])
+        .await;
+}
+
+#[tokio::test]
+async fn sandbox_processes_do_not_outlive_the_daemon_at_l2() {
+    let setup = Setup::new().at_l2();
+    assert_nothing_outlives_daemon(setup, &["jig-slot", "jig-template", "jig-launcher"]).await;
+}
+
+#[tokio::test]
+async fn sandbox_processes_do_not_outlive_the_daemon_at_l1() {
+    let setup = Setup::new().at_l1();
+    assert_nothing_outlives_daemon(setup, &["jig-slot", "jig-template", "jig-slot"]).await;
+}

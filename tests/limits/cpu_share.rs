@@ -1,0 +1,87 @@
+//! The share of the CPUs that commands have, which is less than the daemon's.
+
+use std::fs;
+
+use rustix::process::{Pid, getpriority_process};
+
+use super::isolation_layer;
+use crate::support::{DAEMON_UID, Daemon, Mark, Setup, descendants, eventually, shell};
+
+/// How much nicer a command is.
+const NICE_INCREMENT: i32 = 10;
+
+fn nice_value(pid: i32) -> i32 {
+    getpriority_process(Pid::from_raw(pid)).unwrap()
+}
+
+fn process_name(pid: i32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{pid}/comm")).ok()
+}
+
+/// Where the kernel tells the share of a process's session; nothing where sessions have none.
+fn autogroup_of(pid: i32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{pid}/autogroup")).ok()
+}
+
+async fn check_commands_have_lower_priority(daemon: &Daemon) {
+    let own = nice_value(daemon.pid());
+    let expected = (own + NICE_INCREMENT).min(19);
+    let mark = Mark::new();
+    let script = "renice -n 0 $$; nice -n -5 true; nice; exec sleep 1000";
+    let run = daemon.spawn_run(mark.on(shell(script)));
+    let mut command = 0;
+    eventually("it sleeps", async || {
+        let mut processes = mark.processes().into_iter();
+        let sleeps = |pid: &i32| process_name(*pid).is_some_and(|name| name == "sleep\n");
+        command = processes.find(sleeps).unwrap_or_default();
+        command != 0
+    })
+    .await;
+    eventually("it has less", async || {
+        let session = autogroup_of(command);
+        let ends = format!(" nice {NICE_INCREMENT}\n");
+        nice_value(command) == expected && session.is_none_or(|text| text.ends_with(&ends))
+    })
+    .await;
+    assert_eq!(nice_value(daemon.pid()), own);
+    if let Some(session) = autogroup_of(daemon.pid()) {
+        assert!(!session.ends_with(&format!(" nice {NICE_INCREMENT}\n")), "{session}");
+    }
+    run.abort();
+    mark.wait_until_gone().await;
+    // Those who make sandboxes keep what they have.
+    for process in descendants(daemon.pid()) {
+        let name = process_name(process.pid).unwrap_or_default();
+        if ["jig-slot\n", "jig-template\n"].contains(&name.as_str()) {
+            assert_eq!(nice_value(process.pid), own, "{process:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn commands_have_lower_priority_than_the_daemon() {
+    let daemon = Setup::new().start().await;
+    check_commands_have_lower_priority(&daemon).await;
+    let cpu_share = isolation_layer(&daemon, "cpu_share").await;
+    assert!(cpu_share.applied && cpu_share.detail.contains("nice +10"), "{cpu_share:?}");
+}
+
+#[tokio::test]
+async fn commands_of_an_unprivileged_daemon_have_lower_priority() {
+    // The kernel lets few sessions' shares be changed by who is not root.
+    check_commands_have_lower_priority(&Setup::new().user(DAEMON_UID).exclusive().start().await)
+        .await;
+}
+
+#[tokio::test]
+async fn commands_at_l1_have_lower_priority() {
+    check_commands_have_lower_priority(&Setup::new().at_l1().start().await).await;
+}
+
+#[tokio::test]
+async fn commands_of_a_nice_daemon_stay_at_nice_19() {
+    check_commands_have_lower_priority(
+        &Setup::new().wrapped_by(["nice", "-n", "15"]).start().await,
+    )
+    .await;
+}

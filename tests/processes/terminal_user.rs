@@ -1,0 +1,142 @@
+//! Somebody who uses `jig` on a terminal.
+
+use std::{
+    fs::File,
+    io::{Read as _, Write as _},
+    process::{Child, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use rustix::{
+    fs::{CWD, Mode, OFlags, openat},
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
+};
+
+use crate::support::{Daemon, command_with_default_signals, eventually};
+
+/// Somebody who sits at a terminal on which `jig` runs.
+#[derive(Debug)]
+pub(super) struct TerminalUser {
+    controller: File,
+    /// The side of the terminal on which `jig` runs.
+    pub(super) terminal: File,
+    output: Arc<Mutex<Vec<u8>>>,
+    /// Whether nobody looks at it any more.
+    closed: Arc<AtomicBool>,
+    /// What runs there.
+    pub(super) jig: Child,
+}
+
+impl TerminalUser {
+    /// Runs `jig` on a terminal that controls it.
+    pub(super) fn run_jig(daemon: &Daemon, arguments: &[&str]) -> Self {
+        let words = [&[env!("CARGO_BIN_EXE_jig")], arguments].concat();
+        Self::run_program(daemon, &words)
+    }
+
+    /// Runs a program on a terminal that controls it.
+    pub(super) fn run_program(daemon: &Daemon, words: &[&str]) -> Self {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let controller_fd = openpt(flags).unwrap();
+        grantpt(&controller_fd).unwrap();
+        unlockpt(&controller_fd).unwrap();
+        let name = ptsname(&controller_fd, Vec::new()).unwrap();
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let terminal = File::from(openat(CWD, name, flags, Mode::empty()).unwrap());
+        let controller = File::from(controller_fd);
+        set_size(&terminal, 100, 40);
+        let jig = command_with_default_signals("setsid")
+            .args(["--ctty", "--wait"])
+            .args(words)
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("TERM", "vt100")
+            .env("JIG_ADDRESS", format!("unix:{}", daemon.socket().display()))
+            .stdin(Stdio::from(terminal.try_clone().unwrap()))
+            .stdout(Stdio::from(terminal.try_clone().unwrap()))
+            .stderr(Stdio::from(terminal.try_clone().unwrap()))
+            .spawn()
+            .unwrap();
+        let output = Arc::new(Mutex::new(Vec::new()));
+        let closed = Arc::new(AtomicBool::new(false));
+        let (mut reads, into) = (controller.try_clone().unwrap(), Arc::clone(&output));
+        let reader_closed = Arc::clone(&closed);
+        thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(bytes @ 1..) = reads.read(&mut buffer) {
+                into.lock().unwrap().extend_from_slice(&buffer[..bytes]);
+                if reader_closed.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        Self { controller, terminal, output, closed, jig }
+    }
+
+    /// Closes the window. What runs there must answer a key, so that this is noticed.
+    pub(super) fn close_terminal(&mut self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.type_keys("\r");
+        self.controller = File::open("/dev/null").unwrap();
+    }
+
+    /// Presses keys.
+    pub(super) fn type_keys(&mut self, keys: &str) {
+        self.controller.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// What was seen so far.
+    pub(super) fn screen_text(&self) -> String {
+        String::from_utf8_lossy(&self.output.lock().unwrap()).into_owned()
+    }
+
+    /// Waits until something is seen.
+    pub(super) async fn wait_for_text(&self, text: &str) {
+        eventually(&format!("{text:?} is seen"), async || self.screen_text().contains(text)).await;
+    }
+
+    /// Waits until `jig` has ended; answers its exit code. The terminal must be as it was.
+    pub(super) async fn wait_for_exit(&mut self) -> Option<i32> {
+        let mut status = None;
+        eventually("jig ends", async || {
+            status = self.jig.try_wait().unwrap();
+            status.is_some()
+        })
+        .await;
+        assert!(!self.is_raw_mode(), "the terminal is as it was");
+        status.unwrap().code()
+    }
+
+    /// Whether keys go through one by one.
+    pub(super) fn is_raw_mode(&self) -> bool {
+        let modes = tcgetattr(&self.terminal).unwrap().local_modes;
+        !modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
+    }
+
+    /// Waits until keys go through one by one, or no more.
+    pub(super) async fn wait_for_raw_mode(&self, wanted: bool) {
+        eventually("the terminal is handed over, or taken back", async || {
+            self.is_raw_mode() == wanted
+        })
+        .await;
+    }
+}
+
+impl Drop for TerminalUser {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ended = self.jig.kill();
+        let _reaped = self.jig.wait();
+    }
+}
+
+/// Makes the window larger or smaller.
+pub(super) fn set_size(terminal: &File, columns: u16, rows: u16) {
+    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(terminal, size).unwrap();
+}

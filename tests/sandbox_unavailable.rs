@@ -1,0 +1,143 @@
+//! A host that cannot isolate commands: none is run, and everybody is told why and what to change.
+
+use tonic_health::pb::health_check_response::ServingStatus;
+
+use crate::support::{Daemon, HostProgram, Setup, argv, daemon_binary, run_jigd, shell};
+
+/// A wrapper that makes the host one with `user.max_user_namespaces=0`.
+fn compile_no_namespaces_wrapper() -> HostProgram {
+    HostProgram::compile("no_namespaces")
+}
+
+/// Checks that a daemon runs nothing, and says at which step it cannot isolate, with which error of
+/// the kernel, and what to change.
+async fn check_runs_nothing(daemon: &Daemon, errnos: &[&str], remedy: &str) {
+    assert_eq!(daemon.health().await, ServingStatus::NotServing);
+    for request in [shell("touch ran"), argv(&["touch", "ran"])] {
+        let refusal = daemon.run_failing(request, "SANDBOX_UNAVAILABLE").await;
+        let of = |name: &str| {
+            let value = refusal.metadata.get(name).map_or("", String::as_str);
+            assert!(!value.is_empty(), "{name}: {refusal:?}");
+            assert!(refusal.message.contains(value), "{name}: {refusal:?}");
+            value.to_owned()
+        };
+        assert!(!of("stage").is_empty());
+        assert!(errnos.contains(&of("errno").as_str()), "{refusal:?}");
+        // In a container, it is the option of the container that gives more.
+        let says = |text| of("remedy").contains(text);
+        assert!(
+            says(remedy) || says("--security-opt seccomp=unconfined"),
+            "what is wrong is named: {refusal:?}"
+        );
+    }
+    assert!(!daemon.file("ran").exists(), "a command was run without a sandbox");
+    let info = daemon.info().await;
+    let isolation = info.isolation.unwrap();
+    assert!(!isolation.ready);
+    assert_eq!(isolation.level, "L0");
+    let failure = isolation.failure.unwrap();
+    assert!(errnos.contains(&failure.errno.as_str()), "{failure:?}");
+    assert!(!failure.stage.is_empty(), "{failure:?}");
+    assert!(failure.remedy.contains(remedy), "{failure:?}");
+    let missing: Vec<_> = isolation.layers.iter().filter(|layer| !layer.applied).collect();
+    assert!(!missing.is_empty());
+    for layer in missing {
+        assert!(!layer.detail.is_empty() && !layer.remedy.is_empty(), "{layer:?}");
+    }
+    assert_eq!(info.counts.unwrap().sandboxes_warm, 0);
+}
+
+#[tokio::test]
+async fn host_without_user_namespaces_runs_nothing() {
+    let wrapper = compile_no_namespaces_wrapper();
+    let daemon = Setup::new().wrapped_by([&wrapper.path]).start().await;
+    check_runs_nothing(&daemon, &["ENOSPC"], "user.max_user_namespaces").await;
+}
+
+#[tokio::test]
+async fn ordinary_user_without_user_namespaces_runs_nothing() {
+    let wrapper = compile_no_namespaces_wrapper();
+    let daemon = Setup::new().user(12345).wrapped_by([&wrapper.path]).start().await;
+    check_runs_nothing(&daemon, &["ENOSPC"], "user.max_user_namespaces").await;
+}
+
+#[tokio::test]
+async fn seccomp_profile_without_namespaces_runs_nothing() {
+    let profile = HostProgram::compile("without_namespaces");
+    for setup in [Setup::new(), Setup::new().user(12345)] {
+        let daemon = setup.wrapped_by([&profile.path]).start().await;
+        check_runs_nothing(&daemon, &["EPERM", "ENOSYS"], "user namespaces").await;
+    }
+}
+
+#[tokio::test]
+async fn root_that_cannot_change_user_runs_nothing() {
+    // Root of a user namespace with one user in it: whoever is to run the commands is not there.
+    let wrapper = ["unshare", "--user", "--mount", "--map-root-user"];
+    let daemon = Setup::new().wrapped_by(wrapper).start().await;
+    check_runs_nothing(&daemon, &["EPERM", "EINVAL"], "user").await;
+}
+
+#[tokio::test]
+async fn lower_minimum_level_never_disables_the_sandbox() {
+    let wrapper = compile_no_namespaces_wrapper();
+    for level in ["L1", "L2"] {
+        let setup = Setup::new().wrapped_by([&wrapper.path]);
+        let daemon = setup.arguments(&["--minimum-level", level]).start().await;
+        daemon.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
+        assert!(!daemon.file("ran").exists(), "{level}");
+        assert_eq!(daemon.health().await, ServingStatus::NotServing, "{level}");
+    }
+    let refused = run_jigd(&["--minimum-level", "L0", "--workspace", "/tmp"]);
+    assert_eq!(refused.status.code(), Some(78), "{refused:?}");
+    assert!(refused.stdout.is_empty(), "it does not start: {refused:?}");
+}
+
+#[tokio::test]
+async fn file_tools_need_no_sandbox() {
+    let wrapper = compile_no_namespaces_wrapper();
+    let daemon = Setup::new().wrapped_by([&wrapper.path]).start().await;
+    std::fs::write(daemon.file("file"), "text\n").unwrap();
+    assert_eq!(daemon.read_file("file").await.unwrap(), "text\n");
+    assert_eq!(daemon.list_files().await, ["file"]);
+}
+
+#[tokio::test]
+async fn check_reports_whether_commands_can_run() {
+    let folder = tempfile::TempDir::with_prefix("jig-test-").unwrap();
+    let workspace = folder.path().join("workspace");
+    let state = folder.path().join("state");
+    std::fs::create_dir(&workspace).unwrap();
+    let arguments = [
+        "--check",
+        "--workspace",
+        workspace.to_str().unwrap(),
+        "--state-dir",
+        state.to_str().unwrap(),
+    ];
+    let good = run_jigd(&arguments);
+    assert_eq!(good.status.code(), Some(0), "{good:?}");
+    let wrapper = compile_no_namespaces_wrapper();
+    let bad = std::process::Command::new(&wrapper.path)
+        .arg(daemon_binary())
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert_eq!(bad.status.code(), Some(78), "{bad:?}");
+    let output_text =
+        format!("{}{}", String::from_utf8_lossy(&bad.stdout), String::from_utf8_lossy(&bad.stderr));
+    assert!(
+        output_text.contains("ENOSPC") && output_text.contains("user namespaces"),
+        "{output_text}"
+    );
+    assert_eq!(run_jigd(&["--no-such-flag"]).status.code(), Some(64));
+    let missing = folder.path().join("missing");
+    let absent = run_jigd(&["--check", "--workspace", missing.to_str().unwrap()]);
+    assert_eq!(absent.status.code(), Some(78), "{absent:?}");
+    let version = run_jigd(&["--version"]);
+    assert_eq!(version.status.code(), Some(0));
+    assert!(
+        String::from_utf8_lossy(&version.stdout).contains(env!("CARGO_PKG_VERSION")),
+        "{version:?}"
+    );
+}

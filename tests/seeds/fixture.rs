@@ -1,0 +1,244 @@
+//! A daemon whose workspace holds what a scenario says, and nothing else.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::Path,
+};
+
+use jig::api::v1::{
+    InvokeRequest, InvokeResponse, ListToolsRequest, ListToolsResponse, ToolFormat,
+    catalog_service_client::CatalogServiceClient, invoke_service_client::InvokeServiceClient,
+};
+use prost_types::{Struct, value::Kind};
+use serde::Deserialize;
+use serde_json::{Map, Value as Json};
+
+use super::{matching::expand, web};
+use crate::support::{DAEMON_UID, Daemon, Setup, describe_status, with_metadata};
+
+/// How the daemon of a scenario is started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum DaemonVariant {
+    /// As root, with `bin` of the workspace in `PATH`.
+    #[default]
+    Plain,
+    /// As an ordinary user, to whom the files belong.
+    User,
+    /// With a workspace of its own that has room for 2 MiB; what it holds cannot be looked at.
+    SmallDisk,
+    /// As an ordinary user on a host that gives no sandbox.
+    NoSandbox,
+    /// With a workspace of which the operator protects `safe`.
+    Protected,
+    /// Where nothing may be run.
+    NoRun,
+    /// With a web of its own (see [`web`]), in which something may be fetched: all tools are there.
+    Web,
+}
+
+/// The daemon, and as whom it runs.
+#[derive(Debug)]
+pub(super) struct Fixture {
+    daemon: Daemon,
+    start: DaemonVariant,
+}
+
+impl Fixture {
+    /// Starts one.
+    pub(super) async fn new(start: DaemonVariant) -> Self {
+        let setup = match start {
+            DaemonVariant::Plain => Setup::new().arguments(&["--path", "/workspace/bin"]),
+            DaemonVariant::User => Setup::new().user(DAEMON_UID),
+            DaemonVariant::SmallDisk => Setup::new().workspace_on_small_disk(),
+            DaemonVariant::NoSandbox => Setup::new().without_namespaces(),
+            DaemonVariant::Protected => Setup::new().workspace_table("protected = [\"safe\"]"),
+            DaemonVariant::NoRun => {
+                Setup::new().workspace_table("[policy]\ndeny_tools = [\"run\"]")
+            }
+            DaemonVariant::Web => web::setup(),
+        };
+        let daemon = setup.start().await;
+        if start == DaemonVariant::Web {
+            web::serve(&daemon);
+        }
+        Self { daemon, start }
+    }
+
+    /// The daemon.
+    pub(super) fn daemon(&self) -> &Daemon {
+        &self.daemon
+    }
+
+    /// Has the workspace hold these files only. A text is what a file holds; an object is
+    /// `{link = TARGET}`, `{dir = true}`, `{hex = BYTES}` or `{text = …}`, with a `mode` perhaps; `{1..20}` in a
+    /// name stands for 20 of them; `"."` is the workspace itself.
+    pub(super) fn reset_workspace(&self, files: &BTreeMap<String, Json>) {
+        let workspace = self.daemon.workspace();
+        fs::set_permissions(&workspace, fs::Permissions::from_mode(0o755)).unwrap();
+        for entry in fs::read_dir(&workspace).unwrap() {
+            let entry = entry.unwrap();
+            match entry.file_type().unwrap().is_dir() {
+                true => fs::remove_dir_all(entry.path()).unwrap(),
+                false => fs::remove_file(entry.path()).unwrap(),
+            }
+        }
+        for (name, what) in files {
+            for name in expand_name(name) {
+                create_entry(&workspace.join(name), what);
+            }
+        }
+        if matches!(self.start, DaemonVariant::User | DaemonVariant::NoSandbox) {
+            chown_recursively(&workspace);
+        }
+        for (name, what) in files {
+            if let Some(mode) = what.get("mode") {
+                let mode = u32::from_str_radix(mode.as_str().unwrap(), 8).unwrap();
+                let permissions = fs::Permissions::from_mode(mode);
+                fs::set_permissions(workspace.join(name), permissions).unwrap();
+            }
+        }
+    }
+
+    /// Where files are not as these say, and how. `false` is one that must not be there.
+    pub(super) fn files_mismatch(&self, files: &BTreeMap<String, Json>) -> Option<String> {
+        files.iter().find_map(|(name, what)| {
+            let path = self.daemon.file(name);
+            let is_so = match expand(what.clone()) {
+                Json::Bool(is_there) => path.symlink_metadata().is_ok() == is_there,
+                Json::String(text) => fs::read(&path).is_ok_and(|held| held == text.as_bytes()),
+                Json::Object(of) if of.contains_key("dir") => path.is_dir(),
+                Json::Object(of) => {
+                    fs::read(&path).is_ok_and(|held| Some(held) == entry_bytes(&of))
+                }
+                other => panic!("{other}"),
+            };
+            let held = || fs::read(&path).map(|held| String::from_utf8_lossy(&held).into_owned());
+            (!is_so).then(|| format!("{name} is {:.500?}, and not {what}", held()))
+        })
+    }
+
+    /// The records of a session.
+    pub(super) fn records(&self, session: &str) -> Vec<Json> {
+        let path = format!("sessions/{session}/events.jsonl");
+        let text = fs::read_to_string(self.daemon.state_dir().join(path)).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+/// Calls a tool by name, in a session of this name.
+pub(super) async fn invoke(
+    daemon: &Daemon,
+    session: &str,
+    request: InvokeRequest,
+) -> InvokeResponse {
+    let mut client = InvokeServiceClient::new(daemon.channel());
+    match client.invoke(with_metadata("jig-session", session, request)).await {
+        Ok(response) => response.into_inner(),
+        Err(status) => panic!("{session}: {}", describe_status(&status)),
+    }
+}
+
+/// Lists the tools of a dialect.
+pub(super) async fn list_tools(
+    daemon: &Daemon,
+    dialect: &str,
+    format: ToolFormat,
+) -> ListToolsResponse {
+    let mut client = CatalogServiceClient::new(daemon.channel());
+    let request = ListToolsRequest {
+        dialect: dialect.to_owned(),
+        format: Some(format.into()),
+        ..ListToolsRequest::default()
+    };
+    client.list_tools(request).await.unwrap().into_inner()
+}
+
+/// A structure of protobuf as JSON.
+pub(super) fn json_of(structure: Struct) -> Json {
+    let fields = structure.fields.into_iter();
+    let fields = fields.map(|(name, value)| (name, json_of_value(value)));
+    Json::Object(fields.collect::<Map<_, _>>())
+}
+
+fn json_of_value(value: prost_types::Value) -> Json {
+    match value.kind.unwrap() {
+        Kind::NullValue(_) => Json::Null,
+        Kind::NumberValue(number) => number.into(),
+        Kind::StringValue(text) => text.into(),
+        Kind::BoolValue(flag) => flag.into(),
+        Kind::StructValue(structure) => json_of(structure),
+        Kind::ListValue(list) => list.values.into_iter().map(json_of_value).collect(),
+    }
+}
+
+/// JSON as a structure of protobuf.
+pub(super) fn structure_of(json: Json) -> Struct {
+    let Json::Object(fields) = json else {
+        panic!("{json}");
+    };
+    let fields = fields.into_iter();
+    Struct { fields: fields.map(|(name, json)| (name, value_of(json))).collect() }
+}
+
+fn value_of(json: Json) -> prost_types::Value {
+    let kind = match json {
+        Json::Null => Kind::NullValue(0),
+        Json::Bool(flag) => Kind::BoolValue(flag),
+        Json::Number(number) => Kind::NumberValue(number.as_f64().unwrap()),
+        Json::String(text) => Kind::StringValue(text),
+        Json::Array(items) => Kind::ListValue(prost_types::ListValue {
+            values: items.into_iter().map(value_of).collect(),
+        }),
+        json @ Json::Object(_) => Kind::StructValue(structure_of(json)),
+    };
+    prost_types::Value { kind: Some(kind) }
+}
+
+/// The names that one stands for: `f{1..3}` for `f0001`, `f0002` and `f0003`.
+fn expand_name(name: &str) -> Vec<String> {
+    let range = name.split_once('{').and_then(|(before, rest)| {
+        let (range, after) = rest.split_once('}')?;
+        let (first, last) = range.split_once("..")?;
+        Some((before, first.parse().ok()?, last.parse::<u32>().ok()?, after))
+    });
+    match range {
+        Some((before, first, last, after)) => {
+            (first..=last).map(|number| format!("{before}{number:04}{after}")).collect()
+        }
+        None => vec![name.to_owned()],
+    }
+}
+
+fn create_entry(path: &Path, what: &Json) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    match expand(what.clone()) {
+        Json::String(text) => fs::write(path, text).unwrap(),
+        Json::Object(of) if of.contains_key("link") => {
+            symlink(of["link"].as_str().unwrap(), path).unwrap();
+        }
+        Json::Object(of) if of.contains_key("dir") => fs::create_dir_all(path).unwrap(),
+        Json::Object(of) => fs::write(path, entry_bytes(&of).unwrap()).unwrap(),
+        other => panic!("{other}"),
+    }
+}
+
+fn entry_bytes(of: &Map<String, Json>) -> Option<Vec<u8>> {
+    if let Some(text) = of.get("text") {
+        return Some(text.as_str()?.as_bytes().to_vec());
+    }
+    let hex = of.get("hex")?.as_str()?.as_bytes();
+    let pairs = hex.chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
+    Some(pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect())
+}
+
+fn chown_recursively(path: &Path) {
+    std::os::unix::fs::lchown(path, Some(DAEMON_UID), Some(DAEMON_UID)).unwrap();
+    if path.symlink_metadata().unwrap().is_dir() {
+        for entry in fs::read_dir(path).unwrap() {
+            chown_recursively(&entry.unwrap().path());
+        }
+    }
+}

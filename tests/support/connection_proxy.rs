@@ -1,0 +1,68 @@
+//! A connection that can be lost: a socket that passes everything on to a daemon until it is cut,
+//! as a network is, without a word to either end.
+
+use std::{
+    io,
+    net::Shutdown,
+    os::unix::net::{UnixListener, UnixStream},
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use tonic::transport::Channel;
+
+use super::{Daemon, daemon::lazy_channel};
+
+/// Passes connections on to a daemon.
+#[derive(Debug)]
+pub(crate) struct ConnectionProxy {
+    path: PathBuf,
+    streams: Arc<Mutex<Vec<UnixStream>>>,
+}
+
+impl ConnectionProxy {
+    /// Starts passing connections on to `daemon`.
+    pub(crate) fn start(daemon: &Daemon) -> Self {
+        let path = daemon.sibling_path("proxy.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let streams = Arc::new(Mutex::new(Vec::new()));
+        let (socket, open_streams) = (daemon.socket(), Arc::clone(&streams));
+        // It ends with the test's process: there are few.
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let Ok(server) = UnixStream::connect(&socket) else {
+                    break;
+                };
+                let mut open_streams = open_streams.lock().unwrap();
+                open_streams.push(client.try_clone().unwrap());
+                open_streams.push(server.try_clone().unwrap());
+                forward(client.try_clone().unwrap(), server.try_clone().unwrap());
+                forward(server, client);
+            }
+        });
+        Self { path, streams }
+    }
+
+    /// A channel through it.
+    pub(crate) fn channel(&self) -> Channel {
+        lazy_channel(&format!("unix:{}", self.path.display()))
+    }
+
+    /// The socket that it listens on.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.path.clone()
+    }
+
+    /// Cuts every connection.
+    pub(crate) fn cut(&self) {
+        for stream in self.streams.lock().unwrap().drain(..) {
+            // One that is closed already is cut.
+            let _closed = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn forward(mut from: UnixStream, mut to: UnixStream) {
+    thread::spawn(move || io::copy(&mut from, &mut to));
+}

@@ -1,0 +1,147 @@
+//! Looking at the processes of the machine, as root sees them.
+
+use std::{
+    collections::HashMap,
+    fs,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use jig::api::v1::{RunRequest, StartRequest};
+
+use super::wait::eventually;
+
+/// Variable that carries a mark.
+const MARK_VARIABLE: &str = "JIG_TEST_MARK";
+
+/// A value in the environment of a command and all that descend from it, by which they are found
+/// wherever they went.
+#[derive(Debug)]
+pub(crate) struct Mark(String);
+
+/// A process, and not a later one with the same number.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Process {
+    /// Its number.
+    pub(crate) pid: i32,
+    start_time: u64,
+}
+
+impl Mark {
+    /// A new mark.
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Self(format!("{}-{count}", std::process::id()))
+    }
+
+    /// Marks a command.
+    pub(crate) fn on(&self, mut request: RunRequest) -> RunRequest {
+        request.env.insert(MARK_VARIABLE.to_owned(), self.0.clone());
+        request
+    }
+
+    /// Marks a command that is watched.
+    pub(crate) fn on_start(&self, mut request: StartRequest) -> StartRequest {
+        request.env.insert(MARK_VARIABLE.to_owned(), self.0.clone());
+        request
+    }
+
+    /// Processes that bear it.
+    pub(crate) fn processes(&self) -> Vec<i32> {
+        let entry = format!("{MARK_VARIABLE}={}", self.0);
+        let bears = |pid: &i32| {
+            fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| {
+                environment.split(|byte| *byte == 0).any(|variable| variable == entry.as_bytes())
+            })
+        };
+        pids().filter(bears).collect()
+    }
+
+    /// Waits until at least `count` processes bear it.
+    pub(crate) async fn wait_for_processes(&self, count: usize) -> Vec<i32> {
+        let mut found = Vec::new();
+        eventually("the command runs", async || {
+            found = self.processes();
+            found.len() >= count
+        })
+        .await;
+        found
+    }
+
+    /// Waits until nothing bears it.
+    pub(crate) async fn wait_until_gone(&self) {
+        eventually("what the command started is gone", async || self.processes().is_empty()).await;
+    }
+
+    /// Fails if anything bears it now.
+    pub(crate) fn assert_gone(&self) {
+        let left: Vec<String> = self.processes().into_iter().map(describe_process).collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
+    }
+}
+
+/// How many processes bear a mark.
+pub(crate) fn count_marked_processes(mark: &Mark) -> usize {
+    mark.processes().len()
+}
+
+/// Everything that descends from a process, itself left out.
+pub(crate) fn descendants(ancestor: i32) -> Vec<Process> {
+    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
+    for (process, parent) in pids().filter_map(read_stat) {
+        children.entry(parent).or_default().push(process);
+    }
+    let mut found = children.remove(&ancestor).unwrap_or_default();
+    let mut next = 0;
+    while let Some(process) = found.get(next) {
+        let below = children.remove(&process.pid).unwrap_or_default();
+        found.extend(below);
+        next += 1;
+    }
+    found
+}
+
+/// The processes of the session that `leader` leads which are still alive.
+pub(crate) fn session_processes(leader: i32) -> Vec<Process> {
+    let is_in = |process: &Process| {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", process.pid)).unwrap_or_default();
+        let rest = stat.rsplit_once(')').map(|(_, rest)| rest.to_owned());
+        let session = rest.and_then(|rest| rest.split_whitespace().nth(3)?.parse().ok());
+        session == Some(leader)
+    };
+    let processes = pids().filter_map(read_stat).map(|(process, _)| process);
+    processes.filter(is_in).filter(is_alive).collect()
+}
+
+/// Whether a process is still there, and is not dead and waiting to be reaped.
+pub(crate) fn is_alive(process: &Process) -> bool {
+    let dead = |pid: i32| status_field(pid, "State").is_none_or(|state| state.starts_with('Z'));
+    read_stat(process.pid).is_some_and(|(found, _)| found == *process) && !dead(process.pid)
+}
+
+/// A line of a process's status, as the host sees it.
+pub(crate) fn status_field(pid: i32, field: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.map(|value| value.trim().to_owned())
+}
+
+fn describe_process(pid: i32) -> String {
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    format!("{pid} {}", String::from_utf8_lossy(&command).replace('\0', " "))
+}
+
+fn pids() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").unwrap();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+/// A process and its parent, from proc_pid_stat(5): the name in parentheses may hold anything, so
+/// fields are counted after it.
+fn read_stat(pid: i32) -> Option<(Process, i32)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let parent = fields.get(1)?.parse().ok()?;
+    let start_time = fields.get(19)?.parse().ok()?;
+    Some((Process { pid, start_time }, parent))
+}
