@@ -41,8 +41,10 @@ async fn case_57_command_sees_only_harmless_devices() {
     let names = ["full", "null", "random", "tty", "urandom", "zero"];
     let expected = names.map(|name| format!("character special file /dev/{name}\n"));
     assert_eq!(found, expected.concat());
+
     let real = daemon.output(shell("stat -L -c '%t:%T' /dev/null /dev/zero /dev/full")).await;
     assert_eq!(real, "1:3\n1:5\n1:7\n");
+
     let made = daemon.run(shell("mknod /tmp/mem c 1 1")).await;
     assert_ne!(made.exit_code, Some(0));
 }
@@ -81,6 +83,7 @@ async fn cases_61_66_70_71_73_and_74_process_settings_do_not_weaken_isolation() 
     ] {
         expected.push((what.to_owned(), right));
     }
+
     let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let response = daemon.run(argv(&[&program, &daemons])).await;
     check_answers(&response, &expected);
@@ -108,6 +111,7 @@ async fn case_82_request_cannot_lower_isolation_or_read_the_daemons_environment(
         assert_eq!(response.isolation, level, "{key}");
         assert_eq!(response.stdout, "61000\n1\n", "{key}");
     }
+
     // Its own environment is the command's alone: what starts the command has none.
     let own =
         [("LD_PRELOAD", "./own.so"), ("BASH_ENV", "./own.sh"), ("GIT_DIR", "own"), ("PATH", ".")];
@@ -132,6 +136,7 @@ async fn case_64_runs_share_only_locks_on_system_files() {
     crate::support::eventually("the lock", async || daemon.file("held").exists()).await;
     let response = daemon.run(shell("flock -n /usr/bin/env true; echo $?")).await;
     assert_eq!(response.stdout, "1\n", "{response:?}");
+
     fs::remove_file(daemon.file("held")).unwrap();
     held.await.unwrap().unwrap();
     assert_eq!(daemon.output(shell("flock -n /usr/bin/env true; echo $?")).await, "0\n");

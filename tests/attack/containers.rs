@@ -164,6 +164,7 @@ fn run_attacks_in(engine: &str, expected: ExpectedFailures) {
             _ => {}
         }
     }
+
     let known = expected.iter().chain(EXPECTED_IN_ALL_CONTAINERS);
     let known: Vec<_> = known.flat_map(|(_, names)| *names).copied().collect();
     failed.retain(|name| !known.contains(name));

@@ -25,6 +25,7 @@ async fn check_descriptors_in_flight(setup: Setup) {
     for _ in 0..CONCURRENT_RUNS {
         assert_eq!(daemon.output(shell("echo one")).await, "one\n");
     }
+
     // At a time too: then slots are made.
     let calls: Vec<_> =
         (0..CONCURRENT_RUNS).map(|_| daemon.spawn_run(shell("echo many"))).collect();
@@ -32,12 +33,15 @@ async fn check_descriptors_in_flight(setup: Setup) {
         let response = promptly("a run ends", call).await.unwrap().unwrap();
         assert_eq!(response.stdout, "many\n", "{response:?}");
     }
+
     // A request that is too large for one message comes as one descriptor more.
     let long = "x".repeat(60_000);
     let words = ["sh", "-c", "echo $#", "sh", &long, &long, &long];
     assert_eq!(daemon.output(argv(&words)).await, "3\n");
+
     go_on();
     assert_eq!(daemon.health().await, ServingStatus::Serving);
+
     for attack in attacks {
         attack.abort();
     }

@@ -40,6 +40,7 @@ for request in sys.stdin.buffer.read().split(b'\\0'):
         sys.stdout.buffer.write(piece)
     sys.stdout.buffer.write(b'\\0')
 ";
+
     let response = daemon
         .run(RunRequest {
             stdin: requests.join("\0").into_bytes().into(),
@@ -48,6 +49,7 @@ for request in sys.stdin.buffer.read().split(b'\\0'):
         .await;
     let answers: Vec<&str> = response.stdout.split_terminator('\0').collect();
     assert_eq!(answers.len(), requests.len(), "{response:?}");
+
     for (request, answer) in requests.iter().zip(&answers) {
         assert!(answer.starts_with(begin), "{request:?}: {answer:?}");
     }
@@ -87,6 +89,7 @@ async fn case_75_connections_bypassing_the_proxy_fail_promptly() {
         [program.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
     let began = Instant::now();
     check_answers(&daemon.run(argv(&words)).await, &expected);
+
     for command in [
         "getent hosts a.jig.test",
         "curl -sS --noproxy '*' http://a.jig.test/",
@@ -96,6 +99,7 @@ async fn case_75_connections_bypassing_the_proxy_fail_promptly() {
         let response = daemon.run(argv(&["bash", "-c", command])).await;
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
     }
+
     assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
 }
 
@@ -118,6 +122,7 @@ async fn case_75_command_in_host_network_reaches_the_daemons_addresses() {
     let words: Vec<&str> =
         [program.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
     check_answers(&daemon.run(argv(&words)).await, &expected);
+
     drop(listeners);
 }
 
@@ -138,6 +143,7 @@ async fn case_76_proxy_denies_the_daemon_and_its_neighbours() {
         (["unix", socket, "-"], "ENOENT"),
         (["tcp", "127.0.0.1", "3128"], "ok"),
     ];
+
     let expected: Vec<_> = tries.iter().map(|(three, right)| (three.join(" "), *right)).collect();
     let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let words: Vec<&str> = [program.as_str()]
@@ -145,6 +151,7 @@ async fn case_76_proxy_denies_the_daemon_and_its_neighbours() {
         .chain(tries.iter().flat_map(|(three, _)| three.iter().copied()))
         .collect();
     check_answers(&daemon.run(argv(&words)).await, &expected);
+
     // A name that leads there is allowed by itself.
     let hosts = [
         format!("127.0.0.1:{port}"),
@@ -154,6 +161,7 @@ async fn case_76_proxy_denies_the_daemon_and_its_neighbours() {
         "loop.jig.test:8080".to_owned(),
         "all.jig.test:8080".to_owned(),
     ];
+
     let requests = hosts.iter().flat_map(|host| [connect_request(host), get_request(host)]);
     send_to_proxy(&daemon, &requests.collect::<Vec<_>>(), DENIED_STATUS_LINE).await;
     neighbour.set_nonblocking(true).unwrap();
@@ -173,6 +181,7 @@ async fn case_76_host_network_does_not_expose_unix_sockets() {
         };
         UnixListener::bind_addr(&SocketAddr::from_abstract_name(listening).unwrap()).unwrap()
     });
+
     let program = compile_in_workspace(&daemon, "reach");
     let socket = daemon.socket();
     let socket = socket.to_str().unwrap();
@@ -245,6 +254,7 @@ async fn case_79_proxy_connects_only_to_allowed_targets() {
         ("metadata6.jig.test", "fd00:ec2::254"),
         ("nat.jig.test", "100.64.0.1"),
     ]);
+
     let daemon = start_proxied_daemon(&world).await;
     let good = start_http_server(&daemon, PUBLIC_ADDRESS, 80, None);
     let others = [PRIVATE_ADDRESS, "169.254.169.254", "fd00:ec2::254", "100.64.0.1"]
@@ -275,6 +285,7 @@ async fn case_79_proxy_connects_only_to_allowed_targets() {
         // On another port.
         "good.jig.test:22",
     ];
+
     let requests = hosts.iter().flat_map(|host| {
         let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         let target = match has_port {
@@ -283,14 +294,17 @@ async fn case_79_proxy_connects_only_to_allowed_targets() {
         };
         [get_request(host), connect_request(&target)]
     });
+
     let requests: Vec<String> = requests.collect();
     for text in send_to_proxy(&daemon, &requests, DENIED_STATUS_LINE).await {
         assert!(text.contains("EGRESS_DENIED: "), "{text}");
     }
     assert_eq!(good.heads().len(), 1, "{:?}", good.heads());
+
     for other in others {
         assert_eq!(other.heads(), [""; 0]);
     }
+
     // Without the variables, or with what is no HTTP, there is nothing.
     for command in [
         "env -u http_proxy -u HTTP_PROXY curl -sS http://good.jig.test/",
@@ -320,27 +334,34 @@ async fn case_79_proxy_blocks_dns_rebinding() {
             &["::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "fd00:ec2::254"],
         ],
     );
+
     // Asked once, and what was answered is what is connected to.
     send_one_to_proxy(&daemon, get_request("rebind.jig.test"), "HTTP/1.1 200 OK\r\n").await;
     assert_eq!((names.question_count(), public.heads().len()), (1, 1));
+
     // Then it leads to what must not be reached.
     let text = send_one_to_proxy(&daemon, get_request("rebind.jig.test"), DENIED_STATUS_LINE).await;
     assert!(text.contains("leads to 10.1.2.3, a private address"), "{text}");
     assert_eq!(names.question_count(), 2);
+
     // Of several addresses those that may be reached are.
     send_one_to_proxy(&daemon, get_request("rebind.jig.test"), "HTTP/1.1 200 OK\r\n").await;
     assert_eq!((names.question_count(), public.heads().len()), (3, 2));
+
     // Addresses that hold others.
     send_one_to_proxy(&daemon, get_request("rebind.jig.test"), DENIED_STATUS_LINE).await;
     assert_eq!(private.heads(), [""; 0]);
     assert_eq!(public.heads().len(), 2);
+
     // Each request of one connection is looked at anew.
     let keep = get_request("rebind.jig.test").replace("close", "keep-alive");
     send_one_to_proxy(&daemon, keep + &get_request("rebind.jig.test"), DENIED_STATUS_LINE).await;
+
     // A name that is not allowed is not even looked up.
     let before = names.question_count();
     send_one_to_proxy(&daemon, get_request("rebind.evil.test"), DENIED_STATUS_LINE).await;
     assert_eq!(names.question_count(), before);
+
     // The tunnel of a tool is under the same rule.
     let response = daemon.run(shell("curl -sS https://rebind.jig.test/")).await;
     assert_eq!(response.exit_code, Some(56), "{response:?}");
@@ -354,6 +375,7 @@ async fn case_79_proxy_without_rules_connects_to_nothing() {
     send_one_to_proxy(&daemon, get_request("good.jig.test"), DENIED_STATUS_LINE).await;
     assert_eq!(requests.heads(), [""; 0]);
     assert!(daemon.log().contains("commands can connect to nothing"), "{}", daemon.log());
+
     let without: Daemon = Setup::new().start().await;
     let response = without.run(shell("echo > /dev/tcp/127.0.0.1/3128")).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");
@@ -362,6 +384,7 @@ async fn case_79_proxy_without_rules_connects_to_nothing() {
 #[tokio::test]
 async fn case_75_proxy_never_connects_a_command_to_the_daemon() {
     let world = test_network();
+
     // Whatever the operator allows.
     let targets = [
         "127.0.0.1:50051",
@@ -372,6 +395,7 @@ async fn case_75_proxy_never_connects_a_command_to_the_daemon() {
         "10.1.2.3:50051",
         "8.8.8.8:50051",
     ];
+
     let setup = world.proxy_setup(&targets, &["0.0.0.0/0", "::/0"]);
     let daemon = setup.arguments(&["--listen", "127.0.0.1:50051"]).start().await;
     let requests = targets.map(connect_request);

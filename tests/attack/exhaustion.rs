@@ -17,17 +17,22 @@ async fn case_30_full_workspace_fails_only_writes() {
     let response = daemon.run(shell("head -c 9000000 /dev/zero > fill")).await;
     assert_ne!(response.exit_code, Some(0));
     assert!(response.stderr.contains("No space left"), "{response:?}");
+
     let space = daemon.output(shell("df --output=avail . | tail -1")).await;
     assert_eq!(space.trim(), "0");
+
     for tool in [Tool::Write, Tool::Edit, Tool::Patch, Tool::Upload] {
         let status = tool.call(&daemon, "f").await.unwrap_err();
         let refusal = Refusal::from_status(&status);
         assert_eq!(refusal.reason, "NO_SPACE", "{tool:?}: {refusal:?}");
         assert_eq!(refusal.metadata["path"], "f", "{tool:?}: {refusal:?}");
     }
+
     assert_eq!(daemon.read_file("f").await.unwrap(), "written\n");
+
     let left = daemon.output(shell("ls -A")).await;
     assert_eq!(left, "f\nfill\n", "no halves are left");
+
     Tool::Delete.call(&daemon, "fill").await.unwrap();
     Tool::Edit.call(&daemon, "f").await.unwrap();
     assert_eq!(daemon.output(shell("cat f")).await, "edited\n");
@@ -42,15 +47,18 @@ async fn case_31_file_tools_reject_a_huge_file_cheaply() {
         size /= 2;
     }
     assert!(size >= 1 << 40, "{size}");
+
     let before = daemon.resident_bytes();
     for tool in [Tool::Read, Tool::Edit, Tool::ReadNotebook] {
         let status = promptly("a tool", tool.call(&daemon, "huge")).await.unwrap_err();
         assert_eq!(Refusal::from_status(&status).reason, "FILE_TOO_LARGE", "{tool:?}: {status:?}");
     }
+
     for tool in [Tool::Stat, Tool::ListFiles, Tool::ListDirectory] {
         let path = if tool == Tool::Stat { "huge" } else { "." };
         promptly("a tool", tool.call(&daemon, path)).await.unwrap();
     }
+
     promptly("a search", Tool::Search.call(&daemon, ".")).await.unwrap();
     let after = daemon.resident_bytes();
     assert!(after < before + (32 << 20), "{before} {after}");
@@ -70,15 +78,18 @@ async fn case_32_file_tools_handle_wide_and_deep_directories() {
         mkdirat(&here, "d", 0o755.into()).unwrap();
         here = openat(&here, "d", place, 0.into()).unwrap();
     }
+
     for tool in [Tool::ListFiles, Tool::ListDirectory, Tool::Search] {
         promptly("a tool", tool.call(&daemon, "wide")).await.unwrap();
         promptly("a tool", tool.call(&daemon, ".")).await.unwrap();
     }
+
     for path in ["d", "wide"] {
         let answer = promptly("deleting", Tool::Delete.call(&daemon, path)).await.unwrap();
         let count = if path == "d" { 4000 } else { entries + 1 };
         assert!(answer.contains(&format!("deleted_count: {count} ")), "{answer}");
     }
+
     assert_eq!(fs::read_dir(daemon.workspace()).unwrap().count(), 0);
 }
 
@@ -109,6 +120,7 @@ async fn case_35_descriptor_exhaustion_does_not_affect_others() {
         Tool::ListDirectory.call(&daemon, ".").await.unwrap();
         daemon.tools_on_new_connection();
     }
+
     let response = greedy.await.unwrap().unwrap();
     assert_eq!(response.outcome(), Outcome::TimedOut);
     assert_eq!(response.stdout.trim(), "4096");
@@ -117,14 +129,17 @@ async fn case_35_descriptor_exhaustion_does_not_affect_others() {
 #[tokio::test]
 async fn case_36_long_arguments_are_passed_complete_or_rejected() {
     let daemon = Daemon::start().await;
+
     // One argument may have 128 KiB, all of them together 2 MiB (execve(2)).
     let long = "x".repeat((128 << 10) - 1);
     let response = daemon.run(argv(&["sh", "-c", "printf %s \"$1\" | wc -c", "sh", &long])).await;
     assert_eq!(response.stdout.trim(), long.len().to_string());
+
     let many: Vec<String> = (0..10_000).map(|number| format!("argument-{number}")).collect();
     let words = ["sh", "-c", "echo $#", "sh"].into_iter();
     let words: Vec<&str> = words.chain(many.iter().map(String::as_str)).collect();
     assert_eq!(daemon.run(argv(&words)).await.stdout.trim(), "10000");
+
     let too_long = "x".repeat(1 << 20);
     daemon.run_failing(argv(&["echo", &too_long]), "INVALID_PARAMS").await;
     let environment = RunRequest { env: [("LONG".to_owned(), too_long)].into(), ..argv(&["true"]) };

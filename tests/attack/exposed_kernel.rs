@@ -35,6 +35,7 @@ async fn check_program(
         };
         (*what, *right)
     });
+
     let expected: Vec<_> = made.chain(always.iter().copied()).collect();
     let program = compile_in_workspace(daemon, program);
     check_answers(&daemon.run(argv(&[&program])).await, &expected);
@@ -94,16 +95,19 @@ fn surface_answers() -> Vec<(String, &'static str)> {
     ] {
         expected.push((what.to_owned(), "EPERM"));
     }
+
     for kind in 1..8 {
         expected.push((format!("UDP_ENCAP {kind}"), "EPERM"));
         expected.push((format!("UDP_ENCAP {kind} as UDP-Lite"), "EPERM"));
     }
+
     for discipline in [0, 27] {
         for end in ["master", "slave"] {
             expected.push((format!("discipline {discipline} on {end}"), "EPERM"));
             expected.push((format!("discipline {discipline} on {end}, more bits"), "EPERM"));
         }
     }
+
     for call in [
         "io_setup",
         "io_submit",
@@ -115,6 +119,7 @@ fn surface_answers() -> Vec<(String, &'static str)> {
     ] {
         expected.push((call.to_owned(), "ENOSYS"));
     }
+
     for what in [
         "close_range",
         "drop a page",
@@ -125,6 +130,7 @@ fn surface_answers() -> Vec<(String, &'static str)> {
     ] {
         expected.push((what.to_owned(), "ok"));
     }
+
     expected
 }
 

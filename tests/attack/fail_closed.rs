@@ -29,9 +29,12 @@ async fn check_daemon_fails_closed(setup: Setup) {
     let setup = setup.environment(many.0, many.1).wrapped_by([&host.path]);
     let daemon = setup.arguments(&["--chown-workspace"]).start().await;
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
+
     set_max_user_namespaces(&daemon, 0);
+
     // What was made before is as good as it was.
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
+
     let (_, launcher) = keeper_and_launcher_pids(&daemon);
     kill_process(Pid::from_raw(launcher).unwrap(), Signal::KILL).unwrap();
     eventually("it is not ready", async || {
@@ -54,16 +57,20 @@ async fn check_daemon_fails_closed(setup: Setup) {
         assert_eq!(refusal.metadata["errno"], "ENOSPC", "{refusal:?}");
         assert!(refusal.message.contains("max_user_namespaces"), "{refusal:?}");
     }
+
     assert!(!daemon.file("ran").exists());
+
     // It tries two sandboxes each second, however many calls were refused.
     let attempts = || daemon.log().matches("sandbox slot lost").count();
     let (before, since) = (attempts(), Instant::now());
     eventually("it tries again", async || attempts() >= before + 4).await;
     assert!(since.elapsed() >= Duration::from_secs(1));
+
     // It becomes ready without a call: clients send none to a daemon that is not.
     set_max_user_namespaces(&daemon, 1000);
     eventually("it is ready again", async || daemon.health().await == ServingStatus::Serving).await;
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
+
     let log = daemon.log();
     assert_eq!(log.matches("no sandbox can be built").count(), 1, "{log}");
     assert_eq!(log.matches("commands can be run again").count(), 1, "{log}");

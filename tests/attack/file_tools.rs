@@ -53,6 +53,7 @@ async fn case_38_tools_do_not_follow_links_out_of_the_workspace() {
             assert_tool_fails(&daemon, tool, path, &["SYMLINK_BLOCKED"]).await;
         }
     }
+
     assert_eq!(fs::read_to_string(outside.join("f")).unwrap(), "secret");
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
 }
@@ -71,6 +72,7 @@ async fn case_40_tools_do_not_follow_links_into_proc() {
         symlink(target, daemon.file(name)).unwrap();
         assert_all_tools_fail(&daemon, name, &["SYMLINK_BLOCKED"]).await;
     }
+
     let path = format!("/proc/{pid}/environ");
     assert_all_tools_fail(&daemon, &path, &["PATH_ESCAPE"]).await;
 }
@@ -112,6 +114,7 @@ async fn case_43_hard_links_do_not_reach_outside_files() {
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
     }
     assert!(!daemon.file("here").exists());
+
     // One that somebody outside has made: the name gets a file of its own.
     fs::hard_link(&outside, daemon.file("here")).unwrap();
     Tool::Write.call(&daemon, "here").await.unwrap();
@@ -139,6 +142,7 @@ async fn cases_44_and_45_tools_reject_special_files() {
         }
         assert_tool_fails(&daemon, Tool::CreateDirectory, name, &["FILE_EXISTS"]).await;
     }
+
     // Those that go through the directory pass them by.
     for tool in [Tool::ListFiles, Tool::ListDirectory, Tool::Search] {
         promptly("a listing", tool.call(&daemon, ".")).await.unwrap();
@@ -182,16 +186,19 @@ async fn case_47_tools_accept_or_reject_unusual_names() {
         assert_eq!(daemon.list_files().await, [name], "{name:?}");
         Tool::Delete.call(&daemon, name).await.unwrap();
     }
+
     let too_long = "n".repeat(256);
     let reasons = ["INVALID_PARAMS", "FILE_NOT_FOUND", "DIRECTORY_NOT_FOUND", "NOT_A_FILE"];
     for name in ["", "a\0b", &too_long] {
         assert_tool_fails(&daemon, Tool::Read, name, &reasons).await;
         assert_tool_fails(&daemon, Tool::Write, name, &reasons).await;
     }
+
     fs::write(daemon.file("x").with_file_name(OsStr::from_bytes(b"\xff")), "").unwrap();
     let request = ListDirectoryRequest::default();
     let listed = daemon.tools().list_directory(request).await.unwrap().into_inner();
     assert_eq!((listed.entries.len(), listed.skipped_names), (0, 1));
+
     let request = DeletePathRequest { path: "dir".to_owned(), recursive: Some(true) };
     daemon.output(shell("mkdir dir; mv ?* dir/ 2>/dev/null; ls dir | wc -l")).await;
     let deleted = daemon.tools().delete_path(request).await.unwrap().into_inner();
@@ -210,12 +217,15 @@ async fn case_48_daemon_keeps_the_workspace_that_it_opened() {
     fs::rename(&before, &moved).unwrap();
     symlink("/etc", &before).unwrap();
     assert_eq!(daemon.read_file("f").await.unwrap(), "inside");
+
     Tool::Write.call(&daemon, "g").await.unwrap();
     assert!(moved.join("g").exists());
     assert_tool_fails(&daemon, Tool::Read, "passwd", &["FILE_NOT_FOUND"]).await;
+
     fs::write(moved.join("go"), "").unwrap();
     assert_eq!(waiting.await.unwrap().unwrap().stdout, "inside");
     assert_eq!(daemon.output(shell("cat f")).await, "inside");
+
     fs::remove_file(&before).unwrap();
     fs::rename(&moved, &before).unwrap();
 }
@@ -245,6 +255,7 @@ async fn case_62_tools_preserve_attributes_access_lists_and_modes() {
         Tool::Delete.call(&daemon, "closed").await.unwrap();
         assert!(!daemon.file("closed").exists());
     }
+
     let daemon = Daemon::start().await;
     fs::write(daemon.file("fixed"), "x").unwrap();
     let path = daemon.file("fixed");
@@ -259,7 +270,9 @@ async fn case_62_tools_preserve_attributes_access_lists_and_modes() {
         set(rustix::fs::IFlags::empty()).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "x");
     }
+
     assert_eq!(fs::read_dir(daemon.workspace()).unwrap().count(), 1, "nothing is left behind");
+
     fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
     let request = StatPathRequest { path: "fixed".to_owned() };
     assert_eq!(daemon.tools().stat_path(request).await.unwrap().into_inner().mode, 0);

@@ -36,12 +36,14 @@ async fn case_37_command_reads_no_file_of_the_host() {
         &outside,
         absolute,
     ];
+
     let through_links = through_links.iter().flatten().map(String::as_str);
     for path in names.into_iter().chain(through_links) {
         let response = daemon.run(argv(&["cat", path])).await;
         assert_eq!(response.exit_code, Some(1), "{path}: {response:?}");
         assert_eq!(response.stdout, "", "{path}");
     }
+
     symlink("/etc/shadow", daemon.file("link")).unwrap();
     symlink(&secret, daemon.file("other")).unwrap();
     for path in ["link", "other"] {
@@ -73,12 +75,14 @@ async fn check_privileged_files_grant_nothing(setup: Setup) {
     let give = HostProgram::compile("give_capabilities");
     let given = Command::new(&give.path).arg(daemon.file("capable")).status().unwrap();
     assert!(given.success());
+
     let expected =
         format!("uid {uid} {uid} gid {uid} {uid} permitted 000000000 effective 000000000\n");
     for program in [plain, set_uid] {
         let output = daemon.output(argv(&[&program])).await;
         assert_eq!(output, expected, "{program}");
     }
+
     // The kernel gives them nothing, or does not execute a file with some that it may never give.
     match daemon.try_run(argv(&[&capable])).await {
         Ok(response) => assert_eq!(response.stdout, expected, "{response:?}"),
@@ -141,6 +145,7 @@ async fn case_50_modified_set_id_program_loses_its_bits() {
 #[tokio::test]
 async fn case_51_command_cannot_write_system_files() {
     let daemon = Daemon::start().await;
+
     // `-w` asks access(2), which knows read-only mounts; writing asks everything else.
     let found = daemon
         .output(shell(
@@ -149,6 +154,7 @@ async fn case_51_command_cannot_write_system_files() {
              ! -type l -writable -print; find /proc/sys -writable; find /proc -maxdepth 1 ! -type l -writable",
         ))
         .await;
+
     let devices = [
         "/dev/full",
         "/dev/null",
@@ -159,17 +165,20 @@ async fn case_51_command_cannot_write_system_files() {
         "/dev/tty",
         "/dev/pts/ptmx",
     ];
+
     let others: Vec<&str> = found
         .lines()
         // A mask is /dev/null by another name.
         .filter(|path| !devices.contains(path) && !path.starts_with("/proc/"))
         .collect();
     assert!(others.is_empty(), "{others:?}");
+
     // Some settings may be opened by everybody, and ask for a capability when something is written.
     for path in found.lines().filter(|path| path.starts_with("/proc/sys/")) {
         let response = daemon.run(shell(&format!("echo 1 > {path}"))).await;
         assert_ne!(response.exit_code, Some(0), "{path} was written");
     }
+
     for path in [
         "/file",
         "/usr/file",
@@ -207,6 +216,7 @@ async fn case_51_command_cannot_write_system_files() {
         let known = why.iter().any(|why| response.stderr.contains(why));
         assert!(known, "{path}: {}", response.stderr);
     }
+
     // The kernel lets a process make itself more likely to be ended, never less.
     let response = daemon.run(shell("echo -1000 > /proc/self/oom_score_adj")).await;
     assert_ne!(response.exit_code, Some(0));
@@ -237,6 +247,7 @@ async fn case_52_command_cannot_read_details_of_machine_or_init() {
         let output = daemon.run(shell(&format!("head -c 100 {path}"))).await.stdout;
         assert_eq!(output, "", "{path}");
     }
+
     for path in ["/proc/1/fd", "/proc/1/fdinfo", "/proc/1/map_files", "/proc/1/root", "/proc/1/cwd"]
     {
         let response = daemon.run(argv(&["ls", "-A", &format!("{path}/")])).await;
@@ -247,6 +258,7 @@ async fn case_52_command_cannot_read_details_of_machine_or_init() {
         let response = daemon.run(argv(&["readlink", &format!("/proc/1/{name}")])).await;
         assert_ne!(response.exit_code, Some(0), "{name}: {response:?}");
     }
+
     let lines = daemon.output(shell("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).await;
     assert!(!lines.contains("--state-dir") && !lines.contains("--workspace"), "{lines}");
 }
@@ -267,6 +279,7 @@ async fn case_53_command_cannot_reach_the_daemons_binary() {
         let response = daemon.run(shell(command)).await;
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
     }
+
     assert_eq!(Sha256::digest(fs::read(daemon_binary()).unwrap()), before);
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
 }
@@ -294,7 +307,9 @@ async fn case_54_working_directory_cannot_use_leaked_descriptors() {
         assert!(right.contains(&reason.as_str()), "{number}: {reason}");
         fs::remove_file(&link).unwrap();
     }
+
     assert!(!daemon.file("ran").exists());
+
     // Links that lead somewhere lead there in the sandbox, if they are followed at all.
     for target in
         ["/proc/self/cwd/../..", "/proc/self/root", "/proc/1/cwd", "/proc/1/root", "/", "../.."]

@@ -48,6 +48,7 @@ impl RepositoryLayout {
         .fold(Setup::new(), |setup, (name, content)| {
             setup.workspace_file(&format!("{}{name}", self.prefix), content)
         });
+
         match self.pointer {
             Some(pointer) => setup.workspace_file(".git", pointer),
             None => setup,

@@ -56,6 +56,7 @@ fn hostile_names() -> Vec<Vec<u8>> {
     .iter()
     .map(|host| host.as_bytes().to_vec())
     .collect();
+
     hosts.push(b"\xff.jig.test".to_vec());
     hosts.push(format!("{}jig.test", "a.".repeat(123)).into_bytes());
     hosts.push(format!("{}.jig.test", "a".repeat(64)).into_bytes());
@@ -75,6 +76,7 @@ for line in sys.stdin:
         answer += piece
     print(answer.hex())
 ";
+
     let line = |bytes: &Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let lines: Vec<String> = requests.iter().map(line).collect();
     let request = RunRequest {
@@ -91,6 +93,7 @@ for line in sys.stdin:
     let text = |line: &str| String::from_utf8_lossy(&bytes(line)).into_owned();
     let answers: Vec<String> = output.lines().map(text).collect();
     assert_eq!(answers.len(), requests.len());
+
     answers
 }
 
@@ -120,6 +123,7 @@ async fn case_n14_proxy_rejects_malformed_names_without_lookup() {
         requests.push(join_parts(&[b"GET http://good.jig.test/ HTTP/1.1\r\nHost: ", &host, end]));
         requests.push(join_parts(&[b"CONNECT good.jig.test:80 HTTP/1.1\r\nHost: ", &host, end]));
     }
+
     // Addresses that hold others are no names, whatever is allowed.
     for host in ["[::ffff:8.8.8.8]", "[::ffff:808:808]", "[64:ff9b::8.8.8.8]"] {
         requests.push(join_parts(&[b"CONNECT ", host.as_bytes(), b":80 HTTP/1.1", end]));
@@ -129,6 +133,7 @@ async fn case_n14_proxy_rejects_malformed_names_without_lookup() {
         let refused = ["HTTP/1.1 400 ", "HTTP/1.1 403 EGRESS_DENIED\r\n"];
         assert!(refused.iter().any(|begin| answer.starts_with(begin)), "{shown:?}: {answer:?}");
     }
+
     assert_eq!(names.questions(), [""; 0]);
     assert_eq!(site.heads(), [""; 0]);
 }
@@ -141,6 +146,7 @@ async fn case_n14_proxy_checks_resolves_and_forwards_the_same_name() {
     let names = start_name_server(&daemon, &[&[PUBLIC_ADDRESS]]);
     let longest = format!("{}.jig.test", "a.".repeat(122).trim_end_matches('.'));
     assert_eq!(longest.len(), 252);
+
     let hosts = [
         ("Good.JIG.test", "good.jig.test"),
         ("good.jig.test.", "good.jig.test"),
@@ -148,6 +154,7 @@ async fn case_n14_proxy_checks_resolves_and_forwards_the_same_name() {
         ("_a-b.c.jig.test", "_a-b.c.jig.test"),
         (longest.as_str(), longest.as_str()),
     ];
+
     for (written, meant) in hosts {
         let (asked, passed) = (names.question_count(), site.heads().len());
         let get = format!(

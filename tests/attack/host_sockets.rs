@@ -101,6 +101,7 @@ async fn command_reaches_its_own_sockets() {
         let request = argv(&["python3", "-c", &line]);
         assert_eq!(daemon.output(request).await, "b'x'\n", "{folder}");
     }
+
     // A child that it starts is under the same rules.
     let line = "python3 -c \"import socket; s = socket.socket(socket.AF_UNIX); s.bind('child.sock'); s.listen(1); open('ready', 'w'); s.accept()\" & \
                 until [ -e ready ]; do sleep 0.01; done; \

@@ -74,6 +74,7 @@ fn values_to_try(field: &FieldDescriptor) -> Vec<Value> {
         }
         Kind::Message(message) => message_variants(&DynamicMessage::new(message)),
     };
+
     if field.is_list() {
         single.into_iter().map(|value| Value::List(vec![value])).collect()
     } else {
@@ -95,6 +96,7 @@ fn message_variants(base: &DynamicMessage) -> Vec<Value> {
             found.push(Value::Message(changed));
         }
     }
+
     found
 }
 
@@ -142,6 +144,7 @@ async fn case_n11_no_run_field_lowers_isolation() {
             }
         }
     }
+
     assert!(all > 40 && same > all / 4, "{same} of {all}");
 }
 
@@ -170,6 +173,7 @@ async fn case_n11_no_start_field_lowers_isolation() {
             same += 1;
         }
     }
+
     assert!(all > 40 && same > all / 4, "{same} of {all}");
 }
 
@@ -258,6 +262,7 @@ fn case_n11_no_request_field_name_suggests_lower_isolation() {
         }
     }
     assert!(fields.len() > 150, "{}", fields.len());
+
     let words = [
         "sandbox",
         "isolat",
@@ -276,6 +281,7 @@ fn case_n11_no_request_field_name_suggests_lower_isolation() {
         "uid",
         "trust",
     ];
+
     let suspicious: Vec<_> =
         fields.iter().filter(|field| words.iter().any(|word| field.contains(word))).collect();
     assert_eq!(suspicious, Vec::<&String>::new());

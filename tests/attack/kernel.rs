@@ -49,6 +49,7 @@ async fn check_mounts_are_blocked(setup: Setup) {
     ]
     .map(|(what, right)| (what.to_owned(), right))
     .into();
+
     for what in [
         "bind",
         "remount writable",
@@ -65,12 +66,14 @@ async fn check_mounts_are_blocked(setup: Setup) {
     ] {
         expected.push((what.to_owned(), "EPERM"));
     }
+
     for place in ["/usr", "/bin", "/etc", "/proc", "/proc/sys", "/dev", "/workspace"] {
         for how in ["", " with bind"] {
             let what = format!("remount the file system of {place}{how}");
             expected.push((what, "EPERM"));
         }
     }
+
     let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let daemon = setup.start().await;
     check_answers(&run_program(&daemon, "mounts", &[]).await, &expected);
@@ -88,6 +91,7 @@ async fn case_59_command_cannot_create_namespaces() {
         ("clone3 user".to_owned(), "ENOSYS"),
         ("clone3 alone".to_owned(), "ENOSYS"),
     ];
+
     for kind in ["user", "mount", "process", "network", "ipc", "cgroup", "host name"] {
         for call in ["unshare", "clone"] {
             expected.push((format!("{call} {kind}"), "EPERM"));
@@ -96,8 +100,10 @@ async fn case_59_command_cannot_create_namespaces() {
             expected.push((format!("{call} {kind}, more bits"), "EPERM"));
         }
     }
+
     let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     check_answers(&run_program(&daemon, "namespaces", &[]).await, &expected);
+
     for command in
         ["unshare -Ur true", "unshare -Urm umount /workspace", "unshare -Urmpf --mount-proc true"]
     {
@@ -118,12 +124,15 @@ async fn case_60_command_cannot_enter_namespaces() {
         ("parent of the user namespace".to_owned(), "EPERM"),
         ("parent of the process namespace".to_owned(), "EPERM"),
     ];
+
     for kind in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"] {
         expected.push((format!("open {kind} of process 1"), "EACCES|EPERM"));
         expected.push((format!("enter own {kind}"), "EPERM"));
     }
+
     let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     check_answers(&run_program(&daemon, "join", &[]).await, &expected);
+
     let response = daemon.run(shell("nsenter -t 1 -a true")).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");
 }
@@ -149,14 +158,17 @@ async fn case_65_command_cannot_inspect_other_processes() {
             expected.push((format!("{what} {whom}"), "EPERM"));
         }
     }
+
     // Numbers of the host mean nothing in the run's own namespace, which has four processes.
     for pid in [&daemon_pid, &sleeping] {
         expected.push((format!("signal {pid}"), "ESRCH"));
         expected.push((format!("pidfd of {pid}"), "ESRCH"));
     }
+
     let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let response = run_program(&daemon, "inspect", &[&daemon_pid, &sleeping]).await;
     check_answers(&response, &expected);
+
     running.abort();
     other.wait_until_gone().await;
 }
@@ -195,6 +207,7 @@ async fn case_67_seccomp_blocks_dangerous_system_calls() {
         "migrate_pages",
         "personality",
     ];
+
     let unknown = ["io_uring_setup", "io_uring_enter", "io_uring_register", "a call of the future"];
     let expected: Vec<_> = not_permitted
         .iter()
@@ -220,6 +233,7 @@ async fn case_68_command_cannot_inject_terminal_input() {
             expected.push((format!("{request} on {file}, more bits"), "EPERM"));
         }
     }
+
     let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     check_answers(&run_program(&daemon, "terminal", &[]).await, &expected);
 }
@@ -227,6 +241,7 @@ async fn case_68_command_cannot_inject_terminal_input() {
 #[tokio::test]
 async fn case_69_seccomp_blocks_calls_of_other_architectures() {
     let daemon = Daemon::start().await;
+
     // A kernel without 32-bit calls answers with SIGSEGV before any filter is asked.
     let expected: Vec<_> = ["getpid", "mount", "ptrace", "chmod u+s", "unshare", "socketcall"]
         .iter()
@@ -237,6 +252,7 @@ async fn case_69_seccomp_blocks_calls_of_other_architectures() {
                 .map(|call| (format!("x32 {call}"), "ENOSYS|SIGSYS")),
         )
         .collect();
+
     let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let response = run_program(&daemon, "foreign_calls", &[]).await;
     check_answers(&response, &expected);

@@ -46,6 +46,7 @@ async fn case_12_lost_connection_leaves_no_process() {
     let began = Instant::now();
     mark.wait_until_gone().await;
     assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
+
     promptly("the caller notices", call).await.unwrap().unwrap_err();
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
 }
@@ -63,6 +64,7 @@ async fn case_12_cancelled_call_does_not_affect_other_runs() {
     call.abort();
     cancelled.wait_until_gone().await;
     assert_eq!(other.processes().len(), 10);
+
     rest.abort();
     other.wait_until_gone().await;
 }
@@ -79,6 +81,7 @@ async fn case_13_killed_daemon_leaves_no_process() {
     second.wait_for_processes(10).await;
     let everything = descendants(daemon.pid());
     assert!(everything.len() >= 20, "{everything:?}");
+
     daemon.signal(Signal::KILL);
     daemon.wait_for_exit().await;
     first.wait_until_gone().await;
@@ -90,6 +93,7 @@ async fn case_13_killed_daemon_leaves_no_process() {
     for call in calls {
         promptly("the caller notices", call).await.unwrap().unwrap_err();
     }
+
     // Its socket and its state are no obstacle to the next one.
     let daemon = daemon.restart().await;
     assert_eq!(daemon.output(shell("echo again")).await, "again\n");
@@ -105,6 +109,7 @@ pub(super) fn keeper_and_launcher_pids(daemon: &Daemon) -> (i32, i32) {
             .find(|process| status_field(process.pid, "PPid") == Some(parent.to_string()));
         child.expect("it has a child").pid
     };
+
     let keeper = below(daemon.pid());
     (keeper, below(keeper))
 }
@@ -124,6 +129,7 @@ async fn case_14_daemon_replaces_a_killed_launcher_and_ends_its_runs() {
     kill_process_id(launcher);
     let status = promptly("the call is answered", call).await.unwrap().unwrap_err();
     assert_eq!(Refusal::from_status(&status).reason, "SANDBOX_ERROR");
+
     mark.wait_until_gone().await;
     eventually("commands are run again", async || {
         match daemon.try_run(shell("id -u; exit 6")).await {
@@ -156,6 +162,7 @@ async fn case_14_daemon_without_keeper_runs_nothing() {
     kill_process_id(keeper);
     let status = promptly("the call is answered", call).await.unwrap().unwrap_err();
     assert_eq!(Refusal::from_status(&status).reason, "SANDBOX_ERROR");
+
     mark.wait_until_gone().await;
     eventually("the launcher is gone", async || {
         // A daemon that is process 1 of a container inherits it, and does not wait for it.
@@ -167,6 +174,7 @@ async fn case_14_daemon_without_keeper_runs_nothing() {
         let reason = Refusal::from_status(&answer.unwrap_err()).reason;
         assert!(reason == "SANDBOX_ERROR" || reason == "SANDBOX_UNAVAILABLE", "{reason}");
     }
+
     assert!(!daemon.file("ran").exists());
 }
 
@@ -178,6 +186,7 @@ async fn case_14_killed_init_ends_only_its_own_run() {
     let rest = daemon.spawn_run(other.on(shell("sleep 1000; exit 9")));
     let command = victim.wait_for_processes(1).await;
     other.wait_for_processes(1).await;
+
     // The init is the parent of the command.
     let init = command.iter().find_map(|pid| {
         let parent: i32 = status_field(*pid, "PPid")?.parse().ok()?;
@@ -187,8 +196,10 @@ async fn case_14_killed_init_ends_only_its_own_run() {
     kill_process_id(init.expect("the command's parent is process 1 of its namespace"));
     let status = promptly("the call is answered", call).await.unwrap().unwrap_err();
     assert_eq!(Refusal::from_status(&status).reason, "SANDBOX_ERROR");
+
     victim.wait_until_gone().await;
     assert!(!other.processes().is_empty());
+
     rest.abort();
     other.wait_until_gone().await;
     assert_eq!(daemon.run(shell("exit 3")).await.outcome(), Outcome::Exited);

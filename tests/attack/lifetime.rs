@@ -161,11 +161,13 @@ async fn check_fork_bomb(request: RunRequest) {
             assert_eq!(daemon.health().await, ServingStatus::Serving);
         }
     };
+
     probe_while_waiting(others, || {
         max_processes = max_processes.max(count_marked_processes(&mark))
     })
     .await;
     assert!(max_processes <= limit, "{max_processes} processes at one time, {limit} allowed");
+
     let response = promptly("the bomb's end", &mut running).await.unwrap().unwrap();
     if response.kill_pending {
         // A machine that has other work too may need longer than the daemon waits; then it must say
@@ -174,6 +176,7 @@ async fn check_fork_bomb(request: RunRequest) {
     } else {
         mark.assert_gone();
     }
+
     assert_ne!(response.outcome(), Outcome::Unspecified);
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
 }
@@ -190,6 +193,7 @@ async fn case_08_thread_bomb_is_contained_by_its_limit() {
     );
     mark.assert_gone();
     assert_eq!(other, "unharmed\n");
+
     let threads: u32 = bomb.trim().parse().unwrap();
     assert!(threads < limit, "{threads} threads, {limit} allowed");
     assert!(threads > limit / 2, "{threads} threads: real work needs more");
@@ -207,6 +211,7 @@ async fn case_09_kill_all_reaches_only_the_runs_own_processes() {
     assert_eq!(response.exit_code, Some(4), "{response:?}");
     assert_eq!(response.stdout, "alive\n");
     assert_eq!(count_marked_processes(&other), 1, "the other run lives");
+
     waiting.abort();
     other.wait_until_gone().await;
 }
@@ -219,6 +224,7 @@ async fn case_10_command_cannot_signal_the_init() {
         .await;
     assert_eq!(response.exit_code, Some(7), "{response:?}");
     assert_eq!(response.stdout, "alive\n");
+
     let program = compile_in_workspace(&daemon, "signal_init");
     let response = daemon.run(argv(&[&program])).await;
     assert_eq!(response.exit_code, Some(7), "{response:?}");
@@ -234,6 +240,7 @@ async fn case_11_command_continues_after_closing_its_output() {
     assert_eq!(response.stdout, "begun\n");
     assert!(response.duration_ms >= 1000, "{response:?}");
     assert!(daemon.file("done").exists());
+
     let mark = Mark::new();
     let response = daemon
         .run(mark.on(RunRequest { timeout_sec: Some(1), ..shell("exec >&- 2>&-; sleep 1000") }))
@@ -262,6 +269,7 @@ async fn case_15_daemon_reports_signals_by_name() {
         assert_eq!(response.exit_code, None, "{name}");
         assert_eq!(response.signal, *name);
     }
+
     for number in [34, 64] {
         let response = daemon.run(shell(&format!("kill -{number} $$"))).await;
         assert_eq!(response.outcome(), Outcome::Signaled, "signal {number}");
@@ -292,13 +300,16 @@ async fn case_15_daemon_reports_why_a_program_cannot_be_executed() {
     ] {
         daemon.run_failing(argv(&[program]), reason).await;
     }
+
     drop(busy);
     daemon.output(argv(&["./busy"])).await;
+
     // For the shell these are commands like others.
     for (command, code) in [("no-such-program", 127), ("./plain", 126)] {
         let response = daemon.run(shell(command)).await;
         assert_eq!(response.exit_code, Some(code), "{command}: {response:?}");
     }
+
     assert_eq!(daemon.output(shell("./text")).await, "from a script\n");
 }
 
@@ -310,9 +321,11 @@ async fn case_16_sandbox_reaps_orphans_and_zombies() {
     let output = daemon.output(mark.on(argv(&[&program]))).await;
     mark.assert_gone();
     assert!(output.starts_with("10000 orphans, "), "{output}");
+
     // Its own dead inits wait until their slot makes the next sandbox; nothing else may be left.
     let daemons = descendants(daemon.pid());
     assert!(daemons.len() < 100, "{daemons:?}");
+
     let dead = daemons.iter().filter(|process| !is_alive(process)).count();
     assert!(dead <= 8, "{dead} dead processes are not reaped");
 }
@@ -332,8 +345,10 @@ async fn case_17_unkillable_process_does_not_delay_the_response() {
         .unwrap();
     let mut mounted = [0; 8];
     std::io::Read::read_exact(server.stdout.as_mut().unwrap(), &mut mounted).unwrap();
+
     // The mount must be there before the workspace is mounted into sandboxes.
     let daemon = daemon.restart().await;
+
     // Dropped before the daemon's directory, should this test fail: that could not be removed while
     // it hangs.
     let mut server = server;
@@ -342,9 +357,11 @@ async fn case_17_unkillable_process_does_not_delay_the_response() {
         daemon.run(mark.on(RunRequest { timeout_sec: Some(1), ..shell("cat hangs/file") })).await;
     assert_eq!(response.outcome(), Outcome::TimedOut);
     assert!(response.kill_pending, "{response:?}");
+
     let counts = daemon.info().await.counts.unwrap();
     assert_eq!(counts.sandboxes_quarantined, 1);
     assert_eq!(daemon.output(shell("echo others go on")).await, "others go on\n");
+
     // Its standard input ends, and so does it, and what waits for it.
     drop(server.stdin.take());
     server.wait().unwrap();

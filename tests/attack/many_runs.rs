@@ -63,6 +63,7 @@ impl DaemonResources {
                 network_namespaces: peak.network_namespaces.max(now.network_namespaces),
             };
         }
+
         peak
     }
 
@@ -146,6 +147,7 @@ async fn case_81_daemon_does_not_grow_over_many_runs() {
         let response = daemon.run(argv(&["true"])).await;
         assert_eq!(response.exit_code, Some(0), "{response:?}");
     }
+
     wait_for_baseline(&daemon, before).await;
     let grown = daemon.resident_bytes().saturating_sub(memory);
     assert!(grown < 16 << 20, "{grown} bytes more after {count} runs");

@@ -50,6 +50,7 @@ async fn case_28_memory_without_a_process_is_limited_and_freed() {
     let hoard = "python3 -c 'import os\nf = os.memfd_create(\"x\")\nwhile True: os.write(f, bytes(1 << 20))'";
     let response = daemon.run(limited_command(hoard)).await;
     assert_eq!(response.limit, "memory", "{response:?}");
+
     // What is not counted where no cgroup does it has bounds of its own: descriptors, and the sizes
     // that the kernel allows a pipe and a socket of an ordinary user.
     let hoard = "python3 -c 'import os, fcntl\nn = 0\ntry:\n  while True:\n    r, w = os.pipe(); os.set_blocking(w, False)\n    try: n += os.write(w, bytes(1 << 20))\n    except BlockingIOError: pass\nexcept OSError as e: print(e.errno, n < 256 << 20)'";
@@ -80,7 +81,9 @@ async fn case_33_busy_loops_do_not_delay_other_calls() {
         let health = tokio::time::timeout(crate::support::PROMPT_TIMEOUT, daemon.health());
         health.await.expect("the daemon answers");
     }
+
     assert_eq!(daemon.output(shell("echo beside")).await, "beside\n");
+
     running.abort();
     mark.wait_until_gone().await;
 }

@@ -33,6 +33,7 @@ async fn case_75_command_fails_promptly_to_reach_the_daemons_network() {
         .collect();
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
     let daemon = Setup::new().with_network_addresses(&addresses).start().await;
+
     // The daemon's neighbour in its network, to see that the addresses answer there.
     let network = File::open(format!("/proc/{}/ns/net", daemon.pid())).unwrap();
     let listeners: Vec<(TcpListener, UdpSocket)> = thread::spawn(move || {
@@ -48,6 +49,7 @@ async fn case_75_command_fails_promptly_to_reach_the_daemons_network() {
     })
     .join()
     .unwrap();
+
     let mut tries = Vec::new();
     for address in HOST_ADDRESSES {
         tries.extend([["tcp", address, "80"], ["tcp", address, "443"], ["udp", address, "53"]]);
@@ -62,6 +64,7 @@ async fn case_75_command_fails_promptly_to_reach_the_daemons_network() {
         [program.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
     let began = Instant::now();
     check_answers(&daemon.run(argv(&words)).await, &expected);
+
     // Name servers, and tools that would wait for an answer.
     for command in [
         "getent hosts example.com",
@@ -72,7 +75,9 @@ async fn case_75_command_fails_promptly_to_reach_the_daemons_network() {
         let response = daemon.run(argv(&["bash", "-c", command])).await;
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
     }
+
     assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
+
     for (listener, datagrams) in listeners {
         datagrams.set_nonblocking(true).unwrap();
         datagrams.recv(&mut [0; 8]).expect_err("nothing came");
@@ -107,6 +112,7 @@ async fn case_76_command_cannot_reach_the_daemon_or_its_neighbours() {
         (["unix", "/run/dbus/system_bus_socket", "-"], "ENOENT"),
         (["abstract", &name, "-"], "ECONNREFUSED|EPERM"),
     ];
+
     let expected: Vec<_> = tries.iter().map(|(three, right)| (three.join(" "), *right)).collect();
     let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let program = compile_in_workspace(&daemon, "reach");
@@ -132,6 +138,7 @@ async fn case_76_concurrent_runs_cannot_reach_each_other() {
         &response,
         &[("tcp 127.0.0.1 8080", "ECONNREFUSED"), ("abstract neighbour -", "ECONNREFUSED|EPERM")],
     );
+
     listener.abort();
     listening.wait_until_gone().await;
 }
@@ -167,6 +174,7 @@ async fn case_76_passed_socket_reaches_only_the_run_that_passed_it() {
             ("1/ns/net of the giver", "EACCES|EPERM"),
         ],
     );
+
     let given = promptly("the giver ends", giver).await.unwrap().unwrap();
     assert_eq!(given.exit_code, Some(0), "{given:?}");
 }
@@ -202,6 +210,7 @@ async fn case_76_runs_of_two_workspaces_cannot_reach_each_other() {
             ],
         );
     }
+
     listener.abort();
     mark.wait_until_gone().await;
 }
@@ -226,6 +235,7 @@ async fn case_77_command_cannot_create_sockets_of_other_families() {
         "netlink generic",
         "netlink crypto",
     ];
+
     let not_permitted = ["raw ICMP", "raw IP", "raw ICMPv6", "IPv6 flow label", "mark"];
     let mut expected = vec![
         ("other families", "none"),
@@ -236,6 +246,7 @@ async fn case_77_command_cannot_create_sockets_of_other_families() {
     expected.extend(unsupported.map(|what| (what, "EAFNOSUPPORT")));
     expected.extend(not_permitted.map(|what| (what, "EPERM")));
     check_answers(&response, &expected);
+
     let response = daemon.run(shell("ping -c 1 127.0.0.1")).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");
 }

@@ -19,5 +19,6 @@ pub(super) fn run_git(directory: &Path, arguments: &[&str]) -> String {
         .stdin(Stdio::null())
         .output()
         .unwrap();
+
     String::from_utf8_lossy(&output.stdout).into_owned()
 }

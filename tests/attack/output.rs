@@ -55,21 +55,25 @@ async fn case_18_endless_output_is_counted_and_truncated_in_flat_memory() {
     assert!(response.stdout.len() > DEFAULT_INLINE_BYTES / 2, "{}", response.stdout.len());
     assert!(response.stdout.starts_with("y\ny\n"), "the head is there");
     assert!(response.stdout.ends_with("y\n") || response.stdout.ends_with("\ny"));
+
     let notices: Vec<&str> = response.stdout.lines().filter(|line| *line != "y").collect();
     let [notice] = notices.as_slice() else {
         panic!("one line says what was left out: {notices:?}");
     };
     let kept = response.stdout.len() - notice.len();
     let numbers = notice.split(|letter: char| !letter.is_ascii_digit());
+
     // Give or take the notice's own line endings.
     let says_it = numbers
         .filter_map(|number| number.parse::<u64>().ok())
         .any(|left_out| (left_out + kept as u64).abs_diff(response.stdout_bytes) <= 2);
     assert!(says_it, "{notice}: {kept} of {} are there", response.stdout_bytes);
     assert_eq!(response.artifact_error, "");
+
     let (artifact, size) = daemon.artifact(&response.stdout_path).await;
     assert_eq!((artifact.len() as u64, size), (MAX_ARTIFACT_BYTES, MAX_ARTIFACT_BYTES));
     assert!(artifact.chunks(2).all(|line| line == b"y\n"));
+
     let (nothing, size) = daemon.artifact(&response.stderr_path).await;
     assert_eq!((nothing.len(), size), (0, 0));
 }
@@ -86,6 +90,7 @@ async fn case_19_daemon_counts_100_megabytes_without_a_newline() {
     assert!(response.stdout_truncated);
     assert!(response.stdout.len() <= DEFAULT_INLINE_BYTES + MAX_NOTICE_BYTES);
     assert!(response.stdout.starts_with("xxxx") && response.stdout.ends_with("xxxx"));
+
     let (artifact, _) = daemon.artifact(&response.stdout_path).await;
     assert_eq!(artifact.len() as u64, MAX_ARTIFACT_BYTES);
     assert!(artifact.iter().all(|byte| *byte == b'x'));
@@ -101,6 +106,7 @@ async fn case_20_artifacts_preserve_binary_output() {
     assert_eq!(response.stderr, String::from_utf8_lossy(bytes));
     assert_eq!(response.stdout_bytes, bytes.len() as u64);
     assert!(!response.stdout_truncated && !response.stderr_truncated);
+
     for path in [&response.stdout_path, &response.stderr_path] {
         assert_eq!(daemon.artifact(path).await.0, bytes);
     }
@@ -109,6 +115,7 @@ async fn case_20_artifacts_preserve_binary_output() {
 #[tokio::test]
 async fn case_20_truncation_does_not_split_characters() {
     let daemon = Daemon::start().await;
+
     // Characters of one to four bytes, so that some limit falls into each of them.
     let text = "aé€🦀".repeat(40);
     fs::write(daemon.file("text"), &text).unwrap();
@@ -120,6 +127,7 @@ async fn case_20_truncation_does_not_split_characters() {
         assert_eq!(response.stdout_bytes, text.len() as u64);
         assert_eq!(daemon.artifact(&response.stdout_path).await.0, text.as_bytes());
     }
+
     for cap in [text.len(), text.len() + 1] {
         let response = daemon
             .run(RunRequest {
@@ -161,10 +169,12 @@ async fn case_22_concurrent_output_streams_do_not_block_each_other() {
         ),
     )
     .await;
+
     assert!(grown < MAX_GROWTH_BYTES, "the daemon grew by {grown} bytes");
     assert_eq!(response.exit_code, Some(0), "{response:.300?}");
     assert_eq!(response.stdout_bytes, 20_000_000);
     assert_eq!(response.stderr_bytes, 25_000_000);
+
     for (path, size, end) in
         [(&response.stdout_path, 20_000_000, b"y\n"), (&response.stderr_path, 25_000_000, b"n\n")]
     {
@@ -190,6 +200,7 @@ async fn case_23_passed_stdout_does_not_delay_the_response() {
     assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
     assert_eq!(taker.processes().len(), 1, "the other run goes on");
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
+
     taking.abort();
     taker.wait_until_gone().await;
 }
@@ -235,12 +246,16 @@ async fn case_25_command_never_reads_the_daemons_stdin() {
         let response = daemon.run(shell(command)).await;
         assert!(!response.stdout.contains(DAEMON_STDIN.trim()), "{response:?}");
     }
+
     assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
     assert_eq!(daemon.output(shell("readlink /proc/self/fd/0")).await, "/dev/null\n");
+
     let empty = RunRequest { stdin: Vec::new().into(), ..shell("wc -c") };
     assert_eq!(daemon.output(empty).await, "0\n");
+
     let whole = RunRequest { stdin: vec![b'x'; 8 << 20].into(), ..shell("wc -c; cat | wc -c") };
     assert_eq!(daemon.output(whole).await, "8388608\n0\n");
+
     // What is not read is no failure.
     let unread = RunRequest { stdin: vec![b'x'; 8 << 20].into(), ..shell("echo done") };
     assert_eq!(daemon.output(unread).await, "done\n");

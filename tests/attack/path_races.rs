@@ -71,10 +71,12 @@ async fn case_39_file_tools_withstand_a_directory_swapped_for_a_link() {
         fs::write(folder.join("f"), text).unwrap();
         fs::write(folder.join("n"), NOTEBOOK.replace("TEXT", text)).unwrap();
     }
+
     symlink(&outside, daemon.file("l")).unwrap();
     let swapping = daemon.spawn_run(swap_request(&daemon, ["d", "l"]));
 
     let mut tasks = JoinSet::new();
+
     // None stops before each was answered often enough: what it does may be what others wait for.
     let waiting = Arc::new(AtomicUsize::new(RACED_CALLS.len()));
     for (tool, path) in RACED_CALLS {
@@ -107,6 +109,7 @@ async fn case_39_file_tools_withstand_a_directory_swapped_for_a_link() {
             (tool, path, ends)
         });
     }
+
     while let Some(ended) = tasks.join_next().await {
         let (tool, path, ends) = ended.unwrap();
         assert!(!ends.contains_key("INTERNAL"), "{tool:?} {path}: {ends:?}");
@@ -118,6 +121,7 @@ async fn case_39_file_tools_withstand_a_directory_swapped_for_a_link() {
             "{tool:?} {path} never met the link: {ends:?}"
         );
     }
+
     fs::write(daemon.file("stop"), "").unwrap();
     wait_for_swapper(swapping).await;
     let content = |name: &str| fs::read_to_string(outside.join(name)).unwrap();
@@ -136,6 +140,7 @@ async fn case_46_file_tools_do_not_block_on_a_swapped_fifo() {
     fs::write(daemon.file("f"), "written").unwrap();
     let swapping = daemon.spawn_run(swap_request(&daemon, ["f", "fifo"]));
     let tools = [Tool::Read, Tool::Stat, Tool::Search, Tool::Edit, Tool::Upload, Tool::Download];
+
     // Which have found a file there, and which the FIFO.
     let (mut files, mut fifos) = (HashSet::new(), HashSet::new());
     for round in 0..rounds * MAX_ROUNDS_FACTOR {
@@ -158,6 +163,7 @@ async fn case_46_file_tools_do_not_block_on_a_swapped_fifo() {
             break;
         }
     }
+
     fs::write(daemon.file("stop"), "").unwrap();
     wait_for_swapper(swapping).await;
     let is_fifo = |name| {

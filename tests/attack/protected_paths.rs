@@ -41,8 +41,10 @@ fn assert_protected_paths_unchanged(daemon: &Daemon, after: &str) {
         assert!(kind.is_dir(), "{directory} after {after}");
         assert_eq!(fs::read_dir(at(directory)).unwrap().count(), 0, "{after}");
     }
+
     let settings = fs::symlink_metadata(at("conf/settings")).unwrap();
     assert!(settings.is_file(), "{after}");
+
     let content = fs::read_to_string(at("conf/settings")).unwrap();
     assert_eq!(content, "original\n", "{after}");
 }
@@ -64,12 +66,14 @@ async fn check_tools_are_denied(daemon: &Daemon) {
             assert_denied(&format!("{tool:?} {path}"), tool.call(daemon, path).await);
         }
     }
+
     // What holds them.
     for path in [".git", "missing", "conf"] {
         for tool in [Tool::MoveFrom, Tool::MoveTo, Tool::Delete, Tool::Write] {
             assert_denied(&format!("{tool:?} {path}"), tool.call(daemon, path).await);
         }
     }
+
     assert_protected_paths_unchanged(daemon, "the tools");
 }
 

@@ -59,10 +59,13 @@ async fn daemon_warns_about_files_replaced_during_a_command() {
     mark.wait_for_processes(1).await;
     check_commands_fail(&daemon, "the start").await;
     assert!(!daemon.log().contains("was replaced"), "{}", daemon.log());
+
     run_git(&daemon.workspace(), &["config", "user.name", "o"]);
     check_commands_fail(&daemon, "git config").await;
+
     let log = daemon.log();
     assert_eq!(log.matches("was replaced while commands ran").count(), 1, "{log}");
+
     running.abort();
     mark.wait_until_gone().await;
 }

@@ -71,6 +71,7 @@ async fn l1_is_available_with_default_protection() {
     let daemon = setup_with_repository().at_l1().start().await;
     let isolation = daemon.info().await.isolation.unwrap();
     assert_eq!(isolation.level, "L1");
+
     let layer = isolation.layers.iter().find(|layer| layer.name == "protected_paths").unwrap();
     assert!(!layer.applied && layer.detail.contains("commands can"), "{layer:?}");
     check_tools_are_denied(&daemon).await;
@@ -78,6 +79,7 @@ async fn l1_is_available_with_default_protection() {
     // The daemon says so, since commands do change them.
     let command = shell("git config core.fsmonitor x && git config core.fsmonitor");
     assert_eq!(daemon.output(command).await, "x\n");
+
     let log = daemon.log();
     assert!(
         log.contains("these paths are NOT protected at L1") && log.contains("in a clone"),
@@ -122,6 +124,7 @@ async fn presets_protect_configurations_of_agents_and_editors() {
         assert_write_denied(&daemon, path).await;
     }
     assert_eq!(fs::read_to_string(daemon.file(".mcp.json")).unwrap(), "{}\n");
+
     run_all_attacks(&daemon).await;
 }
 
@@ -195,6 +198,7 @@ git worktree add -q /tmp/tree side; git worktree list | wc -l
 git tag finished; git fsck --no-progress 2>&1 | grep -v dangling || true
 git config a.b
 git config a.b d 2>/dev/null || echo unchanged; git config a.b";
+
     let output = daemon.output(shell(script)).await;
     assert_eq!(output, "2\nc\nunchanged\nc\n");
 }

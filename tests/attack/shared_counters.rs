@@ -30,6 +30,7 @@ async fn check_epoll_watch_exhaustion(setup: Setup) {
         let took = began.elapsed();
         assert!(took < PROMPT_TIMEOUT, "{took:?}");
     }
+
     let response = attack.await.unwrap().unwrap();
     let told = (response.outcome(), response.limit.as_str());
     assert_eq!(told, (Outcome::Signaled, "epoll"), "{response:?}");
@@ -52,6 +53,7 @@ async fn root_daemon_ends_a_run_that_exhausts_epoll_watches() {
 async fn daemon_short_of_watches_ends_a_run_that_hides_epoll_sets() {
     let shortage = EpollShortage::new();
     let daemon = shortage.apply_to(Setup::new()).start().await;
+
     // What was sent to a socket and not received is in no table that /proc shows.
     let hide = "import os, select, socket, time\nhere, there = socket.socketpair()\nset = select.epoll()\n\
         socket.send_fds(here, [b'x'], [set.fileno()])\nset.close()\nopen('hidden', 'w').close()\ntime.sleep(1000)";
@@ -67,6 +69,7 @@ async fn daemon_short_of_watches_ends_a_run_that_hides_epoll_sets() {
     let told = (response.outcome(), response.limit.as_str());
     assert_eq!(told, (Outcome::Signaled, "epoll"), "{response:?}");
     assert!(!beside.is_finished());
+
     shortage.end();
     beside.abort();
     other.wait_until_gone().await;
@@ -78,6 +81,7 @@ async fn daemon_reports_and_enforces_the_epoll_watch_limit() {
     let daemon = Setup::new().workspace_table(limits).start().await;
     let limits = daemon.info().await.run_limits.unwrap();
     assert_eq!(limits.epoll_watches, 50);
+
     let watch = |count: u32| {
         // Until it is counted: that takes CPU time of the run.
         shell(&format!(
@@ -85,10 +89,13 @@ async fn daemon_reports_and_enforces_the_epoll_watch_limit() {
              end = time.process_time() + 3\nwhile time.process_time() < end: pass'"
         ))
     };
+
     let response = daemon.run(watch(60)).await;
     assert_eq!(response.limit, "epoll", "{response:?}");
+
     let response = daemon.run(watch(40)).await;
     assert_eq!(response.exit_code, Some(0), "{response:?}");
+
     drop(daemon);
     let run_limits = Daemon::start().await.info().await.run_limits.unwrap();
     let all = std::fs::read_to_string("/proc/sys/fs/epoll/max_user_watches").unwrap();
@@ -100,11 +107,13 @@ async fn open_files_limit_ends_a_run() {
     let daemon = Setup::new().exclusive().start().await;
     let program = compile_in_workspace(&daemon, "open_files");
     assert_eq!(daemon.info().await.run_limits.unwrap().open_files_total, 65_536);
+
     let mark = Mark::new();
     let response = daemon.run(mark.on(argv(&[&program, "100"]))).await;
     let told = (response.outcome(), response.limit.as_str());
     assert_eq!(told, (Outcome::Signaled, "open_files"), "{response:?}");
     mark.assert_gone();
+
     // A request can lower it, and one process of full size is no trouble.
     let request = |most: u32| RunRequest {
         limits: Some(LowerLimits { open_files_total: Some(most), ..LowerLimits::default() }),
@@ -113,6 +122,7 @@ async fn open_files_limit_ends_a_run() {
     };
     let response = daemon.run(request(8000)).await;
     assert_eq!(response.limit, "open_files", "{response:?}");
+
     let response = daemon.run(request(10_000)).await;
     assert_eq!(response.outcome(), Outcome::TimedOut, "{response:?}");
     assert_eq!(response.stdout, "full\nfull\n");
@@ -131,6 +141,7 @@ async fn mappings_count_as_memory() {
     let told = (response.outcome(), response.limit.as_str());
     assert_eq!(told, (Outcome::OomKilled, "memory"), "{response:?}");
     mark.assert_gone();
+
     // Address space that is only reserved is none.
     let reserve = "python3 -c 'import mmap, os, time\nm = mmap.mmap(-1, 1 << 36, flags=mmap.MAP_PRIVATE | 0x4000, prot=mmap.PROT_READ)\n\
         for _ in range(9):\n  if os.fork() == 0: break\nelse: [os.wait() for _ in range(9)]\n\
@@ -150,6 +161,7 @@ async fn workspaces_have_separate_pipe_page_quotas() {
     let named = format!("other={}", other.path().display());
     let setup = Setup::new().arguments(&["--workspace", &named]);
     let daemon = setup.exclusive().start().await;
+
     // Until the kernel gives this user no pipes of full size any more (fs.pipe-user-pages-soft).
     let take = "import fcntl, os, resource, time\nresource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\nkeep = []\n\
         while True:\n  keep.append(os.pipe())\n  if fcntl.fcntl(keep[-1][0], 1032) < 65536: break\n\
@@ -160,6 +172,7 @@ async fn workspaces_have_separate_pipe_page_quotas() {
     eventually("all pages are taken", async || daemon.file("taken").exists()).await;
     assert_ne!(daemon.output(shell(size)).await, "65536\n", "of the same user");
     assert_eq!(daemon.output(in_other_workspace(shell(size))).await, "65536\n");
+
     attack.abort();
     mark.wait_until_gone().await;
 }
@@ -189,9 +202,11 @@ async fn daemon_warns_about_a_low_process_limit() {
     };
     let daemon = few(600).start().await;
     assert!(daemon.log().contains("ulimit -u"), "{}", daemon.log());
+
     let report = daemon.run_check();
     let text = String::from_utf8_lossy(&report.stdout);
     assert!(text.contains("warning") && text.contains("600"), "{report:?}");
+
     drop(daemon);
     let daemon = few(4096).start().await;
     assert!(!daemon.log().contains("ulimit -u"), "{}", daemon.log());
@@ -200,6 +215,7 @@ async fn daemon_warns_about_a_low_process_limit() {
 #[tokio::test]
 async fn daemon_without_epoll_watches_reports_the_remedy() {
     let injector = HostProgram::compile("inject");
+
     // ENOSPC for what is added.
     let output = Command::new(&injector.path)
         .args(["epoll_ctl:1:1=28", "--"])
@@ -209,6 +225,7 @@ async fn daemon_without_epoll_watches_reports_the_remedy() {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{output:?}");
+
     for part in ["starting the runtime", "epoll watches", "fs.epoll.max_user_watches"] {
         assert!(text.contains(part), "{part}: {output:?}");
     }

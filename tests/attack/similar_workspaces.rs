@@ -98,8 +98,10 @@ async fn case_n18_workspace_key_rejects_similarly_named_workspaces() {
         fs::write(at(name).join("f"), OTHER_CONTENT).unwrap();
         flags.extend(["--workspace".to_owned(), format!("{name}={}", at(name).display())]);
     }
+
     fs::create_dir(at("a")).unwrap();
     fs::write(at("a").join("f"), "own").unwrap();
+
     // By a detour, which is no other place.
     let detour = at("a-evil/../a").display().to_string();
     flags.extend(["--workspace".to_owned(), format!("a={detour}")]);
@@ -119,7 +121,9 @@ async fn case_n18_workspace_key_rejects_similarly_named_workspaces() {
             answer.map_err(|status| Refusal::from_status(&status).reason)
         }
     };
+
     assert_eq!(read("a", "f").await.unwrap(), "own");
+
     for name in [
         "a-evil",
         "A",
@@ -139,10 +143,12 @@ async fn case_n18_workspace_key_rejects_similarly_named_workspaces() {
         assert!(answer != Ok(OTHER_CONTENT.to_owned()), "{name:?}: {answer:?}");
         assert!(answer.is_err() || name.is_empty(), "{name:?}: {answer:?}");
     }
+
     for name in ["\u{e1}", "\u{ff41}", "\u{430}"] {
         let answer = read(name, "f").await;
         assert!(answer.is_err(), "{name:?}: {answer:?}");
     }
+
     for path in ["../a-evil/f", "/workspace/../a-evil/f", "/workspace-evil/f"] {
         assert_eq!(read("a", path).await.unwrap_err(), "PATH_ESCAPE", "{path}");
     }

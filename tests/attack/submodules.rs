@@ -41,6 +41,7 @@ async fn start_with_repository(arguments: &[&str]) -> Daemon {
     ] {
         run_git(&root, &["config", name, value]);
     }
+
     daemon
 }
 
@@ -61,6 +62,7 @@ async fn git_runs_programs_of_submodules_despite_its_settings() {
     let root = daemon.workspace();
     let recorded = daemon.output(shell(RECORD_SUBMODULE_SCRIPT)).await;
     assert!(recorded.starts_with("160000 "), "{recorded}");
+
     for arguments in CONFIGURABLE_COMMANDS {
         assert!(!git_runs_planted_program(&daemon, &root, arguments), "{arguments:?}");
     }
@@ -72,10 +74,13 @@ async fn git_runs_programs_of_submodules_despite_its_settings() {
     for arguments in CONFIGURABLE_COMMANDS.iter().chain(&UNCONDITIONAL_COMMANDS) {
         assert!(git_runs_planted_program(&daemon, &root, arguments), "{arguments:?}");
     }
+
     // A setting that `.gitmodules` does not override.
     assert!(!git_runs_planted_program(&daemon, &root, &["fetch"]));
+
     run_git(&root, &["config", "--unset", "fetch.recurseSubmodules"]);
     assert!(git_runs_planted_program(&daemon, &root, &["fetch"]));
+
     // These reach the submodule, and leave its filters.
     let settings = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "status"];
     assert!(git_runs_planted_program(&daemon, &root, &settings));
@@ -88,6 +93,7 @@ async fn protected_gitmodules_preserves_git_settings() {
     daemon.output(shell(RECORD_SUBMODULE_SCRIPT)).await;
     let insisted = daemon.run(shell(OVERRIDE_SETTINGS_SCRIPT)).await;
     assert_ne!(insisted.exit_code, Some(0), "{insisted:?}");
+
     for arguments in CONFIGURABLE_COMMANDS {
         assert!(!git_runs_planted_program(&daemon, &root, arguments), "{arguments:?}");
     }
@@ -105,6 +111,7 @@ async fn clone_runs_no_programs_of_submodules() {
 
     // It is found without git looking into it.
     assert!(!git_runs_planted_program(&daemon, &root, &["ls-files", "-s"]));
+
     let listed = run_git(&root, &["ls-files", "-s"]);
     assert!(listed.contains("160000 "), "{listed}");
 
@@ -118,6 +125,7 @@ async fn clone_runs_no_programs_of_submodules() {
         &["clone", "-q", "--no-local", from, to]
     ));
     assert!(clone.join(".gitmodules").exists(), "it was cloned");
+
     for arguments in CONFIGURABLE_COMMANDS.iter().chain(&UNCONDITIONAL_COMMANDS) {
         assert!(!git_runs_planted_program(&daemon, &clone, arguments), "{arguments:?}");
     }
@@ -129,6 +137,7 @@ async fn protected_dot_git_prevents_recording_submodules() {
     let daemon = start_with_repository(&["--protect", ".git"]).await;
     let recorded = daemon.run(shell(RECORD_SUBMODULE_SCRIPT)).await;
     assert_ne!(recorded.stdout.get(..6), Some("160000"), "{recorded:?}");
+
     for arguments in CONFIGURABLE_COMMANDS.iter().chain(&UNCONDITIONAL_COMMANDS) {
         assert!(
             !git_runs_planted_program(&daemon, &daemon.workspace(), arguments),
@@ -147,6 +156,7 @@ git config -f config core.repositoryformatversion 0; git config -f config core.b
 git config -f config core.worktree .; git config -f config core.fsmonitor 'touch PWNED; false'";
     daemon.output(shell(script)).await;
     assert!(git_runs_planted_program(&daemon, &root, &["status"]));
+
     let settings = ["-c", "safe.bareRepository=explicit", "status"];
     assert!(!git_runs_planted_program(&daemon, &root, &settings));
 }

@@ -121,6 +121,7 @@ impl Tracer {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+
         Self {
             commands: child.stdin.take().unwrap(),
             answers: BufReader::new(child.stdout.take().unwrap()),
@@ -188,6 +189,7 @@ fn reset_workspace(daemon: &Daemon, owner: u32, tool: Tool) {
             false => fs::remove_file(entry.path()).unwrap(),
         }
     }
+
     fill_folder(&workspace.join("d"), "written", owner);
     fill_folder(&workspace.join("other"), "kept", owner);
     let mut files = vec![("other/e/g", "kept too\n")];
@@ -198,6 +200,7 @@ fn reset_workspace(daemon: &Daemon, owner: u32, tool: Tool) {
         fs::write(workspace.join(name), content).unwrap();
         make_world_writable(&workspace.join(name), owner);
     }
+
     let outside = daemon.sibling_path("outside");
     for (name, target) in [("link_d", ""), ("link_e", "e"), ("link_f", "e/f"), ("link_n", "e/n")] {
         symlink(outside.join(target), workspace.join(name)).unwrap();
@@ -369,6 +372,7 @@ impl TracedDaemon {
                 return (seen.calls, ends);
             }
         }
+
         panic!("{tool:?} {path} makes more than {MAX_SYSTEM_CALLS} system calls");
     }
 
@@ -389,11 +393,14 @@ impl TracedDaemon {
                 }
             }
         }
+
         assert!(self.violations.is_empty(), "{:#?}", self.violations);
         assert!(all_ends.contains("OK"), "{all_ends:?}");
+
         let blocked = ["PATH_ESCAPE", "SYMLINK_BLOCKED"];
         let is_met = blocked.iter().any(|reason| all_ends.contains(*reason));
         assert!(is_met, "none has met a link: {all_ends:?}");
+
         let log = self.daemon.log();
         assert!(!log.contains("panic"), "{log}");
     }

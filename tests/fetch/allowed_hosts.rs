@@ -23,10 +23,12 @@ async fn fetch_is_disabled_until_hosts_are_configured() {
     let refusal = fetch_failing(&daemon, url_request("http://127.0.0.1/"), "TOOL_DISABLED").await;
     assert!(refusal.message.contains("fetch_url"), "{refusal:?}");
     assert!(!lists_fetch_url(&daemon).await);
+
     // Addresses and ports alone switch nothing on.
     let table = "[fetch]\nports = [80]\nallow_addresses = [\"127.0.0.1\"]";
     let daemon = Setup::new().workspace_table(table).start().await;
     fetch_failing(&daemon, url_request("http://127.0.0.1/"), "TOOL_DISABLED").await;
+
     // Nor does reading the configuration again.
     daemon.reload_config(Daemon::RELOADED).await;
     fetch_failing(&daemon, url_request("http://127.0.0.1/"), "TOOL_DISABLED").await;
@@ -34,6 +36,7 @@ async fn fetch_is_disabled_until_hosts_are_configured() {
     let world = test_network();
     let daemon = start_default_daemon(&world).await;
     assert!(lists_fetch_url(&daemon).await);
+
     daemon.reload_config(Daemon::RELOADED).await;
     assert!(lists_fetch_url(&daemon).await);
 }
@@ -64,6 +67,7 @@ async fn fetch_reaches_only_allowed_hosts_and_ports() {
     ] {
         assert_eq!(fetch(&daemon, url_request(allowed)).await.content, "hello");
     }
+
     let others = HttpSite::start(&daemon, OTHER_HOST.1, 80, respond_hello);
     let names = start_name_server(&daemon, &[&[OTHER_HOST.1]]);
     for (denied, expected_message) in [
@@ -80,6 +84,7 @@ async fn fetch_reaches_only_allowed_hosts_and_ports() {
         let refusal = fetch_failing(&daemon, url_request(denied), "EGRESS_DENIED").await;
         assert!(refusal.message.contains(expected_message), "{denied}: {refusal:?}");
     }
+
     // What is not allowed is not even looked up.
     assert_eq!((names.question_count(), others.connection_count()), (0, 0));
     assert_eq!(sites.map(|site| site.connection_count()), [3, 1]);
@@ -105,6 +110,7 @@ async fn fetch_denies_addresses_in_every_spelling() {
         "172.16.0.1",
         "100.64.0.1",
     ];
+
     let literals = [
         "127.0.0.1",
         "2130706433",
@@ -136,6 +142,7 @@ async fn fetch_denies_addresses_in_every_spelling() {
         "172.16.0.1",
         "100.64.0.1",
     ];
+
     // Whether the hosts are allowed or not: nobody is connected to.
     for allowed in [&hosts[..], &[ALLOWED_HOST.0]] {
         let daemon = start_fetching_daemon(&world, allowed, &[]).await;
@@ -175,6 +182,7 @@ async fn fetch_reaches_allowed_addresses() {
         let fetched = fetch(&daemon, url_request(there)).await;
         assert_eq!((fetched.content.as_str(), fetched.final_url.as_str()), ("hello", final_url));
     }
+
     // What is listed is the address, not what others embed it in.
     fetch_failing(&daemon, url_request("http://[::ffff:127.0.0.1]/"), "EGRESS_DENIED").await;
 }
@@ -205,21 +213,28 @@ async fn fetch_checks_addresses_at_every_lookup() {
             &["::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "fd00:ec2::254"],
         ],
     );
+
     let rebind = || url_request("http://rebind.jig.test/");
+
     // Asked once, and what was answered is what is connected to.
     assert_eq!(fetch(&daemon, rebind()).await.content, "hello");
     assert_eq!((names.question_count(), public.connection_count()), (1, 1));
+
     let refusal = fetch_failing(&daemon, rebind(), "EGRESS_DENIED").await;
     let told = "leads to 10.1.2.3, a private address";
     assert!(refusal.message.contains(told), "{refusal:?}");
+
     // Of several addresses those that may be reached are.
     assert_eq!(fetch(&daemon, rebind()).await.content, "hello");
+
     // Each request on the way is looked at anew.
     fetch_failing(&daemon, url_request("http://rebind.jig.test/again"), "EGRESS_DENIED").await;
     assert_eq!((names.question_count(), public.connection_count()), (5, 3));
+
     // Addresses that hold others.
     fetch_failing(&daemon, rebind(), "EGRESS_DENIED").await;
     assert_eq!((names.question_count(), public.connection_count()), (6, 3));
+
     let refusal =
         fetch_failing(&daemon, url_request("http://metadata.jig.test/"), "EGRESS_DENIED").await;
     assert!(refusal.message.contains("link-local"), "{refusal:?}");
@@ -235,6 +250,7 @@ async fn fetch_never_reaches_the_daemon() {
     let daemon = setup.arguments(&["--listen", "127.0.0.1:50999"]).start().await;
     let _site = HttpSite::start(&daemon, "127.0.0.1", 80, respond_hello);
     assert_eq!(fetch(&daemon, url_request("http://127.0.0.1/")).await.content, "hello");
+
     let refusal =
         fetch_failing(&daemon, url_request("http://127.0.0.1:50999/"), "EGRESS_DENIED").await;
     assert!(refusal.message.contains("is jigd itself"), "{refusal:?}");
@@ -257,11 +273,13 @@ async fn fetch_ignores_proxy_variables_and_sends_few_headers() {
     let proxy_site = HttpSite::start(&daemon, OTHER_HOST.1, 80, respond_hello);
     assert_eq!(fetch(&daemon, url_request("http://site.jig.test/x")).await.content, "hello");
     assert_eq!(proxy_site.connection_count(), 0);
+
     // And nobody is told more than there is to it.
     let [head] = site.heads().try_into().unwrap();
     let lower = head.to_lowercase();
     assert!(lower.starts_with("get /x http/1.1\r\n"), "{head}");
     assert!(lower.contains("user-agent: jigd/"), "{head}");
+
     for none in ["cookie", "authorization", "referer"] {
         assert!(!lower.contains(none), "{head}");
     }
@@ -295,6 +313,7 @@ async fn fetch_rejects_invalid_urls_without_connecting() {
         assert_eq!(refusal.invalid_fields(), ["url"], "{wrong}");
         assert!(!refusal.message.contains("hunter2"), "{refusal:?}");
     }
+
     assert_eq!(site.connection_count(), 0);
 }
 
@@ -324,6 +343,7 @@ async fn policy_rules_match_normalized_urls() {
         let reason = try_fetch(&daemon, url_request(address)).await.unwrap_err().reason;
         assert!(["POLICY_DENIED", "INVALID_PARAMS"].contains(&&*reason), "{address}: {reason}");
     }
+
     assert_eq!(site.heads().len(), 1);
 }
 
@@ -359,7 +379,9 @@ async fn case_n14_fetch_checks_and_resolves_the_same_host_name() {
         let reason = refusal.unwrap_err().reason;
         assert!(["INVALID_PARAMS", "EGRESS_DENIED"].contains(&&*reason), "{host:?}: {reason}");
     }
+
     assert_eq!(names.questions(), [""; 0]);
+
     // A URL has one host, in one spelling: that of the answer, of the question, and of the field.
     for (written, meant) in [
         ("Good.JIG.test", "good.jig.test"),

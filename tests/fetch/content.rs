@@ -40,6 +40,7 @@ async fn fetch_converts_pages_to_the_requested_format() {
         let fields = format!("Content-Type: {kind}\r\n");
         write_response(stream, "200 OK", &fields, HTML_PAGE.as_bytes())
     });
+
     let markdown = "# Head & more\n\nSome **bold** [link](http://site.jig.test/next?a=1&b=2).\n\n\
         *   one\n*   two\n\n```\na < b\n```";
     let text = "Head & more\nSome bold link.\none\ntwo\na < b";
@@ -57,6 +58,7 @@ async fn fetch_converts_pages_to_the_requested_format() {
         assert_eq!(usize::try_from(fetched.content_length).unwrap(), HTML_PAGE.len());
         assert_eq!((fetched.status_code, fetched.truncated), (200, false));
     }
+
     let fetched = fetch(&daemon, url_request("http://site.jig.test")).await;
     assert_eq!(fetched.content_type, "text/html; charset=utf-8");
     assert_eq!(fetched.final_url, "http://site.jig.test/");
@@ -75,6 +77,7 @@ async fn fetch_returns_responses_of_any_status() {
         let fetched = fetch(&daemon, url_request(&format!("http://site.jig.test/{status}"))).await;
         assert_eq!((fetched.status_code, fetched.content.as_str()), (status, "told"));
     }
+
     let path = daemon.state_dir().join("sessions/default/events.jsonl");
     let records = std::fs::read_to_string(path).unwrap();
     assert!(records.contains("\"status_code\":404"), "{records}");
@@ -102,6 +105,7 @@ async fn fetch_decodes_text_and_rejects_binary_content() {
         };
         write_response(stream, "200 OK", &fields, body)
     });
+
     for (path, content) in [
         ("/latin1", "grün"),
         ("/meta", "grün"),
@@ -116,6 +120,7 @@ async fn fetch_decodes_text_and_rejects_binary_content() {
         let fetched = fetch(&daemon, page_request(path, FetchFormat::Text)).await;
         assert_eq!(fetched.content, content, "{path}");
     }
+
     let refusal =
         fetch_failing(&daemon, page_request("/png", FetchFormat::Raw), "FETCH_ERROR").await;
     assert_eq!(refusal.metadata["content_type"], "image/png");
@@ -136,8 +141,10 @@ async fn fetch_decompresses_gzip() {
     let fetched = fetch(&daemon, url_request("http://site.jig.test/")).await;
     assert_eq!(fetched.content, "compressed text");
     assert_eq!(fetched.content_length, 15);
+
     let [head] = site.heads().try_into().unwrap();
     assert!(head.to_lowercase().contains("accept-encoding: gzip\r\n"), "{head}");
+
     fetch_failing(&daemon, url_request("http://site.jig.test/broken"), "FETCH_ERROR").await;
 }
 
@@ -182,7 +189,9 @@ async fn fetch_verifies_tls_certificates() {
     let made =
         Command::new("sh").args(["-e", "-c", script]).current_dir(folder.path()).output().unwrap();
     assert!(made.status.success(), "{made:?}");
+
     std::fs::write(folder.path().join("page"), "over TLS").unwrap();
+
     // The only authority of the daemon's host.
     let authority = folder.path().join("ca.pem");
     let hosts = [ALLOWED_HOST.0, "nobody.jig.test"];
@@ -208,6 +217,7 @@ async fn fetch_verifies_tls_certificates() {
             .spawn();
         TlsServer(child.unwrap())
     });
+
     eventually("the server listens", async || {
         let fetched = super::try_fetch(&daemon, url_request("https://site.jig.test/page")).await;
         match fetched {

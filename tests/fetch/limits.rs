@@ -49,6 +49,7 @@ async fn fetch_truncates_content_at_max_bytes() {
         assert_eq!(fetched.content, content, "{most}");
         assert_eq!((fetched.content_length, fetched.truncated), (length, truncated));
     }
+
     for (request, field) in [
         (request_with_max_bytes(0), "max_bytes"),
         (request_with_max_bytes(4 * MIB + 1), "max_bytes"),
@@ -66,6 +67,7 @@ async fn fetch_stops_reading_endless_bodies() {
     let daemon = start_default_daemon(&world).await;
     let bomb = gzip("head -c 256M /dev/zero");
     assert!(bomb.len() < MIB / 2, "{}", bomb.len());
+
     let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, move |path, stream| {
         let piece = [b'a'; 1 << 16];
         match path {
@@ -87,6 +89,7 @@ async fn fetch_stops_reading_endless_bodies() {
             }
         }
     });
+
     let before = daemon.peak_bytes();
     for path in ["/huge", "/close", "/chunked", "/bomb"] {
         let fetched = fetch(&daemon, url_request(&format!("http://site.jig.test{path}"))).await;
@@ -94,8 +97,10 @@ async fn fetch_stops_reading_endless_bodies() {
         assert_eq!(usize::try_from(fetched.content_length).unwrap(), MIB, "{path}");
         assert_eq!(fetched.content.len(), MIB, "{path}");
     }
+
     let grown = daemon.peak_bytes().saturating_sub(before);
     assert!(grown < 64 << 20, "{grown}");
+
     // Whoever sent it is not left hanging.
     eventually("the connections are closed", async || site.ended_connection_count() == 4).await;
 }
@@ -113,6 +118,7 @@ async fn fetch_times_out_on_slow_servers() {
         // Until the daemon goes away.
         std::io::copy(stream, &mut std::io::sink()).map(drop)
     });
+
     for path in ["/silent", "/head", "/body"] {
         let begun = Instant::now();
         let refusal = fetch_failing(&daemon, request_with_timeout(1, path), "TIMEOUT").await;
@@ -121,6 +127,7 @@ async fn fetch_times_out_on_slow_servers() {
         assert!(taken >= Duration::from_millis(900), "{path}: {taken:?}");
         assert!(taken < wait_timeout(), "{path}: {taken:?}");
     }
+
     eventually("the connections are closed", async || site.ended_connection_count() == 3).await;
 }
 
@@ -135,6 +142,7 @@ async fn cancelled_fetch_closes_its_connection() {
     let call = tokio::spawn(async move { tools.fetch_url(request_with_timeout(60, "/")).await });
     eventually("the server is asked", async || site.heads().len() == 1).await;
     assert_eq!(site.ended_connection_count(), 0);
+
     call.abort();
     eventually("the connection is closed", async || site.ended_connection_count() == 1).await;
 }
@@ -155,6 +163,7 @@ async fn fetch_reports_causes_of_network_errors() {
         let refusal = fetch_failing(&daemon, url_request(there), "FETCH_ERROR").await;
         assert_eq!(refusal.metadata["cause"], cause, "{refusal:?}");
     }
+
     for path in ["nothing", "half"] {
         let there = format!("http://site.jig.test/{path}");
         let refusal = fetch_failing(&daemon, url_request(&there), "FETCH_ERROR").await;
@@ -178,6 +187,7 @@ async fn fetch_converts_hostile_pages_in_bounded_time() {
         let body = piece.repeat(MIB / 8 / piece.len());
         write_response(stream, "200 OK", "Content-Type: text/html\r\n", body.as_bytes())
     });
+
     for path in ["/deep", "/lists", "/tables", "/bold", "/quotes", "/signs"] {
         for format in [FetchFormat::Markdown, FetchFormat::Text] {
             let request = FetchUrlRequest { timeout_sec: Some(60), ..page_request(path, format) };
@@ -199,6 +209,7 @@ async fn daemon_fetches_100_pages_concurrently() {
             try_fetch(daemon, request).await.unwrap().content
         }
     });
+
     let mut waiting = Vec::new();
     for call in calls {
         waiting.push(call);

@@ -67,6 +67,7 @@ impl HttpSite {
                 });
             }
         });
+
         site
     }
 
@@ -82,6 +83,7 @@ impl HttpSite {
                 return Ok(());
             }
         }
+
         let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
         self.heads.lock().unwrap().push(head);
         answers(&path, &mut stream)

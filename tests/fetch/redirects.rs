@@ -35,10 +35,12 @@ async fn fetch_follows_redirects() {
         "/without" => write_response(stream, "302 Found", "", b"nowhere"),
         _ => respond_hello(path, stream),
     });
+
     let fetched = fetch(&daemon, url_request("http://site.jig.test/301#top")).await;
     assert_eq!(fetched.content, "hello");
     assert_eq!(fetched.final_url, "http://site.jig.test/end");
     assert_eq!(site.connection_count(), 6);
+
     for (path, status, content) in
         [("300", 300, "choose"), ("304", 304, ""), ("without", 302, "nowhere")]
     {
@@ -73,6 +75,7 @@ async fn fetch_denies_redirects_to_disallowed_targets() {
         "data:text/plain,x",
         "javascript:x",
     ];
+
     let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, move |path, stream| {
         let number: usize = path.trim_start_matches('/').parse().unwrap();
         write_response(stream, "302 Found", &location_field(locations[number]), b"")
@@ -84,6 +87,7 @@ async fn fetch_denies_redirects_to_disallowed_targets() {
         let refusal = fetch_failing(&daemon, url_request(&there), "EGRESS_DENIED").await;
         assert!(!refusal.message.contains("hunter2"), "{location}: {refusal:?}");
     }
+
     assert_eq!(site.connection_count(), locations.len());
     assert_eq!(others.map(|site| site.connection_count()), [0; 5]);
 }
@@ -104,8 +108,10 @@ async fn fetch_limits_redirects() {
             Err(_) => write_response(stream, "302 Found", &location_field("/loop"), b""),
         }
     });
+
     let fetched = fetch(&daemon, url_request("http://site.jig.test/10")).await;
     assert_eq!(fetched.content, "hello");
+
     for (path, cause) in [
         ("11", "too many redirects"),
         ("loop", "too many redirects"),
@@ -115,5 +121,6 @@ async fn fetch_limits_redirects() {
         let refusal = fetch_failing(&daemon, url_request(&there), "FETCH_ERROR").await;
         assert_eq!(refusal.metadata["cause"], cause, "{path}");
     }
+
     assert_eq!(Arc::clone(&site.connections).load(Ordering::SeqCst), 11 + 11 + 11 + 1);
 }

@@ -45,6 +45,7 @@ async fn run_attacks(machine: &Guest) {
     let (held, failed) = printed.test_counts();
     assert_eq!(printed.failed_tests(), [""; 0], "{}", printed.text());
     assert!(held >= full_size(40, 8), "{}", printed.text());
+
     let first = printed.text().lines().next().unwrap_or_default();
     let last = printed.text().lines().last().unwrap_or_default();
     print_to_stderr(&format!("{first}; {held} attacks held, {failed} did not; {last}"));
@@ -100,6 +101,7 @@ async fn linux_6_12_gives_l3_with_landlock_version_6() {
 async fn check_without_user_namespaces(gives_l1: bool) {
     let limit = fs::read_to_string("/proc/sys/user/max_user_namespaces").unwrap();
     assert_eq!(limit, "0\n");
+
     for setup in [Setup::new(), Setup::new().user(DAEMON_UID)] {
         let daemon = setup.start().await;
         assert_eq!(daemon.health().await, ServingStatus::NotServing);
@@ -109,6 +111,7 @@ async fn check_without_user_namespaces(gives_l1: bool) {
         assert!(refusal.metadata["remedy"].contains("max_user_namespaces"));
         assert!(!daemon.file("ran").exists());
     }
+
     let allowed = Setup::new().user(DAEMON_UID).arguments(&["--minimum-level", "L1"]);
     let daemon = allowed.start().await;
     let isolation = daemon.info().await.isolation.unwrap();

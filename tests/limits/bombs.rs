@@ -82,6 +82,7 @@ async fn run_ordinary_work(daemon: &Arc<Daemon>, rounds: usize) -> Vec<Duration>
             assert_eq!(response.stdout, WORK_OUTPUT, "{response:?}");
         }
     }
+
     stop.store(true, Ordering::Relaxed);
     let mut times = health_task.await.unwrap();
     times.sort_unstable();
@@ -110,6 +111,7 @@ async fn bombs_do_not_disturb_other_runs_or_health_checks() {
             bomb_count
         }));
     }
+
     mark.wait_for_processes(4).await;
     let times_beside_bombs = run_ordinary_work(&daemon, rounds).await;
     stop.store(true, Ordering::Relaxed);

@@ -51,6 +51,7 @@ async fn check_limits(daemon: &Daemon) {
     }
     check_memory_limit(daemon).await;
     check_process_limit(daemon).await;
+
     // What was lowered for one run is not for the next.
     let script = "head -c 60000000 /dev/zero > /tmp/x; for i in 1 2 3 4 5 6 7 8; do sleep 1 & done; wait; echo fine";
     assert_eq!(daemon.output(shell(script)).await, "fine\n");
@@ -86,11 +87,13 @@ async fn check_process_limit(daemon: &Daemon) {
     let response = daemon.run(mark.on(bomb)).await;
     assert_eq!(response.limit, "pids", "{response:?}");
     mark.assert_gone();
+
     // One that came to it and went on says so when it fails, and only then.
     let script = "for i in 1 2 3 4 5 6 7 8 9; do sleep 1 & done; wait; exit 3";
     let request = command_with_limits(script, |limits| limits.processes = Some(5));
     let response = daemon.run(request).await;
     assert_eq!(response.limit, "pids", "{response:?}");
+
     let response = daemon.run(shell("exit 3")).await;
     assert_eq!(response.limit, "", "{response:?}");
 }
@@ -149,6 +152,7 @@ async fn case_n28_daemon_runs_nothing_without_its_limiting_cgroup() {
     fs::remove_file(daemon.file("ran")).unwrap_or_default();
     daemon.try_run(shell("touch ran")).await.unwrap_err();
     assert!(!daemon.file("ran").exists());
+
     fs::write(&control, "+pids").unwrap();
     eventually("it is ready again", async || daemon.health().await == ServingStatus::Serving).await;
     check_process_limit(&daemon).await;
@@ -183,6 +187,7 @@ async fn daemon_removes_cgroups_of_its_killed_predecessor() {
     .await;
     let daemon = daemon.restart().await;
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
+
     for group in of_the_first {
         assert!(!group.exists(), "{group:?}");
     }
@@ -211,12 +216,15 @@ async fn cgroup_enforces_cpu_share() {
     }
     let daemon = Setup::new().workspace_table("\n[limits]\ncpus = 0.2\n").start().await;
     assert_eq!(daemon.info().await.run_limits.unwrap().cpus, Some(0.2));
+
     let of_all_runs = format!("{CGROUP_ROOT}/jig-runs-{}/cpu.weight", daemon.pid());
     assert_eq!(fs::read_to_string(of_all_runs).unwrap(), "10\n");
+
     let mut request = shell("while :; do :; done & while :; do :; done");
     request.timeout_sec = Some(5);
     let response = daemon.run(request).await;
     assert_eq!(response.outcome(), Outcome::TimedOut);
+
     let usage = response.usage.unwrap();
     assert!((100..2500).contains(&(usage.user_ms + usage.system_ms)), "{usage:?}");
 }
@@ -263,6 +271,7 @@ async fn tight_memory_limit_does_not_kill_the_sandbox() {
         return;
     }
     let daemon = Setup::new().start().await;
+
     // While it is executed, it still has the memory of the slot's keeper.
     let argument = "x".repeat(100_000);
     let arguments = [vec!["true"], vec![&argument; 20]].concat();
@@ -291,8 +300,10 @@ async fn daemon_returns_the_delegated_cgroup_on_exit() {
         .start()
         .await;
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
+
     daemon.signal(Signal::TERM);
     daemon.wait_for_exit().await;
+
     // Otherwise nothing could be started there any more; neither after this.
     let check = Command::new("sh")
         .args(["-c", &delegated])
@@ -301,11 +312,15 @@ async fn daemon_returns_the_delegated_cgroup_on_exit() {
         .arg(daemon.workspace())
         .output()
         .unwrap();
+
     assert!(check.status.success(), "{check:?}");
+
     let report = String::from_utf8_lossy(&check.stdout);
     assert!(report.contains("memory.max"), "{report}");
+
     let daemon = daemon.restart().await;
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
+
     let layer = isolation_layer(&daemon, "memory_limit").await;
     assert!(layer.detail.contains("memory.max"), "{layer:?}");
 }
@@ -326,9 +341,11 @@ async fn daemon_leaves_a_shared_cgroup_unchanged() {
     let layer = isolation_layer(&daemon, "memory_limit").await;
     assert!(layer.applied && layer.detail.contains("watchdog"), "{layer:?}");
     assert!(layer.detail.contains("other processes may be in it"), "{layer:?}");
+
     // It is back where it was, and runs are watched.
     let own = fs::read_to_string(format!("/proc/{}/cgroup", daemon.pid())).unwrap();
     assert_eq!(own, "0::/shared\n");
+
     let request = command_with_limits("echo 1; tail /dev/zero", |limits| {
         limits.memory_bytes = Some(48 << 20);
     });

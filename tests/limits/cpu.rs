@@ -33,6 +33,7 @@ async fn self_sent_sigxcpu_reports_no_limit() {
 async fn cpu_limit_sums_over_all_processes() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
+
     // None of them comes to a second, and each minds no signal.
     let script =
         "trap '' XCPU; while :; do (j=0; while [ $j -lt 40000 ]; do j=$((j + 1)); done); done";

@@ -44,11 +44,13 @@ async fn check_commands_have_lower_priority(daemon: &Daemon) {
     })
     .await;
     assert_eq!(nice_value(daemon.pid()), own);
+
     if let Some(session) = autogroup_of(daemon.pid()) {
         assert!(!session.ends_with(&format!(" nice {NICE_INCREMENT}\n")), "{session}");
     }
     run.abort();
     mark.wait_until_gone().await;
+
     // Those who make sandboxes keep what they have.
     for process in descendants(daemon.pid()) {
         let name = process_name(process.pid).unwrap_or_default();

@@ -48,6 +48,7 @@ async fn memory_limit_kills_every_kind_of_bomb() {
         assert_eq!(response.stdout, "1\n", "what it wrote before is there: {attack}");
         mark.assert_gone();
     }
+
     // The daemon is well, and so are others.
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
 }
@@ -90,6 +91,7 @@ async fn memory_bombs_do_not_disturb_other_runs() {
         let response = neighbour.await.unwrap().unwrap();
         assert_eq!(response.stdout, format!("{number}\n"));
     }
+
     for bomb in bombs {
         assert_killed_for_memory(&bomb.await.unwrap().unwrap());
     }
@@ -117,8 +119,10 @@ async fn process_stream_reports_an_oom_kill() {
     let exited = watch.wait_for_exit().await;
     assert_eq!((exited.outcome(), exited.limit.as_str()), (Outcome::OomKilled, "memory"));
     assert_eq!(watch.stdout_text(), "here\n");
+
     let listed = daemon.list_processes().await;
     assert_eq!(listed[0].outcome(), Outcome::OomKilled);
+
     eventually("its sandbox is given back", async || {
         daemon.info().await.counts.unwrap().runs_active == 0
     })

@@ -15,6 +15,7 @@ async fn lowered_limits_apply_to_one_run() {
         file_size_bytes: Some(1 << 20),
         ..LowerLimits::default()
     };
+
     let output = daemon
         .output(limited_command(
             "ulimit -S -t; ulimit -H -t; ulimit -S -n; ulimit -H -n; ulimit -H -f; (ulimit -n 33) 2> /dev/null || echo refused",
@@ -22,6 +23,7 @@ async fn lowered_limits_apply_to_one_run() {
         ))
         .await;
     assert_eq!(output, "7\n8\n32\n32\n2048\nrefused\n");
+
     // The next run has the operator's again.
     let output = daemon.output(shell("ulimit -n; ulimit -H -n; ulimit -t")).await;
     assert_eq!(output, "1024\n4096\nunlimited\n");
@@ -37,8 +39,10 @@ async fn tmp_limits_apply_to_one_run() {
         (for i in 1 2 3 4 5 6 7 8 9 10 11; do : > $d/$i || exit; done) 2> /dev/null; ls $d | wc -l; done";
     let output = daemon.output(limited_command(script, limits)).await;
     assert_eq!(output, "256 4096 10\nfull\n9\n".repeat(3));
+
     let output = daemon.output(shell("stat -f -c '%b %S %c' /tmp")).await;
     assert_eq!(output, "131072 4096 65536\n");
+
     // Many at once, and those of others between them.
     let runs: Vec<_> = (0..20)
         .map(|number| {
@@ -49,10 +53,12 @@ async fn tmp_limits_apply_to_one_run() {
             daemon.spawn_run(limited_command("stat -f -c %b /tmp", limits))
         })
         .collect();
+
     for (number, run) in runs.into_iter().enumerate() {
         let blocks = if number % 2 == 0 { number + 1 } else { 131_072 };
         assert_eq!(run.await.unwrap().unwrap().stdout, format!("{blocks}\n"));
     }
+
     assert_eq!(daemon.info().await.counts.unwrap().runs_active, 0);
 }
 
@@ -75,6 +81,7 @@ async fn request_cannot_raise_a_limit() {
         tmp_inodes: Some(1 << 30),
         output_bytes: Some(1001),
     };
+
     let request = RunRequest { timeout_sec: Some(61), ..limited_command("true", limits) };
     let refusal = daemon.run_failing(request.clone(), "INVALID_PARAMS").await;
     let expected = [
@@ -89,10 +96,13 @@ async fn request_cannot_raise_a_limit() {
         "limits.tmp_inodes",
         "timeout_sec",
     ];
+
     assert_eq!(refusal.invalid_fields(), expected);
+
     let request = StartRequest { limits: request.limits, ..start_request(request) };
     let refusal = Refusal::from_status(&daemon.try_start_process(request).await.unwrap_err());
     assert_eq!(refusal.invalid_fields(), expected);
+
     let too_small = LowerLimits {
         cpu_sec: Some(0),
         memory_bytes: Some(1),
@@ -104,10 +114,12 @@ async fn request_cannot_raise_a_limit() {
         refusal.invalid_fields(),
         ["limits.cpu_sec", "limits.memory_bytes", "limits.open_files"]
     );
+
     // What is told is what holds.
     let run_limits = daemon.info().await.run_limits.unwrap();
     assert_eq!((run_limits.cpu_sec, run_limits.memory_bytes), (Some(5), 104_857_600));
     assert_eq!((run_limits.output_bytes, run_limits.wall_clock_sec), (Some(1000), Some(60)));
+
     let output = daemon.output(shell("ulimit -t")).await;
     assert_eq!(output, "5\n");
 }
@@ -121,6 +133,7 @@ async fn operator_wall_clock_ends_runs_without_a_timeout() {
     let daemon = Setup::new().arguments(&["--config", &config]).start().await;
     let run = daemon.run(shell("sleep 1000")).await;
     assert_eq!(run.outcome(), Outcome::TimedOut);
+
     let exited =
         daemon.start_process(start_request(shell("sleep 1000"))).await.wait_for_exit().await;
     assert_eq!(exited.outcome(), Outcome::TimedOut);
