@@ -1,4 +1,4 @@
-//! What it must not reach: hosts, ports and addresses that are not allowed, in whatever spelling.
+//! Hosts, ports and addresses that `fetch_url` must not reach, in every spelling.
 
 use jig::api::v1::{ListToolsRequest, catalog_service_client::CatalogServiceClient};
 
@@ -24,17 +24,17 @@ async fn fetch_is_disabled_until_hosts_are_configured() {
     assert!(refusal.message.contains("fetch_url"), "{refusal:?}");
     assert!(!lists_fetch_url(&daemon).await);
 
-    // Addresses and ports alone switch nothing on.
+    // Addresses and ports alone do not enable the tool.
     let table = "[fetch]\nports = [80]\nallow_addresses = [\"127.0.0.1\"]";
     let daemon = Setup::new().workspace_table(table).start().await;
     fetch_failing(&daemon, url_request("http://127.0.0.1/"), "TOOL_DISABLED").await;
 
-    // Nor does reading the configuration again.
+    // Reloading the configuration does not either.
     daemon.reload_config(Daemon::RELOADED).await;
     fetch_failing(&daemon, url_request("http://127.0.0.1/"), "TOOL_DISABLED").await;
 
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     assert!(lists_fetch_url(&daemon).await);
 
     daemon.reload_config(Daemon::RELOADED).await;
@@ -43,14 +43,14 @@ async fn fetch_is_disabled_until_hosts_are_configured() {
 
 #[tokio::test]
 async fn fetch_reaches_only_allowed_hosts_and_ports() {
-    let world = TestNetwork::with_hosts(&[
+    let network = TestNetwork::with_hosts(&[
         ALLOWED_HOST,
         OTHER_HOST,
         ("below.wide.test", ALLOWED_HOST.1),
         ("wide.test", ALLOWED_HOST.1),
     ]);
     let daemon = start_fetching_daemon(
-        &world,
+        &network,
         &[ALLOWED_HOST.0, "*.wide.test", "other.jig.test:8080"],
         &["203.0.113.0/24"],
     )
@@ -68,7 +68,7 @@ async fn fetch_reaches_only_allowed_hosts_and_ports() {
         assert_eq!(fetch(&daemon, url_request(allowed)).await.content, "hello");
     }
 
-    let others = HttpSite::start(&daemon, OTHER_HOST.1, 80, respond_hello);
+    let other_site = HttpSite::start(&daemon, OTHER_HOST.1, 80, respond_hello);
     let names = start_name_server(&daemon, &[&[OTHER_HOST.1]]);
     for (denied, expected_message) in [
         ("http://other.jig.test/", "not on port 80"),
@@ -85,14 +85,14 @@ async fn fetch_reaches_only_allowed_hosts_and_ports() {
         assert!(refusal.message.contains(expected_message), "{denied}: {refusal:?}");
     }
 
-    // What is not allowed is not even looked up.
-    assert_eq!((names.question_count(), others.connection_count()), (0, 0));
+    // The daemon does not resolve the names of denied hosts.
+    assert_eq!((names.question_count(), other_site.connection_count()), (0, 0));
     assert_eq!(sites.map(|site| site.connection_count()), [3, 1]);
 }
 
 #[tokio::test]
 async fn fetch_denies_addresses_in_every_spelling() {
-    let world = test_network();
+    let network = test_network();
     let hosts = [
         "127.0.0.1",
         "0.0.0.0",
@@ -143,17 +143,18 @@ async fn fetch_denies_addresses_in_every_spelling() {
         "100.64.0.1",
     ];
 
-    // Whether the hosts are allowed or not: nobody is connected to.
+    // The daemon connects to none of them, whether the hosts are allowed or not.
     for allowed in [&hosts[..], &[ALLOWED_HOST.0]] {
-        let daemon = start_fetching_daemon(&world, allowed, &[]).await;
+        let daemon = start_fetching_daemon(&network, allowed, &[]).await;
         let sites = ["127.0.0.1", "::1", PRIVATE_ADDRESS, METADATA_ADDRESS]
             .map(|address| HttpSite::start(&daemon, address, 80, respond_hello));
         for literal in literals {
             let address = format!("http://{literal}/latest/meta-data/");
             let refusal = fetch_failing(&daemon, url_request(&address), "EGRESS_DENIED").await;
-            let expected_message = match allowed.len() {
-                1 => "not among the hosts",
-                _ => "fetch.allow_addresses = [",
+            let expected_message = if allowed.len() == 1 {
+                "not among the hosts"
+            } else {
+                "fetch.allow_addresses = ["
             };
             assert!(refusal.message.contains(expected_message), "{literal}: {refusal:?}");
         }
@@ -163,38 +164,39 @@ async fn fetch_denies_addresses_in_every_spelling() {
 
 #[tokio::test]
 async fn fetch_reaches_allowed_addresses() {
-    let world = test_network();
+    let network = test_network();
     let daemon = start_fetching_daemon(
-        &world,
+        &network,
         &["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "localhost"],
         &["127.0.0.1/32", "::1"],
     )
     .await;
     let _sites =
         ["127.0.0.1", "::1"].map(|address| HttpSite::start(&daemon, address, 80, respond_hello));
-    for (there, final_url) in [
+
+    for (requested_url, final_url) in [
         ("http://127.0.0.1/", "http://127.0.0.1/"),
         ("http://2130706433/", "http://127.0.0.1/"),
         ("http://0x7f.1/", "http://127.0.0.1/"),
         ("http://[::1]/", "http://[::1]/"),
         ("http://localhost/", "http://localhost/"),
     ] {
-        let fetched = fetch(&daemon, url_request(there)).await;
+        let fetched = fetch(&daemon, url_request(requested_url)).await;
         assert_eq!((fetched.content.as_str(), fetched.final_url.as_str()), ("hello", final_url));
     }
 
-    // What is listed is the address, not what others embed it in.
+    // An IPv6 address that embeds an allowed IPv4 address is not allowed by it.
     fetch_failing(&daemon, url_request("http://[::ffff:127.0.0.1]/"), "EGRESS_DENIED").await;
 }
 
 #[tokio::test]
 async fn fetch_checks_addresses_at_every_lookup() {
-    let world = TestNetwork::with_hosts(&[
+    let network = TestNetwork::with_hosts(&[
         ("", ALLOWED_HOST.1),
         ("", PRIVATE_ADDRESS),
         ("metadata.jig.test", METADATA_ADDRESS),
     ]);
-    let daemon = start_fetching_daemon(&world, &["*.jig.test"], &[ALLOWED_HOST.1]).await;
+    let daemon = start_fetching_daemon(&network, &["*.jig.test"], &[ALLOWED_HOST.1]).await;
     let public = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| match path {
         "/again" => super::write_response(stream, "302 Found", "Location: /\r\n", b""),
         _ => respond_hello(path, stream),
@@ -207,7 +209,7 @@ async fn fetch_checks_addresses_at_every_lookup() {
             &[ALLOWED_HOST.1],
             &[PRIVATE_ADDRESS],
             &[PRIVATE_ADDRESS, ALLOWED_HOST.1],
-            // The first for a page that redirects, the second for where it redirects to.
+            // The first answer is for a page that redirects, the second for its target.
             &[ALLOWED_HOST.1],
             &[PRIVATE_ADDRESS],
             &["::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "fd00:ec2::254"],
@@ -216,22 +218,22 @@ async fn fetch_checks_addresses_at_every_lookup() {
 
     let rebind = || url_request("http://rebind.jig.test/");
 
-    // Asked once, and what was answered is what is connected to.
+    // The daemon asks once and connects to the address in the answer.
     assert_eq!(fetch(&daemon, rebind()).await.content, "hello");
     assert_eq!((names.question_count(), public.connection_count()), (1, 1));
 
     let refusal = fetch_failing(&daemon, rebind(), "EGRESS_DENIED").await;
-    let told = "leads to 10.1.2.3, a private address";
-    assert!(refusal.message.contains(told), "{refusal:?}");
+    let expected_message = "leads to 10.1.2.3, a private address";
+    assert!(refusal.message.contains(expected_message), "{refusal:?}");
 
-    // Of several addresses those that may be reached are.
+    // Of several addresses, the daemon connects to an allowed one.
     assert_eq!(fetch(&daemon, rebind()).await.content, "hello");
 
-    // Each request on the way is looked at anew.
+    // Each request of a redirect chain is checked anew.
     fetch_failing(&daemon, url_request("http://rebind.jig.test/again"), "EGRESS_DENIED").await;
     assert_eq!((names.question_count(), public.connection_count()), (5, 3));
 
-    // Addresses that hold others.
+    // IPv6 addresses that embed private IPv4 addresses, and a private IPv6 address.
     fetch_failing(&daemon, rebind(), "EGRESS_DENIED").await;
     assert_eq!((names.question_count(), public.connection_count()), (6, 3));
 
@@ -243,8 +245,8 @@ async fn fetch_checks_addresses_at_every_lookup() {
 
 #[tokio::test]
 async fn fetch_never_reaches_the_daemon() {
-    let world = TestNetwork::with_hosts(&[]);
-    let setup = world.setup().workspace_table(
+    let network = TestNetwork::with_hosts(&[]);
+    let setup = network.setup().workspace_table(
         "[fetch]\nhosts = [\"127.0.0.1\"]\nports = [80, 50999]\nallow_addresses = [\"127.0.0.0/8\"]",
     );
     let daemon = setup.arguments(&["--listen", "127.0.0.1:50999"]).start().await;
@@ -258,13 +260,12 @@ async fn fetch_never_reaches_the_daemon() {
 
 #[tokio::test]
 async fn fetch_ignores_proxy_variables_and_sends_few_headers() {
-    let world = test_network();
-    let setup = world.setup().workspace_table(&format!(
+    let network = test_network();
+    let mut setup = network.setup().workspace_table(&format!(
         "[fetch]\nhosts = [{:?}]\nallow_addresses = [{:?}]",
         ALLOWED_HOST.0, ALLOWED_HOST.1
     ));
     let proxy = format!("http://{}", OTHER_HOST.1);
-    let mut setup = setup;
     for name in ["http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"] {
         setup = setup.environment(name, &proxy);
     }
@@ -274,23 +275,23 @@ async fn fetch_ignores_proxy_variables_and_sends_few_headers() {
     assert_eq!(fetch(&daemon, url_request("http://site.jig.test/x")).await.content, "hello");
     assert_eq!(proxy_site.connection_count(), 0);
 
-    // And nobody is told more than there is to it.
+    // The request carries no more than it needs.
     let [head] = site.heads().try_into().unwrap();
     let lower = head.to_lowercase();
     assert!(lower.starts_with("get /x http/1.1\r\n"), "{head}");
     assert!(lower.contains("user-agent: jigd/"), "{head}");
 
-    for none in ["cookie", "authorization", "referer"] {
-        assert!(!lower.contains(none), "{head}");
+    for header in ["cookie", "authorization", "referer"] {
+        assert!(!lower.contains(header), "{head}");
     }
 }
 
 #[tokio::test]
 async fn fetch_rejects_invalid_urls_without_connecting() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, respond_hello);
-    for wrong in [
+    for invalid in [
         "",
         "site.jig.test",
         "ftp://site.jig.test/",
@@ -309,8 +310,8 @@ async fn fetch_rejects_invalid_urls_without_connecting() {
         "http://site.jig.test\\@other.jig.test/",
         "http://site.jig.test/\r\nHost: other.jig.test",
     ] {
-        let refusal = fetch_failing(&daemon, url_request(wrong), "INVALID_PARAMS").await;
-        assert_eq!(refusal.invalid_fields(), ["url"], "{wrong}");
+        let refusal = fetch_failing(&daemon, url_request(invalid), "INVALID_PARAMS").await;
+        assert_eq!(refusal.invalid_fields(), ["url"], "{invalid}");
         assert!(!refusal.message.contains("hunter2"), "{refusal:?}");
     }
 
@@ -319,12 +320,12 @@ async fn fetch_rejects_invalid_urls_without_connecting() {
 
 #[tokio::test]
 async fn policy_rules_match_normalized_urls() {
-    let world = test_network();
+    let network = test_network();
     let table = format!(
         "[fetch]\nhosts = [{:?}]\nallow_addresses = [{:?}]\n[[policy.rules]]\nname = 'secrets'\ntool = 'fetch_url'\npattern = '\"url\":\"http://site\\.jig\\.test/secret'\naction = 'deny'",
         ALLOWED_HOST.0, ALLOWED_HOST.1
     );
-    let daemon = world.setup().workspace_table(&table).start().await;
+    let daemon = network.setup().workspace_table(&table).start().await;
     let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, respond_hello);
     fetch(&daemon, url_request("http://site.jig.test/open")).await;
     for address in [
@@ -349,8 +350,8 @@ async fn policy_rules_match_normalized_urls() {
 
 #[tokio::test]
 async fn case_n14_fetch_checks_and_resolves_the_same_host_name() {
-    let world = test_network();
-    let daemon = start_fetching_daemon(&world, &["*.jig.test"], &[ALLOWED_HOST.1]).await;
+    let network = test_network();
+    let daemon = start_fetching_daemon(&network, &["*.jig.test"], &[ALLOWED_HOST.1]).await;
     let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, respond_hello);
     let names = start_name_server(&daemon, &[&[ALLOWED_HOST.1]]);
     let long_name = format!("{}jig.test", "a.".repeat(123));
@@ -382,8 +383,8 @@ async fn case_n14_fetch_checks_and_resolves_the_same_host_name() {
 
     assert_eq!(names.questions(), [""; 0]);
 
-    // A URL has one host, in one spelling: that of the answer, of the question, and of the field.
-    for (written, meant) in [
+    // A URL has one host in one spelling: in the result, the name server's question and the header.
+    for (host, normalized) in [
         ("Good.JIG.test", "good.jig.test"),
         ("good.jig.test.", "good.jig.test"),
         ("good%2ejig.test", "good.jig.test"),
@@ -394,12 +395,13 @@ async fn case_n14_fetch_checks_and_resolves_the_same_host_name() {
         ("b\u{fc}cher.jig.test", "xn--bcher-kva.jig.test"),
         ("g\u{43e}\u{43e}d.jig.test", "xn--gd-fmca.jig.test"),
     ] {
-        let (asked, passed) = (names.question_count(), site.heads().len());
-        let fetched = fetch(&daemon, url_request(&format!("http://{written}/"))).await;
-        assert_eq!(names.questions().split_off(asked), [meant], "{written}");
-        let [head] = site.heads().split_off(passed).try_into().unwrap();
-        let field = format!("\r\nhost: {meant}\r\n");
-        assert_eq!(fetched.final_url, format!("http://{meant}/"), "{written}");
-        assert!(head.to_lowercase().contains(&field), "{written}: {head}");
+        let (earlier_questions, earlier_requests) = (names.question_count(), site.heads().len());
+        let fetched = fetch(&daemon, url_request(&format!("http://{host}/"))).await;
+
+        assert_eq!(names.questions().split_off(earlier_questions), [normalized], "{host}");
+        let [head] = site.heads().split_off(earlier_requests).try_into().unwrap();
+        let header = format!("\r\nhost: {normalized}\r\n");
+        assert_eq!(fetched.final_url, format!("http://{normalized}/"), "{host}");
+        assert!(head.to_lowercase().contains(&header), "{host}: {head}");
     }
 }

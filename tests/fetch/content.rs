@@ -1,7 +1,8 @@
-//! What is made of what servers answer.
+//! How `fetch_url` converts, decodes and records what servers send, and TLS.
 
 use std::{
     io::Write as _,
+    path::Path,
     process::{Child, Command, Stdio},
 };
 
@@ -13,9 +14,9 @@ use super::{
     ALLOWED_HOST, HttpSite, fetch, fetch_failing, page_request, start_default_daemon,
     start_fetching_daemon, test_network, url_request, write_response,
 };
-use crate::support::{TestNetwork, eventually, run_in_network_of};
+use crate::support::{Daemon, TestNetwork, eventually, run_in_network_of};
 
-/// What gzip makes of bytes.
+/// The output of a shell script, compressed by gzip.
 pub(super) fn gzip(script: &str) -> Vec<u8> {
     let command = format!("{script} | gzip -c");
     let output = Command::new("sh").args(["-c", &command]).output().unwrap();
@@ -29,8 +30,8 @@ const HTML_PAGE: &str = "<!doctype html><html><head><title>T</title><style>p{}</
 
 #[tokio::test]
 async fn fetch_converts_pages_to_the_requested_format() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| {
         let kind = match path {
             "/xhtml" => "application/xhtml+xml",
@@ -66,16 +67,17 @@ async fn fetch_converts_pages_to_the_requested_format() {
 
 #[tokio::test]
 async fn fetch_returns_responses_of_any_status() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| {
         let status = path.trim_start_matches('/');
         let fields = "Content-Type: text/plain\r\n";
-        write_response(stream, &format!("{status} Some Words"), fields, b"told")
+        write_response(stream, &format!("{status} Some Words"), fields, b"text")
     });
+
     for status in [201, 400, 401, 403, 404, 410, 418, 429, 500, 503, 599] {
         let fetched = fetch(&daemon, url_request(&format!("http://site.jig.test/{status}"))).await;
-        assert_eq!((fetched.status_code, fetched.content.as_str()), (status, "told"));
+        assert_eq!((fetched.status_code, fetched.content.as_str()), (status, "text"));
     }
 
     let path = daemon.state_dir().join("sessions/default/events.jsonl");
@@ -85,8 +87,8 @@ async fn fetch_returns_responses_of_any_status() {
 
 #[tokio::test]
 async fn fetch_decodes_text_and_rejects_binary_content() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| {
         let (kind, body): (&str, &[u8]) = match path {
             "/latin1" => ("text/plain; charset=iso-8859-1", b"gr\xfcn"),
@@ -113,7 +115,7 @@ async fn fetch_decodes_text_and_rejects_binary_content() {
         ("/utf16", "grün"),
         ("/json", "{\"a\":\"grün\"}"),
         ("/octets", "plain"),
-        // Without a type it is taken as it is.
+        // Without a content type the body is not converted.
         ("/html", "<p>x"),
         ("/empty", ""),
     ] {
@@ -129,8 +131,8 @@ async fn fetch_decodes_text_and_rejects_binary_content() {
 
 #[tokio::test]
 async fn fetch_decompresses_gzip() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let body = gzip("printf 'compressed text'");
     let broken = body[..body.len() - 9].to_vec();
     let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, move |path, stream| {
@@ -138,6 +140,7 @@ async fn fetch_decompresses_gzip() {
         let fields = "Content-Type: text/plain\r\nContent-Encoding: gzip\r\n";
         write_response(stream, "200 OK", fields, body)
     });
+
     let fetched = fetch(&daemon, url_request("http://site.jig.test/")).await;
     assert_eq!(fetched.content, "compressed text");
     assert_eq!(fetched.content_length, 15);
@@ -150,10 +153,11 @@ async fn fetch_decompresses_gzip() {
 
 #[tokio::test]
 async fn session_log_records_fetches_without_content() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, super::respond_hello);
     fetch(&daemon, url_request("http://site.jig.test/x")).await;
+
     let path = daemon.state_dir().join("sessions/default/events.jsonl");
     let text = std::fs::read_to_string(path).unwrap();
     let records = text.lines().map(serde_json::from_str::<serde_json::Value>);
@@ -161,41 +165,66 @@ async fn session_log_records_fetches_without_content() {
     let [begun, ended] = records.as_slice() else {
         panic!("{records:?}");
     };
+
     assert_eq!(begun["params"], json!({ "url": "http://site.jig.test/x" }));
     assert_eq!((&ended["status_code"], &ended["content_length"]), (&json!(200), &json!(5)));
     assert!(!text.contains("hello"), "{text}");
 }
 
-/// A server that is ended with the test.
+/// A TLS server, which is killed when the handle is dropped.
 struct TlsServer(Child);
 
 impl Drop for TlsServer {
     fn drop(&mut self) {
-        let _dead_already = self.0.kill();
+        let _may_have_exited = self.0.kill();
         let _reaped = self.0.wait();
     }
 }
 
-#[tokio::test]
-async fn fetch_verifies_tls_certificates() {
-    let world = TestNetwork::with_hosts(&[ALLOWED_HOST, ("nobody.jig.test", ALLOWED_HOST.1)]);
-    let folder = TempDir::with_prefix("jig-test-tls-").unwrap();
+impl TlsServer {
+    /// Serves the files of `folder` at `ALLOWED_HOST` with its `certificate.pem`.
+    fn start(daemon: &Daemon, folder: &Path) -> Self {
+        let folder = folder.to_owned();
+        run_in_network_of(daemon, move || {
+            let accept = format!("{}:443", ALLOWED_HOST.1);
+            let child = Command::new("openssl")
+                .args(["s_server", "-quiet", "-WWW", "-accept", &accept])
+                .args(["-cert", "certificate.pem", "-key", "key.pem"])
+                .current_dir(&folder)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn();
+            Self(child.unwrap())
+        })
+    }
+}
+
+/// Makes `ca.pem`, the certificate of an authority, and `certificate.pem`, which that authority
+/// signs for site.jig.test.
+fn make_certificates(folder: &Path) {
     let script = "
         openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=authority
         openssl req -new -newkey rsa:2048 -nodes -keyout key.pem -out request.pem -subj /CN=site.jig.test
         printf 'subjectAltName=DNS:site.jig.test\\nbasicConstraints=CA:FALSE\\n' > fields
         openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile fields -out certificate.pem
     ";
-    let made =
-        Command::new("sh").args(["-e", "-c", script]).current_dir(folder.path()).output().unwrap();
-    assert!(made.status.success(), "{made:?}");
+    let output =
+        Command::new("sh").args(["-e", "-c", script]).current_dir(folder).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
 
+#[tokio::test]
+async fn fetch_verifies_tls_certificates() {
+    let network = TestNetwork::with_hosts(&[ALLOWED_HOST, ("nobody.jig.test", ALLOWED_HOST.1)]);
+    let folder = TempDir::with_prefix("jig-test-tls-").unwrap();
+    make_certificates(folder.path());
     std::fs::write(folder.path().join("page"), "over TLS").unwrap();
 
-    // The only authority of the daemon's host.
+    // The daemon's host trusts no other authority.
     let authority = folder.path().join("ca.pem");
     let hosts = [ALLOWED_HOST.0, "nobody.jig.test"];
-    let setup = world.setup().workspace_table(&format!(
+    let setup = network.setup().workspace_table(&format!(
         "[fetch]\nhosts = {hosts:?}\nallow_addresses = [{:?}]",
         ALLOWED_HOST.1
     ));
@@ -204,20 +233,7 @@ async fn fetch_verifies_tls_certificates() {
         authority.display()
     );
     let daemon = setup.and_wrapped_by(["sh", "-c", &script]).start().await;
-    let place = folder.path().to_owned();
-    let _server = run_in_network_of(&daemon, move || {
-        let accept = format!("{}:443", ALLOWED_HOST.1);
-        let child = Command::new("openssl")
-            .args(["s_server", "-quiet", "-WWW", "-accept", &accept])
-            .args(["-cert", "certificate.pem", "-key", "key.pem"])
-            .current_dir(&place)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        TlsServer(child.unwrap())
-    });
-
+    let _server = TlsServer::start(&daemon, folder.path());
     eventually("the server listens", async || {
         let fetched = super::try_fetch(&daemon, url_request("https://site.jig.test/page")).await;
         match fetched {
@@ -229,6 +245,7 @@ async fn fetch_verifies_tls_certificates() {
         }
     })
     .await;
+
     let refusal =
         fetch_failing(&daemon, url_request("https://nobody.jig.test/page"), "FETCH_ERROR").await;
     assert!(refusal.message.contains("certificate"), "{refusal:?}");
@@ -236,16 +253,16 @@ async fn fetch_verifies_tls_certificates() {
 
 #[tokio::test]
 async fn fetch_reports_servers_that_do_not_speak_http() {
-    let world = test_network();
+    let network = test_network();
     let daemon =
-        start_fetching_daemon(&world, &["site.jig.test:443", "site.jig.test"], &[ALLOWED_HOST.1])
+        start_fetching_daemon(&network, &["site.jig.test:443", "site.jig.test"], &[ALLOWED_HOST.1])
             .await;
     let _sites = [80, 443].map(|port| {
         HttpSite::start(&daemon, ALLOWED_HOST.1, port, |_, stream| {
             stream.write_all(b"220 mail.jig.test ESMTP\r\n")
         })
     });
-    for there in ["http://site.jig.test/", "https://site.jig.test/"] {
-        fetch_failing(&daemon, url_request(there), "FETCH_ERROR").await;
+    for url in ["http://site.jig.test/", "https://site.jig.test/"] {
+        fetch_failing(&daemon, url_request(url), "FETCH_ERROR").await;
     }
 }

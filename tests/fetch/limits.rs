@@ -1,4 +1,4 @@
-//! What takes too long, or is too much.
+//! Bounds on the time and size of a fetch, and errors of the network.
 
 use std::{
     io::Write as _,
@@ -32,21 +32,21 @@ fn request_with_timeout(seconds: u32, path: &str) -> FetchUrlRequest {
 
 #[tokio::test]
 async fn fetch_truncates_content_at_max_bytes() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |_, stream| {
         write_response(stream, "200 OK", "Content-Type: text/plain\r\n", "grün".as_bytes())
     });
-    for (most, content, length, truncated) in [
+    for (max_bytes, content, length, truncated) in [
         (1, "g", 1, true),
-        // A character is not cut.
+        // A character is not split.
         (3, "gr", 3, true),
         (4, "grü", 4, true),
         (5, "grün", 5, false),
         (4 * MIB, "grün", 5, false),
     ] {
-        let fetched = fetch(&daemon, request_with_max_bytes(most)).await;
-        assert_eq!(fetched.content, content, "{most}");
+        let fetched = fetch(&daemon, request_with_max_bytes(max_bytes)).await;
+        assert_eq!(fetched.content, content, "{max_bytes}");
         assert_eq!((fetched.content_length, fetched.truncated), (length, truncated));
     }
 
@@ -63,8 +63,8 @@ async fn fetch_truncates_content_at_max_bytes() {
 
 #[tokio::test]
 async fn fetch_stops_reading_endless_bodies() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let bomb = gzip("head -c 256M /dev/zero");
     assert!(bomb.len() < MIB / 2, "{}", bomb.len());
 
@@ -101,31 +101,31 @@ async fn fetch_stops_reading_endless_bodies() {
     let grown = daemon.peak_bytes().saturating_sub(before);
     assert!(grown < 64 << 20, "{grown}");
 
-    // Whoever sent it is not left hanging.
+    // The daemon closes the connections.
     eventually("the connections are closed", async || site.ended_connection_count() == 4).await;
 }
 
 #[tokio::test]
 async fn fetch_times_out_on_slow_servers() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| {
         match path {
             "/silent" => {}
             "/head" => write!(stream, "HTTP/1.1 200 OK\r\nX-More")?,
             _ => write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\na")?,
         }
-        // Until the daemon goes away.
+        // Blocks until the daemon disconnects.
         std::io::copy(stream, &mut std::io::sink()).map(drop)
     });
 
     for path in ["/silent", "/head", "/body"] {
-        let begun = Instant::now();
+        let start = Instant::now();
         let refusal = fetch_failing(&daemon, request_with_timeout(1, path), "TIMEOUT").await;
         assert!(refusal.message.contains("timeout_sec"), "{refusal:?}");
-        let taken = begun.elapsed();
-        assert!(taken >= Duration::from_millis(900), "{path}: {taken:?}");
-        assert!(taken < wait_timeout(), "{path}: {taken:?}");
+        let elapsed = start.elapsed();
+        assert!(elapsed >= Duration::from_millis(900), "{path}: {elapsed:?}");
+        assert!(elapsed < wait_timeout(), "{path}: {elapsed:?}");
     }
 
     eventually("the connections are closed", async || site.ended_connection_count() == 3).await;
@@ -133,14 +133,15 @@ async fn fetch_times_out_on_slow_servers() {
 
 #[tokio::test]
 async fn cancelled_fetch_closes_its_connection() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |_, stream| {
         std::io::copy(stream, &mut std::io::sink()).map(drop)
     });
     let mut tools = daemon.tools();
+
     let call = tokio::spawn(async move { tools.fetch_url(request_with_timeout(60, "/")).await });
-    eventually("the server is asked", async || site.heads().len() == 1).await;
+    eventually("the server gets the request", async || site.heads().len() == 1).await;
     assert_eq!(site.ended_connection_count(), 0);
 
     call.abort();
@@ -149,32 +150,34 @@ async fn cancelled_fetch_closes_its_connection() {
 
 #[tokio::test]
 async fn fetch_reports_causes_of_network_errors() {
-    let world = test_network();
+    let network = test_network();
     let daemon =
-        start_fetching_daemon(&world, &["*.jig.test", "site.jig.test:81"], &[ALLOWED_HOST.1]).await;
+        start_fetching_daemon(&network, &["*.jig.test", "site.jig.test:81"], &[ALLOWED_HOST.1])
+            .await;
     let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| match path {
         "/nothing" => Ok(()),
         _ => write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this"),
     });
-    for (there, cause) in [
+
+    for (url, cause) in [
         ("http://site.jig.test:81/", "connection refused"),
         ("http://nobody.jig.test/", "the name could not be looked up"),
     ] {
-        let refusal = fetch_failing(&daemon, url_request(there), "FETCH_ERROR").await;
+        let refusal = fetch_failing(&daemon, url_request(url), "FETCH_ERROR").await;
         assert_eq!(refusal.metadata["cause"], cause, "{refusal:?}");
     }
 
     for path in ["nothing", "half"] {
-        let there = format!("http://site.jig.test/{path}");
-        let refusal = fetch_failing(&daemon, url_request(&there), "FETCH_ERROR").await;
+        let url = format!("http://site.jig.test/{path}");
+        let refusal = fetch_failing(&daemon, url_request(&url), "FETCH_ERROR").await;
         assert!(!refusal.metadata["cause"].is_empty(), "{refusal:?}");
     }
 }
 
 #[tokio::test]
 async fn fetch_converts_hostile_pages_in_bounded_time() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| {
         let piece = match path {
             "/deep" => "<div>",
@@ -199,8 +202,8 @@ async fn fetch_converts_hostile_pages_in_bounded_time() {
 
 #[tokio::test]
 async fn daemon_fetches_100_pages_concurrently() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, super::respond_hello);
     let calls = (0..100).map(|number| {
         let daemon = &daemon;
@@ -210,16 +213,12 @@ async fn daemon_fetches_100_pages_concurrently() {
         }
     });
 
-    let mut waiting = Vec::new();
-    for call in calls {
-        waiting.push(call);
-    }
-    let answers = join_all(waiting).await;
+    let answers = join_all(calls.collect()).await;
     assert!(answers.iter().all(|content| content == "hello"));
     assert_eq!(site.connection_count(), 100);
 }
 
-/// Waits for all of them at once.
+/// Polls all futures concurrently and returns their results in order.
 async fn join_all<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
     let mut pinned: Vec<_> = futures.into_iter().map(Box::pin).collect();
     let mut done: Vec<Option<T>> = pinned.iter().map(|_| None).collect();
@@ -231,9 +230,10 @@ async fn join_all<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
                 *done = Some(value);
             }
         }
-        match done.iter().all(Option::is_some) {
-            true => std::task::Poll::Ready(()),
-            false => std::task::Poll::Pending,
+        if done.iter().all(Option::is_some) {
+            std::task::Poll::Ready(())
+        } else {
+            std::task::Poll::Pending
         }
     })
     .await;

@@ -1,12 +1,12 @@
-//! `fetch_url`: what it answers, and where it does not go.
+//! `fetch_url`: its answers, and the targets that it does not reach.
 
-/// What it must not reach.
+/// Hosts, ports and addresses that are not allowed.
 mod allowed_hosts;
-/// What is made of what servers answer.
+/// Formats, encodings and TLS.
 mod content;
-/// What takes too long, or is too much.
+/// Bounds on time and size.
 mod limits;
-/// Where servers redirect to.
+/// Redirects.
 mod redirects;
 
 use std::{
@@ -23,23 +23,25 @@ use jig::api::v1::{FetchFormat, FetchUrlRequest, FetchUrlResponse};
 
 use crate::support::{Daemon, Refusal, TestNetwork, run_in_network_of};
 
-/// A host that may be fetched from, and one that is there too.
+/// A name and its address that the daemon may fetch from.
 pub(crate) const ALLOWED_HOST: (&str, &str) = ("site.jig.test", "203.0.113.10");
+/// An existing host that the daemon may fetch from only where a test allows it.
 pub(crate) const OTHER_HOST: (&str, &str) = ("other.jig.test", "203.0.113.11");
-/// Addresses that nothing must be fetched from.
+/// An address of a private network, which is not allowed by default.
 pub(crate) const PRIVATE_ADDRESS: &str = "10.1.2.3";
+/// The address of a cloud's metadata service.
 const METADATA_ADDRESS: &str = "169.254.169.254";
 
-/// What a server does with a request for a path.
+/// How a server answers a request for a path.
 type RequestHandler = dyn Fn(&str, &mut TcpStream) -> std::io::Result<()> + Send + Sync;
 
-/// A server, and what it was asked.
+/// A web server that counts connections and stores the heads of requests.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HttpSite {
     heads: Arc<Mutex<Vec<String>>>,
-    /// Connections that were made, whatever was said.
+    /// Accepted connections, with or without a request.
     connections: Arc<AtomicUsize>,
-    /// Of these, the ones that have ended.
+    /// How many of these connections have ended.
     ended_connections: Arc<AtomicUsize>,
 }
 
@@ -49,20 +51,20 @@ impl HttpSite {
         daemon: &Daemon,
         address: &'static str,
         port: u16,
-        answers: impl Fn(&str, &mut TcpStream) -> std::io::Result<()> + Send + Sync + 'static,
+        respond: impl Fn(&str, &mut TcpStream) -> std::io::Result<()> + Send + Sync + 'static,
     ) -> Self {
         let site = Self::default();
         let server = site.clone();
-        let answers: Arc<RequestHandler> = Arc::new(answers);
+        let respond: Arc<RequestHandler> = Arc::new(respond);
         let listener =
             run_in_network_of(daemon, move || TcpListener::bind((address, port)).unwrap());
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let (site, answers) = (server.clone(), Arc::clone(&answers));
+                let (site, respond) = (server.clone(), Arc::clone(&respond));
                 site.connections.fetch_add(1, Ordering::SeqCst);
                 thread::spawn(move || {
-                    // One that goes away is no matter.
-                    let _gone = site.serve_connection(stream, &*answers);
+                    // A client may disconnect at any time.
+                    let _disconnected = site.serve_connection(stream, &*respond);
                     site.ended_connections.fetch_add(1, Ordering::SeqCst);
                 });
             }
@@ -74,7 +76,7 @@ impl HttpSite {
     fn serve_connection(
         &self,
         mut stream: TcpStream,
-        answers: &RequestHandler,
+        respond: &RequestHandler,
     ) -> std::io::Result<()> {
         let mut reader = BufReader::new(stream.try_clone()?);
         let mut head = String::new();
@@ -86,7 +88,7 @@ impl HttpSite {
 
         let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
         self.heads.lock().unwrap().push(head);
-        answers(&path, &mut stream)
+        respond(&path, &mut stream)
     }
 
     fn heads(&self) -> Vec<String> {
@@ -102,7 +104,7 @@ impl HttpSite {
     }
 }
 
-/// Answers with a status, more fields, and a body.
+/// Writes a response with a status, further header fields and a body.
 pub(crate) fn write_response(
     stream: &mut TcpStream,
     status: &str,
@@ -117,7 +119,7 @@ pub(crate) fn write_response(
     stream.write_all(body)
 }
 
-/// Answers with a text.
+/// Answers every path with the text "hello".
 fn respond_hello(_: &str, stream: &mut TcpStream) -> std::io::Result<()> {
     write_response(stream, "200 OK", "Content-Type: text/plain\r\n", b"hello")
 }
@@ -131,24 +133,28 @@ fn test_network() -> TestNetwork {
     ])
 }
 
-/// A daemon that may fetch from these hosts, at these addresses too.
-async fn start_fetching_daemon(world: &TestNetwork, hosts: &[&str], addresses: &[&str]) -> Daemon {
-    let setup = world
+/// A daemon that may fetch from these hosts. `addresses` are allowed although they are not public.
+async fn start_fetching_daemon(
+    network: &TestNetwork,
+    hosts: &[&str],
+    addresses: &[&str],
+) -> Daemon {
+    let setup = network
         .setup()
         .workspace_table(&format!("[fetch]\nhosts = {hosts:?}\nallow_addresses = {addresses:?}"));
     setup.start().await
 }
 
-/// One that may fetch from the host that is allowed.
-async fn start_default_daemon(world: &TestNetwork) -> Daemon {
-    start_fetching_daemon(world, &[ALLOWED_HOST.0], &[ALLOWED_HOST.1]).await
+/// A daemon that may fetch from `ALLOWED_HOST` only.
+async fn start_default_daemon(network: &TestNetwork) -> Daemon {
+    start_fetching_daemon(network, &[ALLOWED_HOST.0], &[ALLOWED_HOST.1]).await
 }
 
 fn url_request(url: &str) -> FetchUrlRequest {
     FetchUrlRequest { url: url.to_owned(), ..FetchUrlRequest::default() }
 }
 
-/// A page of the host that is allowed, in this format.
+/// A request for a page of `ALLOWED_HOST` in a format.
 fn page_request(path: &str, format: FetchFormat) -> FetchUrlRequest {
     FetchUrlRequest {
         format: Some(format.into()),
@@ -165,13 +171,13 @@ async fn fetch(daemon: &Daemon, request: FetchUrlRequest) -> FetchUrlResponse {
     try_fetch(daemon, request).await.unwrap()
 }
 
-/// Fetches what must not be fetched, for this reason.
+/// Fetches a URL that the daemon must refuse for this reason.
 async fn fetch_failing(daemon: &Daemon, request: FetchUrlRequest, reason: &str) -> Refusal {
-    let shown = format!("{request:.300?}");
+    let request_text = format!("{request:.300?}");
     match try_fetch(daemon, request).await {
-        Ok(response) => panic!("{shown} was fetched: {response:?}"),
+        Ok(response) => panic!("{request_text} was fetched: {response:?}"),
         Err(refusal) => {
-            assert_eq!(refusal.reason, reason, "{shown}: {refusal:?}");
+            assert_eq!(refusal.reason, reason, "{request_text}: {refusal:?}");
             refusal
         }
     }

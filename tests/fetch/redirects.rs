@@ -1,4 +1,4 @@
-//! Where servers redirect to: looked at as though it had been asked for.
+//! Redirects: their targets are checked like requested URLs.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -13,8 +13,8 @@ fn location_field(location: &str) -> String {
 
 #[tokio::test]
 async fn fetch_follows_redirects() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| match path {
         "/301" => {
             write_response(stream, "301 Moved", &location_field("http://site.jig.test/302"), b"x")
@@ -51,8 +51,8 @@ async fn fetch_follows_redirects() {
 
 #[tokio::test]
 async fn fetch_denies_redirects_to_disallowed_targets() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let locations = [
         "http://other.jig.test/",
         "//other.jig.test/",
@@ -80,28 +80,31 @@ async fn fetch_denies_redirects_to_disallowed_targets() {
         let number: usize = path.trim_start_matches('/').parse().unwrap();
         write_response(stream, "302 Found", &location_field(locations[number]), b"")
     });
-    let others = ["127.0.0.1", "::1", OTHER_HOST.1, PRIVATE_ADDRESS, METADATA_ADDRESS]
+    let other_sites = ["127.0.0.1", "::1", OTHER_HOST.1, PRIVATE_ADDRESS, METADATA_ADDRESS]
         .map(|address| HttpSite::start(&daemon, address, 80, respond_hello));
     for (number, location) in locations.iter().enumerate() {
-        let there = format!("http://site.jig.test/{number}");
-        let refusal = fetch_failing(&daemon, url_request(&there), "EGRESS_DENIED").await;
+        let url = format!("http://site.jig.test/{number}");
+        let refusal = fetch_failing(&daemon, url_request(&url), "EGRESS_DENIED").await;
         assert!(!refusal.message.contains("hunter2"), "{location}: {refusal:?}");
     }
 
     assert_eq!(site.connection_count(), locations.len());
-    assert_eq!(others.map(|site| site.connection_count()), [0; 5]);
+    assert_eq!(other_sites.map(|site| site.connection_count()), [0; 5]);
 }
 
 #[tokio::test]
 async fn fetch_limits_redirects() {
-    let world = test_network();
-    let daemon = start_default_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_default_daemon(&network).await;
     let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |path, stream| {
         match path.trim_start_matches('/').parse::<u32>() {
             Ok(0) => respond_hello(path, stream),
-            Ok(left) => {
-                write_response(stream, "302 Found", &location_field(&format!("/{}", left - 1)), b"")
-            }
+            Ok(remaining) => write_response(
+                stream,
+                "302 Found",
+                &location_field(&format!("/{}", remaining - 1)),
+                b"",
+            ),
             Err(_) if path == "/nonsense" => {
                 write_response(stream, "302 Found", &location_field("http://[nonsense"), b"")
             }
@@ -117,8 +120,8 @@ async fn fetch_limits_redirects() {
         ("loop", "too many redirects"),
         ("nonsense", "a redirect to what is no URL"),
     ] {
-        let there = format!("http://site.jig.test/{path}");
-        let refusal = fetch_failing(&daemon, url_request(&there), "FETCH_ERROR").await;
+        let url = format!("http://site.jig.test/{path}");
+        let refusal = fetch_failing(&daemon, url_request(&url), "FETCH_ERROR").await;
         assert_eq!(refusal.metadata["cause"], cause, "{path}");
     }
 

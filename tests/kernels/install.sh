@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Puts there what the tests in virtual machines need: an emulator, what its ramdisk is made with, and Debian's own kernels, unpacked and not installed, in
-# $JIG_TOOLS_DIR/kernels (default: target/tools/kernels).
+# Installs what the tests in virtual machines need: an emulator, the tools that make its ramdisk, and Debian's kernels.
+# The kernels are unpacked, not installed, in $JIG_TOOLS_DIR/kernels (default: target/tools/kernels).
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -16,15 +16,15 @@ if [[ ${#missing[@]} != 0 ]]; then
   apt-get install -y --no-install-recommends "${missing[@]}"
 fi
 
-# unpack_kernel NAME METAPACKAGE [MODULE...]: the kernel that METAPACKAGE depends on becomes kernels/NAME, and these modules of it kernels/NAME.modules,
-# to be loaded in this order.
+# unpack_kernel NAME METAPACKAGE [MODULE...]: unpacks the kernel that METAPACKAGE depends on to kernels/NAME, and its listed modules to
+# kernels/NAME.modules. The guest loads the modules in this order.
 unpack_kernel() {
   local name=$1 package scratch module number=10
   [[ ! -e $tools/kernels/$name ]] || return 0
   package=$(apt-cache depends "$2" | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1)
   echo "fetching $package"
   scratch=$(mktemp -d)
-  # apt gives up its rights to download, and says so where it cannot write here.
+  # apt drops its privileges to download, and warns if it cannot write to this folder then.
   (cd "$scratch" && apt-get download "$package" 2>/dev/null && dpkg-deb -x ./*.deb unpacked)
   rm -rf "$tools/kernels/$name.modules"
   mkdir "$tools/kernels/$name.modules"
@@ -36,6 +36,6 @@ unpack_kernel() {
   rm -rf "$scratch"
 }
 
-# Its tmpfs has no mounts that map owners, so a workspace needs a disk.
+# The tmpfs of 6.1 does not support mounts that map owners, so a workspace needs a disk.
 unpack_kernel 6.1 linux-image-cloud-amd64 loop
 unpack_kernel 6.12 linux-image-6.12-cloud-amd64

@@ -1,4 +1,5 @@
-//! Kernels other than the host's, in virtual machines: what the daemon gives on them, and the attacks.
+//! Kernels other than the host's, in virtual machines: the isolation that the daemon gives on them,
+//! and the attacks.
 
 use std::{
     fs,
@@ -9,9 +10,9 @@ use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::support::{DAEMON_UID, Daemon, Guest, Kernel, Setup, argv, full_size, guest, shell};
 
-/// Attacks that are made in machines: those that look at what the kernel answers. What measures time
-/// or moves much data takes too long under emulation. The first is made always, the others at full
-/// size: together they take two minutes for each kernel.
+/// Attacks that run in virtual machines: those that depend on the kernel's answers. Tests that
+/// measure time or move much data take too long under emulation. The first filter always runs, the
+/// others at full size: together they take two minutes for each kernel.
 const ATTACK_FILTERS: &[&str] = &[
     "attack::kernel",
     "attack::network",
@@ -21,7 +22,7 @@ const ATTACK_FILTERS: &[&str] = &[
     "isolation::",
 ];
 
-/// Those among them that need what a machine does not have, and what that is.
+/// Tests among them that cannot run in a virtual machine, and the reason.
 const SKIPPED_IN_GUEST: &[(&str, &str)] = &[
     (
         "case_75_command_fails_promptly_to_reach",
@@ -30,27 +31,28 @@ const SKIPPED_IN_GUEST: &[(&str, &str)] = &[
     ("_at_l1", "Linux 6.1 does not give L1"),
 ];
 
-/// Tells whoever watches, although the test succeeds.
+/// Prints a line that the test harness shows even if the test succeeds.
 fn print_to_stderr(text: &str) {
     io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }
 
-/// Makes all attacks in a machine.
+/// Runs the attacks in a virtual machine.
 async fn run_attacks(machine: &Guest) {
     let mut arguments = ATTACK_FILTERS[..full_size(ATTACK_FILTERS.len(), 1)].to_vec();
     for (name, _) in SKIPPED_IN_GUEST {
         arguments.extend(["--skip", name]);
     }
-    let printed = machine.boot(&arguments).await;
-    let (held, failed) = printed.test_counts();
-    assert_eq!(printed.failed_tests(), [""; 0], "{}", printed.text());
-    assert!(held >= full_size(40, 8), "{}", printed.text());
 
-    let first = printed.text().lines().next().unwrap_or_default();
-    let last = printed.text().lines().last().unwrap_or_default();
-    print_to_stderr(&format!("{first}; {held} attacks held, {failed} did not; {last}"));
-    for (name, why) in SKIPPED_IN_GUEST {
-        print_to_stderr(&format!("not made in a machine: {name}: {why}"));
+    let output = machine.boot(&arguments).await;
+    let (passed, failed) = output.test_counts();
+    assert_eq!(output.failed_tests(), [""; 0], "{}", output.text());
+    assert!(passed >= full_size(40, 8), "{}", output.text());
+
+    let first = output.text().lines().next().unwrap_or_default();
+    let last = output.text().lines().last().unwrap_or_default();
+    print_to_stderr(&format!("{first}; {passed} tests passed, {failed} failed; {last}"));
+    for (name, reason) in SKIPPED_IN_GUEST {
+        print_to_stderr(&format!("skipped in virtual machines: {name}: {reason}"));
     }
 }
 
@@ -64,7 +66,7 @@ async fn attacks_fail_on_linux_6_12() {
     run_attacks(&guest(Kernel::Debian13)).await;
 }
 
-/// The version of Landlock that the daemon tells.
+/// The version of Landlock that the daemon reports.
 async fn landlock_version(daemon: &Daemon) -> String {
     let layers = daemon.info().await.isolation.unwrap().layers;
     let landlock = layers.into_iter().find(|layer| layer.name == "landlock");
@@ -96,8 +98,8 @@ async fn linux_6_12_gives_l3_with_landlock_version_6() {
     }
 }
 
-/// Checks a host that refuses user namespaces: nothing is run unless the operator allows L1, and then
-/// where Landlock is new enough.
+/// Checks a host that refuses user namespaces. The daemon runs nothing unless the operator allows L1
+/// and the kernel's Landlock is new enough for it.
 async fn check_without_user_namespaces(gives_l1: bool) {
     let limit = fs::read_to_string("/proc/sys/user/max_user_namespaces").unwrap();
     assert_eq!(limit, "0\n");
@@ -115,19 +117,22 @@ async fn check_without_user_namespaces(gives_l1: bool) {
     let allowed = Setup::new().user(DAEMON_UID).arguments(&["--minimum-level", "L1"]);
     let daemon = allowed.start().await;
     let isolation = daemon.info().await.isolation.unwrap();
-    let tried: Vec<_> =
-        isolation.refused.iter().map(|one| (one.level.as_str(), one.stage.as_str())).collect();
+    let refused: Vec<_> = isolation
+        .refused
+        .iter()
+        .map(|failure| (failure.level.as_str(), failure.stage.as_str()))
+        .collect();
     let namespaces = [("L3", "user_namespace"), ("L2", "user_namespace")];
     if gives_l1 {
         assert_eq!((isolation.level.as_str(), isolation.ready), ("L1", true));
-        assert_eq!(tried, namespaces);
+        assert_eq!(refused, namespaces);
         assert_eq!(daemon.run(shell("true")).await.isolation, "L1");
-        let outside = daemon.run(argv(&["ls", "/root"])).await;
-        assert_ne!(outside.exit_code, Some(0), "{outside:?}");
+        let response = daemon.run(argv(&["ls", "/root"])).await;
+        assert_ne!(response.exit_code, Some(0), "{response:?}");
     } else {
         assert_eq!((isolation.level.as_str(), isolation.ready), ("L0", false));
-        assert_eq!(tried[..2], namespaces);
-        assert_eq!(tried[2..], [("L1", "no_namespaces")]);
+        assert_eq!(refused[..2], namespaces);
+        assert_eq!(refused[2..], [("L1", "no_namespaces")]);
         let last = isolation.refused.last().unwrap();
         assert!(last.message.contains("version 2 of Landlock"), "{last:?}");
         assert!(last.remedy.contains("6.12"), "{last:?}");

@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
 # Makes the ramdisk of a virtual machine: ramdisk.sh OUT TESTS PROGRAMS KERNELS BINARY...
 #
-# OUT gets the ramdisk. TESTS, the program with the tests, becomes /tests; PROGRAMS, a folder of compiled C programs, /programs; the modules in KERNELS
-# become /modules; each BINARY lies where it does here. None of them keeps what only a debugger reads. Beside them: the everyday programs of this machine with their libraries.
+# The ramdisk is written to OUT. It contains:
+# - TESTS, the program with the tests, as /tests
+# - PROGRAMS, a folder of compiled C programs, as /programs
+# - the modules in KERNELS as /modules
+# - each BINARY at its path on this machine
+# - the everyday programs of this machine with their libraries
+# TESTS and each BINARY are stripped of debug information.
 #
-# What follows `--` on the kernel's command line is what /tests gets.
+# /tests gets the arguments after `--` on the kernel's command line.
 set -euo pipefail
 
 out=$1
@@ -19,15 +24,16 @@ trap 'rm -rf "$root"' EXIT
 mkdir -p "$root"/{dev,etc,home,proc,root,run,sys,tmp,usr/{bin,sbin,lib,lib64},var}
 for name in bin sbin lib lib64; do ln -s "usr/$name" "$root/$name"; done
 
-# place FILE: copies a file to where it lies here.
-place() {
+# add_file FILE: copies a file to its path on this machine.
+add_file() {
   local target
   target=$root$(realpath -m "$(dirname "$1")")/$(basename "$1")
   mkdir -p "$(dirname "$target")"
   [[ -e $target || -L $target ]] || cp -P --preserve=mode "$1" "$target"
 }
 
-place_stripped() {
+# add_stripped FILE TARGET: copies a program without debug information to TARGET.
+add_stripped() {
   mkdir -p "$root$(dirname "$2")"
   strip -o "$root$2" "$1"
 }
@@ -36,29 +42,29 @@ everyday=()
 while read -r file; do
   if [[ $file =~ /s?bin/ && -f $file && -x $file ]]; then
     everyday+=("$file")
-    place "$file"
+    add_file "$file"
   fi
 done < <(dpkg -L "${packages[@]}" 2>/dev/null)
-place "$(command -v busybox)"
-for name in sh awk; do place "$(command -v "$name")"; done
+add_file "$(command -v busybox)"
+for name in sh awk; do add_file "$(command -v "$name")"; done
 [[ ! -L /etc/alternatives/awk ]] || { mkdir -p "$root/etc/alternatives" && cp -P /etc/alternatives/awk "$root/etc/alternatives/"; }
 
-place_stripped "$tests" /tests
-for binary; do place_stripped "$binary" "$binary"; done
+add_stripped "$tests" /tests
+for binary; do add_stripped "$binary" "$binary"; done
 cp -r "$programs" "$root/programs"
 mkdir "$root/modules"
 cp -r "$kernels"/*.modules "$root/modules/"
 
-# What is no dynamic program makes ldd say so, and fail. Libraries are the lines that are indented; the others name the programs.
+# ldd reports an error and fails for a file that is no dynamic program. It indents the lines with libraries; the others name the programs.
 { ldd "${everyday[@]}" "$tests" "$@" 2>/dev/null || true; } | grep $'^\t' | grep -o '/[^ ):]*' | sort -u | while read -r library; do
-  [[ ! -e $library ]] || { place "$library" && place "$(realpath "$library")"; }
+  [[ ! -e $library ]] || { add_file "$library" && add_file "$(realpath "$library")"; }
 done
-for file in group ld.so.cache ld.so.conf nsswitch.conf passwd protocols services; do [[ ! -e /etc/$file ]] || place "/etc/$file"; done
+for file in group ld.so.cache ld.so.conf nsswitch.conf passwd protocols services; do [[ ! -e /etc/$file ]] || add_file "/etc/$file"; done
 
 cp "$(command -v busybox)" "$root/busybox"
 cat >"$root/init" <<'INIT'
 #!/busybox sh
-# The ramdisk is unpacked into the kernel's own root, which cannot be pivoted away from.
+# The kernel unpacks the ramdisk into its first root, which pivot_root(2) cannot replace.
 /busybox mkdir /new
 /busybox mount -t tmpfs -o mode=755,size=80% root /new
 for entry in /*; do
@@ -79,7 +85,7 @@ mount -t devtmpfs devtmpfs /dev
 mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
 mount -t tmpfs tmpfs /dev/shm
-# Not a file system of its own: the programs under test may lie in it.
+# /tmp is not a separate file system: it may contain the programs under test.
 chmod 1777 /tmp
 mount -t securityfs securityfs /sys/kernel/security
 mount -t cgroup2 cgroup2 /sys/fs/cgroup

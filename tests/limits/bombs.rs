@@ -1,5 +1,5 @@
-//! Bombs of every kind at one time, beside ten runs that do ordinary work: those do not notice, and
-//! whoever asks after the daemon's health is answered.
+//! Bombs of every kind run at the same time as ten ordinary runs. The ordinary runs are not
+//! disturbed, and the daemon answers health checks.
 
 use std::{
     sync::{
@@ -16,11 +16,11 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use super::limited_command;
 use crate::support::{Daemon, Mark, Setup, argv, full_size, promptly, shell};
 
-/// What an ordinary run does: it computes, starts processes, writes files and reads them again.
+/// An ordinary run: it computes, starts processes, writes files and reads them.
 const WORK_SCRIPT: &str = "set -e; for step in 1 2 3 4 5 6 7 8 9 10; do \
     head -c 300000 /dev/zero | tr '\\0' x > /tmp/$step; cp /tmp/$step work-$0; \
     test $(wc -c < work-$0) = 300000; sleep 0.1; done; sha256sum < work-$0";
-/// What comes of it.
+/// The output of [`WORK_SCRIPT`].
 const WORK_OUTPUT: &str = "29927e273accc68286005017f7fa6e4f27bddb4db3083ff8b8d4c3667905b7fa  -\n";
 
 fn bomb_requests() -> [RunRequest; 4] {
@@ -44,7 +44,7 @@ fn bomb_requests() -> [RunRequest; 4] {
     ]
 }
 
-/// Asks after the daemon's health again and again. Answers how long each answer took.
+/// Repeats health checks until `stop` is set. Returns the duration of each.
 fn measure_health_checks(
     daemon: &Arc<Daemon>,
     stop: &Arc<AtomicBool>,
@@ -54,7 +54,7 @@ fn measure_health_checks(
         let mut times = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             let start = Instant::now();
-            let status = promptly("health is told", daemon.health()).await;
+            let status = promptly("the daemon answers a health check", daemon.health()).await;
             times.push(start.elapsed());
             assert_eq!(status, ServingStatus::Serving);
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -63,10 +63,12 @@ fn measure_health_checks(
     })
 }
 
-/// Ten ordinary runs, `rounds` times, while health is asked for. Answers its times, sorted.
+/// Makes ten ordinary runs, `rounds` times, beside health checks. Returns the sorted durations of
+/// the health checks.
 async fn run_ordinary_work(daemon: &Arc<Daemon>, rounds: usize) -> Vec<Duration> {
     let stop = Arc::new(AtomicBool::new(false));
     let health_task = measure_health_checks(daemon, &stop);
+
     for _ in 0..rounds {
         let runs: Vec<_> = (0..10)
             .map(|number| {
@@ -123,8 +125,9 @@ async fn bombs_do_not_disturb_other_runs_or_health_checks() {
     let percentile = |times: &[Duration], percent: usize| times[(times.len() - 1) * percent / 100];
     for (what, times) in [("without bombs", &baseline_times), ("beside bombs", &times_beside_bombs)]
     {
-        let [half, most] = [50, 99].map(|percent| percentile(times, percent));
-        eprintln!("health {what}: p50 {half:?}, p99 {most:?}, of {}", times.len());
+        let [p50, p99] = [50, 99].map(|percent| percentile(times, percent));
+        eprintln!("health {what}: p50 {p50:?}, p99 {p99:?}, of {}", times.len());
     }
+
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
 }

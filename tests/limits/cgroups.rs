@@ -1,4 +1,4 @@
-//! Limits that the kernel holds in cgroups of version 2, in machines that have such.
+//! Limits that the kernel enforces in cgroups of version 2, in virtual machines.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -13,7 +13,7 @@ use crate::support::{
 };
 
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
-/// Prepares a cgroup as systemd does with `Delegate=yes`, enters it and executes what follows.
+/// Prepares a cgroup like systemd with `Delegate=yes`, enters it and executes the arguments.
 const DELEGATION_SCRIPT: &str = r#"
     echo "+memory +pids +cpu" > /sys/fs/cgroup/cgroup.subtree_control
     mkdir -p /sys/fs/cgroup/delegated
@@ -32,7 +32,7 @@ fn outcome_and_limit(response: &RunResponse) -> (Outcome, &str) {
     (response.outcome(), response.limit.as_str())
 }
 
-/// The cgroups of a daemon's runs that are there now.
+/// The existing cgroups of a daemon's runs. `below` is the daemon's cgroup.
 fn run_cgroups(daemon: &Daemon, below: &str) -> Vec<PathBuf> {
     let runs = PathBuf::from(CGROUP_ROOT).join(below);
     let runs = runs.join(format!("jig-runs-{}", daemon.pid()));
@@ -41,18 +41,19 @@ fn run_cgroups(daemon: &Daemon, below: &str) -> Vec<PathBuf> {
     paths.filter(|path| path.is_dir()).collect()
 }
 
-/// What must hold wherever there are cgroups.
+/// Checks the limits that every daemon with cgroups enforces.
 async fn check_limits(daemon: &Daemon) {
-    for (name, word) in
+    for (name, expected_text) in
         [("memory_limit", "memory.max"), ("process_limit", "pids.max"), ("cpu_share", "cpu.weight")]
     {
         let layer = isolation_layer(daemon, name).await;
-        assert!(layer.applied && layer.detail.contains(word), "{layer:?}");
+        assert!(layer.applied && layer.detail.contains(expected_text), "{layer:?}");
     }
+
     check_memory_limit(daemon).await;
     check_process_limit(daemon).await;
 
-    // What was lowered for one run is not for the next.
+    // A lowered limit does not apply to the next run.
     let script = "head -c 60000000 /dev/zero > /tmp/x; for i in 1 2 3 4 5 6 7 8; do sleep 1 & done; wait; echo fine";
     assert_eq!(daemon.output(shell(script)).await, "fine\n");
 }
@@ -61,7 +62,7 @@ async fn check_memory_limit(daemon: &Daemon) {
     for attack in [
         // One process.
         "echo 1; tail /dev/zero",
-        // Many, of which the kernel kills all: the shell that would go on, too.
+        // Many: the kernel kills all of them, and the shell that would continue.
         "echo 1; (tail /dev/zero; echo survived) & sleep 300",
         // Files in memory.
         "echo 1; head -c 100000000 /dev/zero > /dev/shm/x; echo survived; sleep 300",
@@ -88,7 +89,7 @@ async fn check_process_limit(daemon: &Daemon) {
     assert_eq!(response.limit, "pids", "{response:?}");
     mark.assert_gone();
 
-    // One that came to it and went on says so when it fails, and only then.
+    // A run that reached the limit and continued reports it when it fails, and only then.
     let script = "for i in 1 2 3 4 5 6 7 8 9; do sleep 1 & done; wait; exit 3";
     let request = command_with_limits(script, |limits| limits.processes = Some(5));
     let response = daemon.run(request).await;
@@ -98,22 +99,23 @@ async fn check_process_limit(daemon: &Daemon) {
     assert_eq!(response.limit, "", "{response:?}");
 }
 
-/// That nothing is left of runs that have ended, however they did.
+/// Checks that the cgroups of ended runs are removed, however the runs ended.
 async fn check_cgroups_are_removed(daemon: &Daemon, below: &str) {
     let mark = Mark::new();
-    let cut_off = [
+    let calls = [
         daemon.spawn_run(mark.on(shell("sleep 100"))),
         daemon.spawn_run(mark.on(shell("(sleep 100) & sleep 100"))),
     ];
     mark.wait_for_processes(5).await;
-    for call in cut_off {
+    for call in calls {
         call.abort();
     }
     mark.wait_until_gone().await;
-    eventually("cgroups to be removed", async || {
-        // What has not ended at once is removed when the next run is made.
+
+    eventually("the cgroups are removed", async || {
+        // Cgroups that could not be removed at once are removed when the next run is made.
         daemon.run(shell("true")).await;
-        // In those that are there, sandboxes wait.
+        // The remaining cgroups belong to idle sandboxes, with one process each.
         run_cgroups(daemon, below).iter().all(|run| {
             let members = fs::read_to_string(run.join("cgroup.procs")).unwrap_or_default();
             members.lines().count() == 1
@@ -140,21 +142,25 @@ async fn case_n28_daemon_runs_nothing_without_its_limiting_cgroup() {
     let daemon = Setup::new().start().await;
     let control = format!("{CGROUP_ROOT}/jig-runs-{}/cgroup.subtree_control", daemon.pid());
     fs::write(&control, "-pids").unwrap();
-    eventually("it is not ready", async || {
+    eventually("the daemon is not ready", async || {
         match daemon.try_run(shell("touch ran")).await {
-            // In a cgroup that was made before.
+            // The cgroup of an idle sandbox was made before.
             Ok(response) => assert_eq!(response.isolation, "L3"),
             Err(status) => assert_eq!(Refusal::from_status(&status).metadata["stage"], "cgroup"),
         }
         daemon.health().await == ServingStatus::NotServing
     })
     .await;
+
     fs::remove_file(daemon.file("ran")).unwrap_or_default();
     daemon.try_run(shell("touch ran")).await.unwrap_err();
     assert!(!daemon.file("ran").exists());
 
     fs::write(&control, "+pids").unwrap();
-    eventually("it is ready again", async || daemon.health().await == ServingStatus::Serving).await;
+    eventually("the daemon is ready again", async || {
+        daemon.health().await == ServingStatus::Serving
+    })
+    .await;
     check_process_limit(&daemon).await;
 }
 
@@ -174,22 +180,24 @@ async fn daemon_removes_cgroups_of_its_killed_predecessor() {
         return;
     }
     let mut daemon = Setup::new().start().await;
-    let of_the_first = ["daemon", "runs"]
+    let first_cgroups = ["daemon", "runs"]
         .map(|kind| PathBuf::from(CGROUP_ROOT).join(format!("jig-{kind}-{}", daemon.pid())));
     daemon.signal(Signal::KILL);
     daemon.wait_for_exit().await;
-    eventually("its processes to end", async || {
-        of_the_first.iter().all(|group| {
-            let events = fs::read_to_string(group.join("cgroup.events")).unwrap();
+
+    eventually("the processes of the first daemon end", async || {
+        first_cgroups.iter().all(|cgroup| {
+            let events = fs::read_to_string(cgroup.join("cgroup.events")).unwrap();
             events.contains("populated 0")
         })
     })
     .await;
+
     let daemon = daemon.restart().await;
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
 
-    for group in of_the_first {
-        assert!(!group.exists(), "{group:?}");
+    for cgroup in first_cgroups {
+        assert!(!cgroup.exists(), "{cgroup:?}");
     }
 }
 
@@ -205,6 +213,7 @@ async fn delegated_subtree_suffices_for_limits() {
         .wrapped_by(["sh", "-c", &delegated])
         .start()
         .await;
+
     check_limits(&daemon).await;
     check_cgroups_are_removed(&daemon, "delegated").await;
 }
@@ -217,8 +226,8 @@ async fn cgroup_enforces_cpu_share() {
     let daemon = Setup::new().workspace_table("\n[limits]\ncpus = 0.2\n").start().await;
     assert_eq!(daemon.info().await.run_limits.unwrap().cpus, Some(0.2));
 
-    let of_all_runs = format!("{CGROUP_ROOT}/jig-runs-{}/cpu.weight", daemon.pid());
-    assert_eq!(fs::read_to_string(of_all_runs).unwrap(), "10\n");
+    let weight_of_all_runs = format!("{CGROUP_ROOT}/jig-runs-{}/cpu.weight", daemon.pid());
+    assert_eq!(fs::read_to_string(weight_of_all_runs).unwrap(), "10\n");
 
     let mut request = shell("while :; do :; done & while :; do :; done");
     request.timeout_sec = Some(5);
@@ -272,12 +281,12 @@ async fn tight_memory_limit_does_not_kill_the_sandbox() {
     }
     let daemon = Setup::new().start().await;
 
-    // While it is executed, it still has the memory of the slot's keeper.
+    // During exec, the command is still charged for the memory of the slot's keeper.
     let argument = "x".repeat(100_000);
     let arguments = [vec!["true"], vec![&argument; 20]].concat();
-    let least = command_with_limits("", |limits| limits.memory_bytes = Some(4 << 20)).limits;
+    let limits = command_with_limits("", |limits| limits.memory_bytes = Some(4 << 20)).limits;
     for _ in 0..3 {
-        let request = RunRequest { limits: least, ..argv(&arguments) };
+        let request = RunRequest { limits, ..argv(&arguments) };
         let response = daemon.run(request).await;
         assert!(
             [(Outcome::Exited, ""), (Outcome::OomKilled, "memory")]
@@ -304,7 +313,8 @@ async fn daemon_returns_the_delegated_cgroup_on_exit() {
     daemon.signal(Signal::TERM);
     daemon.wait_for_exit().await;
 
-    // Otherwise nothing could be started there any more; neither after this.
+    // The daemon has returned the cgroup: otherwise no other daemon could start in it. `--check` also
+    // returns it.
     let check = Command::new("sh")
         .args(["-c", &delegated])
         .arg(daemon.sibling_path("jigd"))
@@ -336,13 +346,14 @@ async fn daemon_leaves_a_shared_cgroup_unchanged() {
         sleep 1000 < /dev/null > /dev/null 2>&1 &
         exec "$0" "$@"
     "#;
+
     fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids +cpu").unwrap();
     let daemon = Setup::new().wrapped_by(["sh", "-c", shared]).start().await;
     let layer = isolation_layer(&daemon, "memory_limit").await;
     assert!(layer.applied && layer.detail.contains("watchdog"), "{layer:?}");
     assert!(layer.detail.contains("other processes may be in it"), "{layer:?}");
 
-    // It is back where it was, and runs are watched.
+    // The daemon has returned to its former cgroup, and the watchdog supervises the runs.
     let own = fs::read_to_string(format!("/proc/{}/cgroup", daemon.pid())).unwrap();
     assert_eq!(own, "0::/shared\n");
 

@@ -1,4 +1,4 @@
-//! CPU time.
+//! Limits on CPU time.
 
 use jig::api::v1::{LowerLimits, Outcome};
 
@@ -34,7 +34,7 @@ async fn cpu_limit_sums_over_all_processes() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
 
-    // None of them comes to a second, and each minds no signal.
+    // No process uses a second of CPU time, and each ignores SIGXCPU.
     let script =
         "trap '' XCPU; while :; do (j=0; while [ $j -lt 40000 ]; do j=$((j + 1)); done); done";
     let response = daemon.run(mark.on(limited_to_one_second(script))).await;

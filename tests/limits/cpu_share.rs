@@ -1,4 +1,4 @@
-//! The share of the CPUs that commands have, which is less than the daemon's.
+//! The CPU share of commands, which is less than the daemon's.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use rustix::process::{Pid, getpriority_process};
 use super::isolation_layer;
 use crate::support::{DAEMON_UID, Daemon, Mark, Setup, descendants, eventually, shell};
 
-/// How much nicer a command is.
+/// What the daemon adds to the nice value of a command.
 const NICE_INCREMENT: i32 = 10;
 
 fn nice_value(pid: i32) -> i32 {
@@ -18,44 +18,46 @@ fn process_name(pid: i32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/comm")).ok()
 }
 
-/// Where the kernel tells the share of a process's session; nothing where sessions have none.
+/// The autogroup of a process's session with its nice value. `None` on a kernel without autogroups.
 fn autogroup_of(pid: i32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/autogroup")).ok()
 }
 
 async fn check_commands_have_lower_priority(daemon: &Daemon) {
-    let own = nice_value(daemon.pid());
-    let expected = (own + NICE_INCREMENT).min(19);
+    let daemon_nice = nice_value(daemon.pid());
+    let expected = (daemon_nice + NICE_INCREMENT).min(19);
     let mark = Mark::new();
     let script = "renice -n 0 $$; nice -n -5 true; nice; exec sleep 1000";
     let run = daemon.spawn_run(mark.on(shell(script)));
     let mut command = 0;
-    eventually("it sleeps", async || {
+    eventually("the command sleeps", async || {
         let mut processes = mark.processes().into_iter();
         let sleeps = |pid: &i32| process_name(*pid).is_some_and(|name| name == "sleep\n");
         command = processes.find(sleeps).unwrap_or_default();
         command != 0
     })
     .await;
-    eventually("it has less", async || {
+
+    eventually("the command has a lower priority", async || {
         let session = autogroup_of(command);
-        let ends = format!(" nice {NICE_INCREMENT}\n");
-        nice_value(command) == expected && session.is_none_or(|text| text.ends_with(&ends))
+        let suffix = format!(" nice {NICE_INCREMENT}\n");
+        nice_value(command) == expected && session.is_none_or(|text| text.ends_with(&suffix))
     })
     .await;
-    assert_eq!(nice_value(daemon.pid()), own);
+    assert_eq!(nice_value(daemon.pid()), daemon_nice);
 
     if let Some(session) = autogroup_of(daemon.pid()) {
         assert!(!session.ends_with(&format!(" nice {NICE_INCREMENT}\n")), "{session}");
     }
+
     run.abort();
     mark.wait_until_gone().await;
 
-    // Those who make sandboxes keep what they have.
+    // The processes that make sandboxes have the daemon's priority.
     for process in descendants(daemon.pid()) {
         let name = process_name(process.pid).unwrap_or_default();
         if ["jig-slot\n", "jig-template\n"].contains(&name.as_str()) {
-            assert_eq!(nice_value(process.pid), own, "{process:?}");
+            assert_eq!(nice_value(process.pid), daemon_nice, "{process:?}");
         }
     }
 }
@@ -70,7 +72,7 @@ async fn commands_have_lower_priority_than_the_daemon() {
 
 #[tokio::test]
 async fn commands_of_an_unprivileged_daemon_have_lower_priority() {
-    // The kernel lets few sessions' shares be changed by who is not root.
+    // The kernel limits how often a user other than root changes autogroups.
     check_commands_have_lower_priority(&Setup::new().user(DAEMON_UID).exclusive().start().await)
         .await;
 }

@@ -1,5 +1,5 @@
-//! Limits of runs: that they hold, that they are told, and that one run's limit is not another's
-//! trouble.
+//! Limits of runs: that they are enforced and reported, and that a run at its limit does not
+//! disturb others.
 
 mod bombs;
 mod cgroups;
@@ -13,7 +13,7 @@ use jig::api::v1::{IsolationLayer, LowerLimits, RunRequest};
 
 use crate::support::{Daemon, shell};
 
-/// The largest that each limit can be set to, but for processes, which the daemon's own limit bounds.
+/// The largest value of each limit, except processes, which the daemon's own limit bounds.
 const LARGEST_LIMITS_TABLE: &str = r#"
 [limits]
 cpu_sec = 4294967295
@@ -28,14 +28,14 @@ epoll_watches = 9223372036854775807
 wall_clock = "24h"
 "#;
 
-/// What is told about a layer of the sandbox.
+/// What GetInfo reports about a layer of the sandbox.
 async fn isolation_layer(daemon: &Daemon, name: &str) -> IsolationLayer {
     let layers = daemon.info().await.isolation.unwrap().layers;
     let layer = layers.into_iter().find(|layer| layer.name == name);
-    layer.unwrap_or_else(|| panic!("GetInfo tells of {name}"))
+    layer.unwrap_or_else(|| panic!("GetInfo does not report {name}"))
 }
 
-/// A command line with limits of its own.
+/// A shell command with limits.
 fn limited_command(command: &str, limits: LowerLimits) -> RunRequest {
     RunRequest { limits: Some(limits), ..shell(command) }
 }

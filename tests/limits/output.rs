@@ -1,4 +1,4 @@
-//! Output.
+//! Limits on output.
 
 use jig::api::v1::{LowerLimits, Outcome, RunRequest};
 
@@ -27,7 +27,7 @@ async fn output_limit_ends_a_run() {
 async fn output_limit_applies_to_short_lived_commands() {
     let daemon = Daemon::start().await;
     for (bytes, outcome) in [(1000, Outcome::Exited), (1001, Outcome::OutputLimit)] {
-        // Gone before anybody can count.
+        // The command ends before the daemon can count.
         for _ in 0..20 {
             let response =
                 daemon.run(limited_to_1000_bytes(&format!("head -c {bytes} /dev/zero"))).await;

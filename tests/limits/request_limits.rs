@@ -1,9 +1,20 @@
-//! Limits that a request lowers, and those that it would raise.
+//! Limits that a request lowers or tries to raise.
+
+use std::sync::Arc;
 
 use jig::api::v1::{LowerLimits, Outcome, RunRequest, StartRequest};
 
 use super::{LARGEST_LIMITS_TABLE, limited_command};
 use crate::support::{Daemon, Refusal, Setup, shell, start_request};
+
+/// Starts a daemon with a configuration file.
+async fn start_with_config(text: &str) -> Daemon {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jig.toml");
+    std::fs::write(&path, text).unwrap();
+    let arguments = ["--config", &path.display().to_string()];
+    Setup::new().arguments(&arguments).with_resource(Arc::new(folder)).start().await
+}
 
 #[tokio::test]
 async fn lowered_limits_apply_to_one_run() {
@@ -24,7 +35,7 @@ async fn lowered_limits_apply_to_one_run() {
         .await;
     assert_eq!(output, "7\n8\n32\n32\n2048\nrefused\n");
 
-    // The next run has the operator's again.
+    // The next run has the operator's limits.
     let output = daemon.output(shell("ulimit -n; ulimit -H -n; ulimit -t")).await;
     assert_eq!(output, "1024\n4096\nunlimited\n");
 }
@@ -43,7 +54,7 @@ async fn tmp_limits_apply_to_one_run() {
     let output = daemon.output(shell("stat -f -c '%b %S %c' /tmp")).await;
     assert_eq!(output, "131072 4096 65536\n");
 
-    // Many at once, and those of others between them.
+    // Many runs at once, every second with a limit.
     let runs: Vec<_> = (0..20)
         .map(|number| {
             let limits = LowerLimits {
@@ -64,12 +75,10 @@ async fn tmp_limits_apply_to_one_run() {
 
 #[tokio::test]
 async fn request_cannot_raise_a_limit() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("jig.toml");
-    let text = "[limits]\ncpu_sec = 5\nmemory_bytes = 104857600\noutput_bytes = 1000\nwall_clock = \"60s\"\n";
-    std::fs::write(&config, text).unwrap();
-    let config = config.display().to_string();
-    let daemon = Setup::new().arguments(&["--config", &config]).start().await;
+    let daemon = start_with_config(
+        "[limits]\ncpu_sec = 5\nmemory_bytes = 104857600\noutput_bytes = 1000\nwall_clock = \"60s\"\n",
+    )
+    .await;
     let limits = LowerLimits {
         cpu_sec: Some(6),
         memory_bytes: Some(1 << 30),
@@ -115,7 +124,7 @@ async fn request_cannot_raise_a_limit() {
         ["limits.cpu_sec", "limits.memory_bytes", "limits.open_files"]
     );
 
-    // What is told is what holds.
+    // The daemon reports the limits that it enforces.
     let run_limits = daemon.info().await.run_limits.unwrap();
     assert_eq!((run_limits.cpu_sec, run_limits.memory_bytes), (Some(5), 104_857_600));
     assert_eq!((run_limits.output_bytes, run_limits.wall_clock_sec), (Some(1000), Some(60)));
@@ -126,11 +135,7 @@ async fn request_cannot_raise_a_limit() {
 
 #[tokio::test]
 async fn operator_wall_clock_ends_runs_without_a_timeout() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("jig.toml");
-    std::fs::write(&config, "[limits]\nwall_clock = \"1s\"\n").unwrap();
-    let config = config.display().to_string();
-    let daemon = Setup::new().arguments(&["--config", &config]).start().await;
+    let daemon = start_with_config("[limits]\nwall_clock = \"1s\"\n").await;
     let run = daemon.run(shell("sleep 1000")).await;
     assert_eq!(run.outcome(), Outcome::TimedOut);
 
@@ -152,7 +157,8 @@ async fn daemon_rejects_a_process_limit_above_its_own() {
     let failure = daemon.info().await.isolation.unwrap().failure.unwrap();
     assert_eq!(failure.stage, "resource_limits", "{failure:?}");
     assert!(failure.remedy.contains("ulimit -H"), "{failure:?}");
-    // Those of the sandbox itself need none beside them.
+
+    // The sandbox's own processes do not count against the limit.
     let daemon = Setup::new().wrapped_by(["prlimit", "--nproc=512"]).start().await;
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
 }
