@@ -58,6 +58,7 @@ async fn cases_61_66_70_71_73_and_74_process_settings_do_not_weaken_isolation() 
     for what in ["limits", "CPUs", "priority", "class", "priority of input and output"] {
         expected.push((format!("{what} of {daemons}"), "ESRCH"));
     }
+
     for (what, right) in [
         ("chroot", "EPERM"),
         ("fchdir", "ok"),
@@ -99,6 +100,7 @@ async fn case_82_request_cannot_lower_isolation_or_read_the_daemons_environment(
         assert!(!environment.contains(name), "{environment}");
     }
     let level = daemon.level().await;
+
     for (key, value) in [
         ("jig-minimum-level", "L0"),
         ("jig-isolation", "L0"),

@@ -156,6 +156,7 @@ fn run_attacks_in(engine: &str, expected: ExpectedFailures) {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let (mut passed, mut failed) = (0, Vec::new());
+
     for line in text.lines() {
         let result = line.strip_prefix("test attack::").and_then(|line| line.split_once(" ... "));
         match result {

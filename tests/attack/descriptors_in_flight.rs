@@ -22,6 +22,7 @@ async fn check_descriptors_in_flight(setup: Setup) {
         daemon.file("full").exists()
     })
     .await;
+
     for _ in 0..CONCURRENT_RUNS {
         assert_eq!(daemon.output(shell("echo one")).await, "one\n");
     }

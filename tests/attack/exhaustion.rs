@@ -115,6 +115,7 @@ async fn case_35_descriptor_exhaustion_does_not_affect_others() {
     let script = "ulimit -Sn $(ulimit -Hn); ulimit -n; \
         for i in $(seq 12); do (exec bash -c 'while eval \"exec {fd}</dev/null\"; do :; done 2>/dev/null; sleep 100') & done; sleep 100";
     let greedy = daemon.spawn_run(RunRequest { timeout_sec: Some(5), ..shell(script) });
+
     for _ in 0..20 {
         daemon.output(shell("exec 9</dev/null; true")).await;
         Tool::ListDirectory.call(&daemon, ".").await.unwrap();

@@ -67,6 +67,7 @@ fn surface_answers() -> Vec<(String, &'static str)> {
     for flags in ["", ", more bits", ", at exec"] {
         expected.push((format!("close_range with a new table{flags}"), "EINVAL"));
     }
+
     for what in [
         "thread with descriptors of its own",
         "thread with descriptors of its own, more bits",

@@ -50,7 +50,9 @@ async fn check_daemon_fails_closed(setup: Setup) {
         daemon.health().await == ServingStatus::NotServing
     })
     .await;
+
     let _gone = std::fs::remove_file(daemon.file("ran"));
+
     for _ in 0..10 {
         let refused = daemon.try_run(shell("touch ran")).await.unwrap_err();
         let refusal = Refusal::from_status(&refused);

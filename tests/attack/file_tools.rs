@@ -47,6 +47,7 @@ async fn case_38_tools_do_not_follow_links_out_of_the_workspace() {
     for path in ["file", "/workspace/file"] {
         assert_all_tools_fail(&daemon, path, &["SYMLINK_BLOCKED"]).await;
     }
+
     for path in ["dir/f", "dir/none", "dir/none/none"] {
         assert_all_tools_fail(&daemon, path, &["SYMLINK_BLOCKED"]).await;
         for tool in [Tool::Stat, Tool::Delete, Tool::MoveFrom, Tool::MoveTo] {
@@ -132,6 +133,7 @@ async fn cases_44_and_45_tools_reject_special_files() {
     make("null", FileType::CharacterDevice, rustix::fs::makedev(1, 3));
     make("loop", FileType::BlockDevice, rustix::fs::makedev(7, 250));
     let _socket = UnixListener::bind(daemon.file("socket")).unwrap();
+
     for name in ["fifo", "null", "loop", "socket"] {
         let on_files = READ_TOOLS.iter().chain(WRITE_TOOLS);
         for tool in on_files.filter(|tool| !tool.accepts_directories()) {
@@ -147,6 +149,7 @@ async fn cases_44_and_45_tools_reject_special_files() {
     for tool in [Tool::ListFiles, Tool::ListDirectory, Tool::Search] {
         promptly("a listing", tool.call(&daemon, ".")).await.unwrap();
     }
+
     for name in ["fifo", "null", "loop", "socket"] {
         let response = daemon
             .run(shell(&format!(

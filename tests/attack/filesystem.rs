@@ -291,6 +291,7 @@ async fn case_54_working_directory_cannot_use_leaked_descriptors() {
         cwd: Some(cwd.to_owned()),
         ..argv(&["sh", "-c", "touch /workspace/ran; /bin/pwd; ls -A ."])
     };
+
     for number in 3..=64 {
         daemon.run_failing(request(&format!("/proc/self/fd/{number}")), "PATH_ESCAPE").await;
         let link = daemon.file("link");
@@ -332,6 +333,7 @@ async fn case_55_command_inherits_only_standard_descriptors() {
         let program = compile_in_workspace(&daemon, "descriptors");
         let plain = daemon.output(argv(&[&program])).await;
         let with_input = RunRequest { stdin: "input".into(), ..argv(&[&program]) };
+
         // One that is too large for a message comes another way.
         let large = RunRequest {
             env: [("LARGE".to_owned(), "x".repeat(120_000))].into(),
@@ -370,6 +372,7 @@ async fn case_63_run_leaves_nothing_for_the_next_run() {
                 ("abstract socket", "ok"),
             ],
         );
+
         // More runs than sandboxes are kept warm: one of them has the place of the one before.
         for _ in 0..4 {
             let response = daemon.run(argv(&[&program, "find"])).await;

@@ -1,4 +1,4 @@
-//! Repositories that do not lie in `.git`: what makes git run programs are protected in these, too.
+//! Repositories outside `.git`: their files that can make git run programs are protected too.
 
 use std::fs;
 
@@ -8,13 +8,13 @@ use crate::{
     support::{Daemon, Refusal, Setup},
 };
 
-/// Where a workspace has its git directory.
+/// Where the git directory of a workspace is.
 struct RepositoryLayout {
-    /// Content of the file `.git`, where there is one.
+    /// The content of the file `.git`, if that exists.
     pointer: Option<&'static str>,
-    /// Begin of the names in the git directory.
+    /// The path of the git directory, with a slash.
     prefix: &'static str,
-    /// Whether it has no working tree.
+    /// Whether the repository has no working tree.
     is_bare: bool,
 }
 
@@ -24,7 +24,7 @@ const REPOSITORY_LAYOUTS: [RepositoryLayout; 3] = [
     RepositoryLayout { pointer: Some("gitdir: deep/git\n"), prefix: "deep/git/", is_bare: false },
 ];
 
-/// Attacks with the program as `$1`, in the git directory. They may fail at any step.
+/// Attacks that run in the git directory, with the program as `$1`. Any step may fail.
 const ATTACK_SCRIPTS: &[&str] = &[
     "git config core.fsmonitor \"$1\"",
     "[ $PWD != /workspace ] || w='worktree = .'; printf '[core]\\nbare = false\\n%s\\nfsmonitor = \"%s\"\\n' \"$w\" \"$1\" >> config",
@@ -61,7 +61,7 @@ impl RepositoryLayout {
     }
 }
 
-/// Does what a prompt does, and changes a reference.
+/// Runs git like a shell prompt, then changes a reference.
 fn use_git_as_operator(daemon: &Daemon) {
     let root = daemon.workspace();
     run_git(&root, &["status"]);
@@ -81,13 +81,15 @@ async fn git_runs_nothing_from_relocated_repositories() {
                 log.contains("git run programs are protected") && log.contains(&config),
                 "{log}"
             );
+
             for attack in ATTACK_SCRIPTS {
                 layout.run_attack(&daemon, attack).await;
                 assert!(!daemon.file("PWNED").exists(), "{attack}");
             }
+
             use_git_as_operator(&daemon);
             let reference = format!("{}refs/heads/operator", layout.prefix);
-            assert!(daemon.file(&reference).exists(), "the operator can work");
+            assert!(daemon.file(&reference).exists(), "the operator can use git");
 
             for name in ["config", "hooks/pre-commit"] {
                 let path = format!("{}{name}", layout.prefix);

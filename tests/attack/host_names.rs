@@ -1,15 +1,15 @@
-//! Names of hosts that one program reads as one host and another as another: the proxy checks, looks
-//! up, connects to and passes on the same bytes.
+//! Host names that two programs may read as different hosts. The proxy checks, resolves, connects
+//! to and forwards the same bytes.
 
 use jig::api::v1::RunRequest;
 
 use crate::support::{Daemon, TestNetwork, argv, start_http_server, start_name_server};
 
-/// A public address, in the daemon's own network, to which every name leads.
+/// A public address in the daemon's network, to which the name server resolves every name.
 const PUBLIC_ADDRESS: &str = "8.8.8.8";
 const ALLOWED_NAME: &str = "good.jig.test";
 
-/// Hosts that end as an allowed name does, or begin so, or look like one.
+/// Hosts that share a prefix or suffix with an allowed name, or look like one.
 fn hostile_names() -> Vec<Vec<u8>> {
     let mut hosts: Vec<Vec<u8>> = [
         "evil.test\0.jig.test",
@@ -63,7 +63,7 @@ fn hostile_names() -> Vec<Vec<u8>> {
     hosts
 }
 
-/// Sends requests to the proxy, each over a connection of its own, and answers what came back.
+/// Sends requests to the proxy, each over a new connection, and returns the responses.
 async fn send_to_proxy(daemon: &Daemon, requests: &[Vec<u8>]) -> Vec<String> {
     let program = "
 import socket, sys
@@ -71,7 +71,7 @@ for line in sys.stdin:
     end = socket.create_connection(('127.0.0.1', 3128))
     end.sendall(bytes.fromhex(line))
     answer = b''
-    # What comes through a tunnel ends so; the proxy closes after all else.
+    # A response through a tunnel ends so; after other responses the proxy closes.
     while b' bytes at /\\n' not in answer and (piece := end.recv(65536)):
         answer += piece
     print(answer.hex())
@@ -103,11 +103,12 @@ fn join_parts(parts: &[&[u8]]) -> Vec<u8> {
 
 #[tokio::test]
 async fn case_n14_proxy_rejects_malformed_names_without_lookup() {
-    let world = TestNetwork::with_hosts(&[("", PUBLIC_ADDRESS)]);
+    let network = TestNetwork::with_hosts(&[("", PUBLIC_ADDRESS)]);
     let hosts = ["*.jig.test", ALLOWED_NAME, "[::1]"];
-    let daemon = world.proxy_setup(&hosts, &[]).start().await;
+    let daemon = network.proxy_setup(&hosts, &[]).start().await;
     let site = start_http_server(&daemon, PUBLIC_ADDRESS, 80, None);
     let names = start_name_server(&daemon, &[&[PUBLIC_ADDRESS]]);
+
     let mut requests = Vec::new();
     let end = b"\r\nConnection: close\r\n\r\n";
     for host in hostile_names() {
@@ -119,19 +120,24 @@ async fn case_n14_proxy_rejects_malformed_names_without_lookup() {
             b"/ HTTP/1.1\r\nHost: good.jig.test",
             end,
         ]));
-        // The same where only the field differs.
+
+        // The same hosts in the header field only.
         requests.push(join_parts(&[b"GET http://good.jig.test/ HTTP/1.1\r\nHost: ", &host, end]));
         requests.push(join_parts(&[b"CONNECT good.jig.test:80 HTTP/1.1\r\nHost: ", &host, end]));
     }
 
-    // Addresses that hold others are no names, whatever is allowed.
+    // IPv6 addresses that embed IPv4 addresses are not host names, whatever is allowed.
     for host in ["[::ffff:8.8.8.8]", "[::ffff:808:808]", "[64:ff9b::8.8.8.8]"] {
         requests.push(join_parts(&[b"CONNECT ", host.as_bytes(), b":80 HTTP/1.1", end]));
     }
+
     for (request, answer) in requests.iter().zip(send_to_proxy(&daemon, &requests).await) {
-        let shown = String::from_utf8_lossy(request);
-        let refused = ["HTTP/1.1 400 ", "HTTP/1.1 403 EGRESS_DENIED\r\n"];
-        assert!(refused.iter().any(|begin| answer.starts_with(begin)), "{shown:?}: {answer:?}");
+        let request_text = String::from_utf8_lossy(request);
+        let refusals = ["HTTP/1.1 400 ", "HTTP/1.1 403 EGRESS_DENIED\r\n"];
+        assert!(
+            refusals.iter().any(|status_line| answer.starts_with(status_line)),
+            "{request_text:?}: {answer:?}"
+        );
     }
 
     assert_eq!(names.questions(), [""; 0]);
@@ -140,8 +146,8 @@ async fn case_n14_proxy_rejects_malformed_names_without_lookup() {
 
 #[tokio::test]
 async fn case_n14_proxy_checks_resolves_and_forwards_the_same_name() {
-    let world = TestNetwork::with_hosts(&[("", PUBLIC_ADDRESS)]);
-    let daemon = world.proxy_setup(&["*.jig.test"], &[]).start().await;
+    let network = TestNetwork::with_hosts(&[("", PUBLIC_ADDRESS)]);
+    let daemon = network.proxy_setup(&["*.jig.test"], &[]).start().await;
     let site = start_http_server(&daemon, PUBLIC_ADDRESS, 80, None);
     let names = start_name_server(&daemon, &[&[PUBLIC_ADDRESS]]);
     let longest = format!("{}.jig.test", "a.".repeat(122).trim_end_matches('.'));
@@ -155,25 +161,27 @@ async fn case_n14_proxy_checks_resolves_and_forwards_the_same_name() {
         (longest.as_str(), longest.as_str()),
     ];
 
-    for (written, meant) in hosts {
-        let (asked, passed) = (names.question_count(), site.heads().len());
-        let get = format!(
-            "GET http://{written}/ HTTP/1.1\r\nHost: {written}\r\nConnection: close\r\n\r\n"
-        );
-        // The tunnel carries what the proxy does not look at.
+    for (host, normalized) in hosts {
+        let (earlier_questions, earlier_requests) = (names.question_count(), site.heads().len());
+        let get =
+            format!("GET http://{host}/ HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+
+        // The tunnel carries bytes that the proxy does not inspect.
         let connect = format!(
-            "CONNECT {written}:80 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nHost: in-the-tunnel\r\n\r\n"
+            "CONNECT {host}:80 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nHost: in-the-tunnel\r\n\r\n"
         );
         for answer in send_to_proxy(&daemon, &[get.into_bytes(), connect.into_bytes()]).await {
-            assert!(answer.starts_with("HTTP/1.1 200 "), "{written}: {answer}");
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{host}: {answer}");
         }
-        assert_eq!(names.questions().split_off(asked), [meant, meant]);
-        let heads = site.heads().split_off(passed);
-        let [from_the_proxy, from_the_tunnel] = heads.as_slice() else {
-            panic!("{written}: {heads:?}");
+
+        assert_eq!(names.questions().split_off(earlier_questions), [normalized, normalized]);
+        let heads = site.heads().split_off(earlier_requests);
+        let [proxied_head, tunnelled_head] = heads.as_slice() else {
+            panic!("{host}: {heads:?}");
         };
-        let field = format!("\r\nhost: {meant}\r\n");
-        assert!(from_the_proxy.contains(&field), "{from_the_proxy}");
-        assert!(from_the_tunnel.contains("in-the-tunnel"), "{from_the_tunnel}");
+
+        let header = format!("\r\nhost: {normalized}\r\n");
+        assert!(proxied_head.contains(&header), "{proxied_head}");
+        assert!(tunnelled_head.contains("in-the-tunnel"), "{tunnelled_head}");
     }
 }

@@ -29,6 +29,7 @@ async fn daemon_blocks_host_sockets_or_warns_about_them() {
         let shown = TempDir::with_prefix("jig-test-shown-").unwrap();
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(shown.path(), open).unwrap();
+
         // The workspace's configuration has other names for what is bound than the socket.
         let link = TempDir::with_prefix("jig-test-link-").unwrap();
         let bound = link.path().join("bound");

@@ -133,8 +133,10 @@ async fn case_n11_no_run_field_lowers_isolation() {
     let (level, expected) = (daemon.level().await, probe_isolation(&daemon).await);
     let requests = request_variants("jig.v1.RunRequest", &probe_request());
     let (mut same, all) = (0, requests.len());
+
     for request in requests {
         let text = format!("{request:?}");
+
         // Refused, or ended by a limit that was lowered, or as isolated as ever.
         if let Ok(response) = daemon.try_run(request).await {
             assert_eq!(response.isolation, level, "{text}");
@@ -159,6 +161,7 @@ async fn case_n11_no_start_field_lowers_isolation() {
     };
     let requests = request_variants("jig.v1.StartRequest", &base);
     let (mut same, all) = (0, requests.len());
+
     for request in requests {
         let text = format!("{request:?}");
         let has_terminal = request.pty.is_some();
@@ -167,6 +170,7 @@ async fn case_n11_no_start_field_lowers_isolation() {
         };
         let exited = watch.wait_for_exit().await;
         assert_eq!(exited.isolation, level, "{text}");
+
         // With a terminal there is one more device.
         if exited.exit_code == Some(0) && !has_terminal {
             assert_eq!(exited.stdout, expected, "{text}");

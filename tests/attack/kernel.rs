@@ -95,6 +95,7 @@ async fn case_59_command_cannot_create_namespaces() {
     for kind in ["user", "mount", "process", "network", "ipc", "cgroup", "host name"] {
         for call in ["unshare", "clone"] {
             expected.push((format!("{call} {kind}"), "EPERM"));
+
             // unshare(2) refuses bits that it does not know; the filter must not let them hide
             // those that it does.
             expected.push((format!("{call} {kind}, more bits"), "EPERM"));
@@ -145,6 +146,7 @@ async fn case_65_command_cannot_inspect_other_processes() {
     let sleeping = *other.wait_for_processes(1).await.first().unwrap();
     let (daemon_pid, sleeping) = (daemon.pid().to_string(), sleeping.to_string());
     let mut expected = vec![("be traced".to_owned(), "EPERM")];
+
     for whom in ["process 1", "a child"] {
         for what in [
             "attach to",
@@ -226,9 +228,11 @@ async fn case_68_command_cannot_inject_terminal_input() {
         ("open /dev/ptmx".to_owned(), "ok"),
         ("leader of a session".to_owned(), "ok"),
     ];
+
     for request in ["TIOCSTI", "TIOCLINUX"] {
         for file in 0..3 {
             expected.push((format!("{request} on {file}"), "EPERM"));
+
             // CVE-2019-10063: the kernel looks at 32 bits, so must the filter.
             expected.push((format!("{request} on {file}, more bits"), "EPERM"));
         }

@@ -1,5 +1,5 @@
-//! Callers, daemons and launchers that die while a command runs: nothing of it is left, and nothing
-//! is run without its sandbox.
+//! Clients, daemons and launchers that die during a run. No process remains, and the daemon runs
+//! nothing outside a sandbox.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::support::{
     is_alive, promptly, shell, status_field, tool_client,
 };
 
-/// A command that does what it can to live on.
+/// A command whose processes resist signals, start sessions and stop themselves.
 fn stubborn_command() -> RunRequest {
     shell(
         "trap '' TERM INT HUP; for n in 1 2 3 4 5 6 7 8; do setsid sleep 1000 & done; \
@@ -27,9 +27,10 @@ async fn case_12_cancelled_call_leaves_no_process() {
     let call = daemon.spawn_run(mark.on(stubborn_command()));
     mark.wait_for_processes(10).await;
     call.abort();
-    let began = Instant::now();
+
+    let start = Instant::now();
     mark.wait_until_gone().await;
-    assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
+    assert!(start.elapsed() < PROMPT_TIMEOUT, "{:?}", start.elapsed());
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
 }
 
@@ -42,12 +43,14 @@ async fn case_12_lost_connection_leaves_no_process() {
     let request = mark.on(stubborn_command());
     let call = tokio::spawn(async move { tools.run(request).await });
     mark.wait_for_processes(10).await;
-    proxy.cut();
-    let began = Instant::now();
-    mark.wait_until_gone().await;
-    assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
 
-    promptly("the caller notices", call).await.unwrap().unwrap_err();
+    proxy.cut();
+
+    let start = Instant::now();
+    mark.wait_until_gone().await;
+    assert!(start.elapsed() < PROMPT_TIMEOUT, "{:?}", start.elapsed());
+
+    promptly("the call fails", call).await.unwrap().unwrap_err();
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
 }
 
@@ -58,14 +61,16 @@ async fn case_12_cancelled_call_does_not_affect_other_runs() {
     let mut tools = daemon.tools_on_new_connection();
     let request = cancelled.on(stubborn_command());
     let call = tokio::spawn(async move { tools.run(request).await });
-    let rest = daemon.spawn_run(other.on(stubborn_command()));
+    let other_call = daemon.spawn_run(other.on(stubborn_command()));
     cancelled.wait_for_processes(10).await;
     other.wait_for_processes(10).await;
+
     call.abort();
+
     cancelled.wait_until_gone().await;
     assert_eq!(other.processes().len(), 10);
 
-    rest.abort();
+    other_call.abort();
     other.wait_until_gone().await;
 }
 
@@ -79,39 +84,40 @@ async fn case_13_killed_daemon_leaves_no_process() {
     ];
     first.wait_for_processes(10).await;
     second.wait_for_processes(10).await;
-    let everything = descendants(daemon.pid());
-    assert!(everything.len() >= 20, "{everything:?}");
+    let processes = descendants(daemon.pid());
+    assert!(processes.len() >= 20, "{processes:?}");
 
     daemon.signal(Signal::KILL);
     daemon.wait_for_exit().await;
     first.wait_until_gone().await;
     second.wait_until_gone().await;
-    eventually("keeper, launcher, templates and sandboxes are gone", async || {
-        !everything.iter().any(is_alive)
+
+    eventually("the keeper, the launcher, the templates and the sandboxes end", async || {
+        !processes.iter().any(is_alive)
     })
     .await;
+
     for call in calls {
-        promptly("the caller notices", call).await.unwrap().unwrap_err();
+        promptly("the call fails", call).await.unwrap().unwrap_err();
     }
 
-    // Its socket and its state are no obstacle to the next one.
+    // The killed daemon's socket and state do not prevent the next start.
     let daemon = daemon.restart().await;
     assert_eq!(daemon.output(shell("echo again")).await, "again\n");
 }
 
-/// The daemon's own processes: the keeper that it started, the launcher that the keeper started,
-/// and the templates below.
+/// The process ids of the daemon's keeper and of the launcher that the keeper started.
 pub(super) fn keeper_and_launcher_pids(daemon: &Daemon) -> (i32, i32) {
-    let below = |parent: i32| {
+    let child_of = |parent: i32| {
         let processes = descendants(parent);
         let child = processes
             .iter()
             .find(|process| status_field(process.pid, "PPid") == Some(parent.to_string()));
-        child.expect("it has a child").pid
+        child.expect("the process has a child").pid
     };
 
-    let keeper = below(daemon.pid());
-    (keeper, below(keeper))
+    let keeper = child_of(daemon.pid());
+    (keeper, child_of(keeper))
 }
 
 fn kill_process_id(pid: i32) {
@@ -125,13 +131,15 @@ async fn case_14_daemon_replaces_a_killed_launcher_and_ends_its_runs() {
     let mark = Mark::new();
     let call = daemon.spawn_run(mark.on(stubborn_command()));
     mark.wait_for_processes(10).await;
+
     let (_, launcher) = keeper_and_launcher_pids(&daemon);
     kill_process_id(launcher);
-    let status = promptly("the call is answered", call).await.unwrap().unwrap_err();
+
+    let status = promptly("the call ends", call).await.unwrap().unwrap_err();
     assert_eq!(Refusal::from_status(&status).reason, "SANDBOX_ERROR");
 
     mark.wait_until_gone().await;
-    eventually("commands are run again", async || {
+    eventually("the daemon runs commands again", async || {
         match daemon.try_run(shell("id -u; exit 6")).await {
             Ok(response) => {
                 assert_eq!(response.isolation, level);
@@ -147,6 +155,7 @@ async fn case_14_daemon_replaces_a_killed_launcher_and_ends_its_runs() {
         }
     })
     .await;
+
     let (_, successor) = keeper_and_launcher_pids(&daemon);
     assert_ne!(successor, launcher);
     assert_eq!(daemon.health().await, ServingStatus::Serving);
@@ -158,19 +167,23 @@ async fn case_14_daemon_without_keeper_runs_nothing() {
     let mark = Mark::new();
     let call = daemon.spawn_run(mark.on(stubborn_command()));
     mark.wait_for_processes(10).await;
+
     let (keeper, launcher) = keeper_and_launcher_pids(&daemon);
     kill_process_id(keeper);
-    let status = promptly("the call is answered", call).await.unwrap().unwrap_err();
+
+    let status = promptly("the call ends", call).await.unwrap().unwrap_err();
     assert_eq!(Refusal::from_status(&status).reason, "SANDBOX_ERROR");
 
     mark.wait_until_gone().await;
-    eventually("the launcher is gone", async || {
-        // A daemon that is process 1 of a container inherits it, and does not wait for it.
+    eventually("the launcher ends", async || {
+        // A daemon that is process 1 of a container inherits the launcher and does not reap it.
         status_field(launcher, "State").is_none_or(|state| state.starts_with('Z'))
     })
     .await;
+
     for _ in 0..3 {
-        let answer = promptly("an answer", daemon.try_run(mark.on(shell("touch ran")))).await;
+        let answer =
+            promptly("the daemon responds", daemon.try_run(mark.on(shell("touch ran")))).await;
         let reason = Refusal::from_status(&answer.unwrap_err()).reason;
         assert!(reason == "SANDBOX_ERROR" || reason == "SANDBOX_UNAVAILABLE", "{reason}");
     }
@@ -183,24 +196,25 @@ async fn case_14_killed_init_ends_only_its_own_run() {
     let daemon = Daemon::start().await;
     let (victim, other) = (Mark::new(), Mark::new());
     let call = daemon.spawn_run(victim.on(shell("sleep 1000")));
-    let rest = daemon.spawn_run(other.on(shell("sleep 1000; exit 9")));
-    let command = victim.wait_for_processes(1).await;
+    let other_call = daemon.spawn_run(other.on(shell("sleep 1000; exit 9")));
+    let pids = victim.wait_for_processes(1).await;
     other.wait_for_processes(1).await;
 
     // The init is the parent of the command.
-    let init = command.iter().find_map(|pid| {
+    let init = pids.iter().find_map(|pid| {
         let parent: i32 = status_field(*pid, "PPid")?.parse().ok()?;
         (status_field(parent, "NSpid")?.split_whitespace().next_back() == Some("1"))
             .then_some(parent)
     });
+
     kill_process_id(init.expect("the command's parent is process 1 of its namespace"));
-    let status = promptly("the call is answered", call).await.unwrap().unwrap_err();
+    let status = promptly("the call ends", call).await.unwrap().unwrap_err();
     assert_eq!(Refusal::from_status(&status).reason, "SANDBOX_ERROR");
 
     victim.wait_until_gone().await;
     assert!(!other.processes().is_empty());
 
-    rest.abort();
+    other_call.abort();
     other.wait_until_gone().await;
     assert_eq!(daemon.run(shell("exit 3")).await.outcome(), Outcome::Exited);
 }
@@ -210,9 +224,10 @@ async fn case_14_daemon_reports_a_command_killed_by_the_host() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
     let call = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
-    let command = mark.wait_for_processes(1).await;
-    kill_process_id(*command.first().unwrap());
-    let response = promptly("the call is answered", call).await.unwrap().unwrap();
+    let pids = mark.wait_for_processes(1).await;
+
+    kill_process_id(*pids.first().unwrap());
+    let response = promptly("the call ends", call).await.unwrap().unwrap();
     assert_eq!(response.outcome(), Outcome::Signaled);
     assert_eq!(response.signal, "SIGKILL");
 }

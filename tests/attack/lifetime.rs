@@ -1,4 +1,4 @@
-//! Commands that try to outlive their run, to outgrow it, or to end what is not theirs.
+//! Commands that try to outlive their run, to exceed its limits, or to signal other processes.
 
 use std::{
     fs::File,
@@ -15,8 +15,8 @@ use crate::support::{
     shell,
 };
 
-/// Signals whose default is to end a process (signal(7)), by their numbers: no shell knows all
-/// names.
+/// Signals whose default action ends a process (signal(7)), by number, because no shell knows all
+/// their names.
 const FATAL_SIGNALS: &[(i32, &str)] = &[
     (1, "SIGHUP"),
     (2, "SIGINT"),
@@ -47,16 +47,17 @@ const FATAL_SIGNALS: &[(i32, &str)] = &[
 async fn case_01_timeout_kills_the_command() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let began = Instant::now();
+    let start = Instant::now();
     let response = daemon
         .run(mark.on(RunRequest { timeout_sec: Some(1), ..shell("echo before; sleep 1000") }))
         .await;
     mark.assert_gone();
+
     assert_eq!(response.outcome(), Outcome::TimedOut);
     assert_eq!(response.exit_code, None);
-    assert_eq!(response.stdout, "before\n", "what was written is not lost");
+    assert_eq!(response.stdout, "before\n", "output before the timeout is returned");
     assert!(response.duration_ms >= 1000, "{response:?}");
-    assert!(began.elapsed() < Duration::from_secs(1) + PROMPT_TIMEOUT);
+    assert!(start.elapsed() < Duration::from_secs(1) + PROMPT_TIMEOUT);
 }
 
 #[tokio::test]
@@ -69,10 +70,11 @@ async fn case_02_command_ignoring_sigterm_is_killed_after_the_grace() {
             ..shell("trap '' TERM; setsid sleep 1000 & sleep 1000; sleep 1000")
         }))
         .await;
+
     mark.assert_gone();
     assert_eq!(response.outcome(), Outcome::TimedOut);
     assert_eq!(response.exit_code, None);
-    assert!(response.duration_ms >= 3000, "1 s and a grace of 2 s: {response:?}");
+    assert!(response.duration_ms >= 3000, "the timeout is 1 s and the grace is 2 s: {response:?}");
 }
 
 #[tokio::test]
@@ -84,19 +86,24 @@ async fn case_02_command_can_clean_up_within_the_grace() {
             ..shell("trap 'echo cleaned up; exit 3' TERM; sleep 1000 & wait")
         })
         .await;
+
     assert_eq!(response.outcome(), Outcome::TimedOut);
     assert_eq!(response.stdout, "cleaned up\n");
-    assert!(response.duration_ms < 3000, "it need not wait for the grace: {response:?}");
+    assert!(
+        response.duration_ms < 3000,
+        "the daemon does not wait for the whole grace: {response:?}"
+    );
 }
 
 #[tokio::test]
 async fn case_03_background_process_does_not_delay_the_response() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let began = Instant::now();
+    let start = Instant::now();
     let response = daemon.run(mark.on(argv(&["sh", "-c", "sleep 100 & exit 5"]))).await;
+
     mark.assert_gone();
-    assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
+    assert!(start.elapsed() < PROMPT_TIMEOUT, "{:?}", start.elapsed());
     assert_eq!(response.outcome(), Outcome::Exited);
     assert_eq!(response.exit_code, Some(5));
 }
@@ -145,16 +152,17 @@ async fn case_07_fork_bomb_ignoring_sigterm_is_contained_by_its_limit() {
     check_fork_bomb(argv(&["./fork_bomb"])).await;
 }
 
-/// Runs a bomb beside a daemon's other work.
+/// Runs a fork bomb beside ordinary runs and health checks.
 async fn check_fork_bomb(request: RunRequest) {
     let daemon = Setup::new().exclusive().start().await;
     let _program = compile_in_workspace(&daemon, "fork_bomb");
     let limit = usize::try_from(daemon.info().await.run_limits.unwrap().processes).unwrap();
     let mark = Mark::new();
-    let mut running = daemon.spawn_run(mark.on(RunRequest { timeout_sec: Some(5), ..request }));
+    let mut bomb = daemon.spawn_run(mark.on(RunRequest { timeout_sec: Some(5), ..request }));
     mark.wait_for_processes(limit / 4).await;
+
     let mut max_processes = 0;
-    let others = async {
+    let other_runs = async {
         for _ in 0..5 {
             let output = daemon.output(shell("echo unharmed")).await;
             assert_eq!(output, "unharmed\n");
@@ -162,16 +170,15 @@ async fn check_fork_bomb(request: RunRequest) {
         }
     };
 
-    probe_while_waiting(others, || {
+    probe_while_waiting(other_runs, || {
         max_processes = max_processes.max(count_marked_processes(&mark))
     })
     .await;
-    assert!(max_processes <= limit, "{max_processes} processes at one time, {limit} allowed");
+    assert!(max_processes <= limit, "{max_processes} processes at once, the limit is {limit}");
 
-    let response = promptly("the bomb's end", &mut running).await.unwrap().unwrap();
+    let response = promptly("the bomb ends", &mut bomb).await.unwrap().unwrap();
     if response.kill_pending {
-        // A machine that has other work too may need longer than the daemon waits; then it must say
-        // so.
+        // On a loaded machine the kill may take longer than the daemon waits, which it then reports.
         mark.wait_until_gone().await;
     } else {
         mark.assert_gone();
@@ -195,24 +202,25 @@ async fn case_08_thread_bomb_is_contained_by_its_limit() {
     assert_eq!(other, "unharmed\n");
 
     let threads: u32 = bomb.trim().parse().unwrap();
-    assert!(threads < limit, "{threads} threads, {limit} allowed");
-    assert!(threads > limit / 2, "{threads} threads: real work needs more");
+    assert!(threads < limit, "{threads} threads, the limit is {limit}");
+    assert!(threads > limit / 2, "{threads} threads: ordinary work needs more");
 }
 
 #[tokio::test]
 async fn case_09_kill_all_reaches_only_the_runs_own_processes() {
     let daemon = Daemon::start().await;
     let (killer, other) = (Mark::new(), Mark::new());
-    let waiting = daemon.spawn_run(other.on(argv(&["sleep", "1000"])));
+    let other_call = daemon.spawn_run(other.on(argv(&["sleep", "1000"])));
     other.wait_for_processes(1).await;
+
     let response =
         daemon.run(killer.on(shell("sleep 1000 & kill -9 -1; echo alive; exit 4"))).await;
     killer.assert_gone();
     assert_eq!(response.exit_code, Some(4), "{response:?}");
     assert_eq!(response.stdout, "alive\n");
-    assert_eq!(count_marked_processes(&other), 1, "the other run lives");
+    assert_eq!(count_marked_processes(&other), 1, "the other run continues");
 
-    waiting.abort();
+    other_call.abort();
     other.wait_until_gone().await;
 }
 
@@ -287,6 +295,7 @@ async fn case_15_daemon_reports_why_a_program_cannot_be_executed() {
         ))
         .await;
     let busy = File::options().write(true).open(daemon.file("busy")).unwrap();
+
     for (program, reason) in [
         ("no-such-program", "COMMAND_NOT_FOUND"),
         ("./no-such-program", "COMMAND_NOT_FOUND"),
@@ -304,7 +313,7 @@ async fn case_15_daemon_reports_why_a_program_cannot_be_executed() {
     drop(busy);
     daemon.output(argv(&["./busy"])).await;
 
-    // For the shell these are commands like others.
+    // A shell reports such programs by its exit code.
     for (command, code) in [("no-such-program", 127), ("./plain", 126)] {
         let response = daemon.run(shell(command)).await;
         assert_eq!(response.exit_code, Some(code), "{command}: {response:?}");
@@ -322,7 +331,7 @@ async fn case_16_sandbox_reaps_orphans_and_zombies() {
     mark.assert_gone();
     assert!(output.starts_with("10000 orphans, "), "{output}");
 
-    // Its own dead inits wait until their slot makes the next sandbox; nothing else may be left.
+    // Dead inits remain until their slot makes the next sandbox. No other process remains.
     let daemons = descendants(daemon.pid());
     assert!(daemons.len() < 100, "{daemons:?}");
 
@@ -332,7 +341,7 @@ async fn case_16_sandbox_reaps_orphans_and_zombies() {
 
 #[tokio::test]
 async fn case_17_unkillable_process_does_not_delay_the_response() {
-    // Its server takes requests and answers none: no signal reaches who waits for it.
+    // The FUSE server reads requests and answers none, so no signal ends a process that waits for it.
     let daemon = Setup::new().workspace_owner(1234).start().await;
     let folder = daemon.file("hangs");
     std::fs::create_dir(&folder).unwrap();
@@ -346,12 +355,13 @@ async fn case_17_unkillable_process_does_not_delay_the_response() {
     let mut mounted = [0; 8];
     std::io::Read::read_exact(server.stdout.as_mut().unwrap(), &mut mounted).unwrap();
 
-    // The mount must be there before the workspace is mounted into sandboxes.
+    // The file system is mounted before the workspace is mounted into sandboxes.
     let daemon = daemon.restart().await;
 
-    // Dropped before the daemon's directory, should this test fail: that could not be removed while
-    // it hangs.
+    // If the test fails, this drops the server before the daemon's directory: its mount would prevent
+    // the removal.
     let mut server = server;
+
     let mark = Mark::new();
     let response =
         daemon.run(mark.on(RunRequest { timeout_sec: Some(1), ..shell("cat hangs/file") })).await;
@@ -362,11 +372,12 @@ async fn case_17_unkillable_process_does_not_delay_the_response() {
     assert_eq!(counts.sandboxes_quarantined, 1);
     assert_eq!(daemon.output(shell("echo others go on")).await, "others go on\n");
 
-    // Its standard input ends, and so does it, and what waits for it.
+    // The server exits at the end of its standard input, and then the waiting process ends.
     drop(server.stdin.take());
     server.wait().unwrap();
     mark.wait_until_gone().await;
-    eventually("nothing is set aside any more", async || {
+
+    eventually("no sandbox is quarantined", async || {
         daemon.info().await.counts.unwrap().sandboxes_quarantined == 0
     })
     .await;

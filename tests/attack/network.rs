@@ -81,6 +81,7 @@ async fn case_75_command_fails_promptly_to_reach_the_daemons_network() {
     for (listener, datagrams) in listeners {
         datagrams.set_nonblocking(true).unwrap();
         datagrams.recv(&mut [0; 8]).expect_err("nothing came");
+
         // One connection waits: the one made above.
         listener.set_nonblocking(true).unwrap();
         listener.accept().unwrap();
@@ -196,6 +197,7 @@ async fn case_76_runs_of_two_workspaces_cannot_reach_each_other() {
     tries.extend(places.map(|place| ["unix", place, "-"]));
     let words: Vec<&str> =
         [reach.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
+
     for (workspace, there) in [("workspace", "ok"), ("other", "ENOENT")] {
         let response = daemon.run(with_metadata("jig-workspace", workspace, argv(&words))).await;
         check_answers(

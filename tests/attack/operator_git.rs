@@ -1,9 +1,9 @@
-//! The operator, who uses git in the workspace.
+//! The operator's git commands in the workspace.
 
 use std::process::{Command, Stdio};
 use std::{fs, os::unix::fs::MetadataExt as _, os::unix::process::CommandExt as _, path::Path};
 
-/// Runs git as the owner of the directory. Answers what it prints, whether it fails or not.
+/// Runs git as the owner of the directory. Returns its standard output, whatever its exit code is.
 pub(super) fn run_git(directory: &Path, arguments: &[&str]) -> String {
     let owner = fs::metadata(directory).unwrap();
     let output = Command::new("git")

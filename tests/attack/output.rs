@@ -1,5 +1,5 @@
-//! What a command writes, and what it finds to read: nothing is lost, nothing grows without bound,
-//! nothing is the daemon's.
+//! Output and input of commands. Output is counted, truncated and stored in bounded memory; no
+//! command reads the daemon's input.
 
 use std::{fs, time::Instant};
 
@@ -10,16 +10,16 @@ use crate::support::{
     probe_while_waiting, promptly, shell,
 };
 
-/// Bytes that are kept of each stream.
+/// The daemon stores at most this much of each stream as an artifact.
 const MAX_ARTIFACT_BYTES: u64 = 64 << 20;
-/// Bytes of each stream that are answered when the request does not say.
+/// The daemon returns at most this much of each stream unless the request sets another limit.
 const DEFAULT_INLINE_BYTES: usize = 102_400;
-/// Room for the line between head and tail.
+/// Upper bound on the length of the notice between head and tail.
 const MAX_NOTICE_BYTES: usize = 200;
-/// Most memory that the daemon may need for a run, whatever it writes: less than its artifact.
+/// The most that the daemon's memory may grow during a run: less than an artifact.
 const MAX_GROWTH_BYTES: u64 = 24 << 20;
 
-/// Runs a command and answers how much the daemon grew meanwhile.
+/// Runs a command and returns how much the daemon's memory grew during the run.
 async fn run_measuring_growth(
     daemon: &Daemon,
     request: RunRequest,
@@ -42,6 +42,7 @@ async fn case_18_endless_output_is_counted_and_truncated_in_flat_memory() {
         run_measuring_growth(&daemon, mark.on(RunRequest { timeout_sec: Some(5), ..shell("yes") }))
             .await;
     mark.assert_gone();
+
     assert_eq!(response.outcome(), Outcome::TimedOut);
     assert!(grown < MAX_GROWTH_BYTES, "the daemon grew by {grown} bytes");
     assert!(response.stdout_bytes > MAX_ARTIFACT_BYTES, "{}", response.stdout_bytes);
@@ -53,29 +54,29 @@ async fn case_18_endless_output_is_counted_and_truncated_in_flat_memory() {
         response.stdout.len()
     );
     assert!(response.stdout.len() > DEFAULT_INLINE_BYTES / 2, "{}", response.stdout.len());
-    assert!(response.stdout.starts_with("y\ny\n"), "the head is there");
+    assert!(response.stdout.starts_with("y\ny\n"), "the head is returned");
     assert!(response.stdout.ends_with("y\n") || response.stdout.ends_with("\ny"));
 
     let notices: Vec<&str> = response.stdout.lines().filter(|line| *line != "y").collect();
     let [notice] = notices.as_slice() else {
-        panic!("one line says what was left out: {notices:?}");
+        panic!("expected one truncation notice: {notices:?}");
     };
-    let kept = response.stdout.len() - notice.len();
+    let returned_bytes = response.stdout.len() - notice.len();
     let numbers = notice.split(|letter: char| !letter.is_ascii_digit());
 
-    // Give or take the notice's own line endings.
-    let says_it = numbers
+    // The notice's own line endings may or may not count.
+    let is_exact = numbers
         .filter_map(|number| number.parse::<u64>().ok())
-        .any(|left_out| (left_out + kept as u64).abs_diff(response.stdout_bytes) <= 2);
-    assert!(says_it, "{notice}: {kept} of {} are there", response.stdout_bytes);
+        .any(|omitted| (omitted + returned_bytes as u64).abs_diff(response.stdout_bytes) <= 2);
+    assert!(is_exact, "{notice}: {returned_bytes} of {} bytes are returned", response.stdout_bytes);
     assert_eq!(response.artifact_error, "");
 
     let (artifact, size) = daemon.artifact(&response.stdout_path).await;
     assert_eq!((artifact.len() as u64, size), (MAX_ARTIFACT_BYTES, MAX_ARTIFACT_BYTES));
     assert!(artifact.chunks(2).all(|line| line == b"y\n"));
 
-    let (nothing, size) = daemon.artifact(&response.stderr_path).await;
-    assert_eq!((nothing.len(), size), (0, 0));
+    let (stderr, size) = daemon.artifact(&response.stderr_path).await;
+    assert_eq!((stderr.len(), size), (0, 0));
 }
 
 #[tokio::test]
@@ -101,6 +102,7 @@ async fn case_20_artifacts_preserve_binary_output() {
     let daemon = Daemon::start().await;
     let bytes = b"text \0 \xff\xfe \xc3( \xed\xa0\x80 \xf0\x9f\x92\n";
     fs::write(daemon.file("bytes"), bytes).unwrap();
+
     let response = daemon.run(shell("cat bytes; cat bytes >&2")).await;
     assert_eq!(response.stdout, String::from_utf8_lossy(bytes));
     assert_eq!(response.stderr, String::from_utf8_lossy(bytes));
@@ -116,7 +118,7 @@ async fn case_20_artifacts_preserve_binary_output() {
 async fn case_20_truncation_does_not_split_characters() {
     let daemon = Daemon::start().await;
 
-    // Characters of one to four bytes, so that some limit falls into each of them.
+    // Characters of one to four bytes, so that some limit splits each of them.
     let text = "aé€🦀".repeat(40);
     fs::write(daemon.file("text"), &text).unwrap();
     for cap in 0..40 {
@@ -147,12 +149,16 @@ async fn case_21_terminal_escapes_are_returned_and_never_logged() {
         let escapes = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x1b]52;c;aGk=\x07\r\x08\u{9b}31m";
         fs::write(daemon.file("escapes"), escapes).unwrap();
         let response = daemon.run(argv(&["cat", "escapes"])).await;
+
         assert_eq!(response.stdout, escapes);
-        // Words of a request must not reach a terminal through the log either.
-        let odd = argv(&["\x1b[31mno-such\x1b]0;program\x07"]);
-        daemon.run_failing(odd, "COMMAND_NOT_FOUND").await;
-        let odd = RunRequest { cwd: Some("\x1b[31mno-such".to_owned()), ..shell("true") };
-        daemon.run_failing(odd, "DIRECTORY_NOT_FOUND").await;
+
+        // Control characters of a request must not reach a terminal through the log.
+        let request = argv(&["\x1b[31mno-such\x1b]0;program\x07"]);
+        daemon.run_failing(request, "COMMAND_NOT_FOUND").await;
+
+        let request = RunRequest { cwd: Some("\x1b[31mno-such".to_owned()), ..shell("true") };
+        daemon.run_failing(request, "DIRECTORY_NOT_FOUND").await;
+
         let log = daemon.log();
         assert!(!log.contains('\x1b') && !log.contains('\u{9b}'), "{log:?}");
     }
@@ -192,13 +198,15 @@ async fn case_23_passed_stdout_does_not_delay_the_response() {
     let taker = Mark::new();
     let taking = daemon.spawn_run(taker.on(argv(&[&program, "take", "/workspace/socket"])));
     taker.wait_for_processes(1).await;
-    let began = Instant::now();
+
+    let start = Instant::now();
     let giver = Mark::new();
     let response = daemon.run(giver.on(argv(&[&program, "give", "/workspace/socket"]))).await;
     giver.assert_gone();
+
     assert_eq!(response.exit_code, Some(0), "{response:?}");
-    assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
-    assert_eq!(taker.processes().len(), 1, "the other run goes on");
+    assert!(start.elapsed() < PROMPT_TIMEOUT, "{:?}", start.elapsed());
+    assert_eq!(taker.processes().len(), 1, "the other run continues");
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
 
     taking.abort();
@@ -207,14 +215,14 @@ async fn case_23_passed_stdout_does_not_delay_the_response() {
 
 #[tokio::test]
 async fn case_24_output_pipe_tricks_do_not_affect_the_daemon() {
-    // As an ordinary user the command may open its pipe's other end, as root's daemon's command may
-    // not.
+    // Commands of an unprivileged daemon may open the other end of their pipes; commands of a root
+    // daemon may not.
     for setup in [Setup::new(), Setup::new().user(12345)] {
         let daemon = setup.start().await;
         let program = compile_in_workspace(&daemon, "pipe_tricks");
         for _ in 0..3 {
             let run = daemon.run(argv(&[&program]));
-            let response = promptly("the answer", run).await;
+            let response = promptly("the daemon responds", run).await;
             assert_eq!(response.exit_code, Some(0), "{response:.300?}");
             assert!(response.stdout.ends_with("the end\n"));
             assert!(response.stdout_bytes <= (8 << 20) + (1 << 16) + 100);
@@ -232,6 +240,7 @@ async fn case_24_scripts_can_open_their_standard_streams_by_path() {
             .await;
         assert_eq!(response.stdout, "out\nin\n", "{response:?}");
         assert_eq!(response.stderr, "err\n", "{response:?}");
+
         let with_input =
             RunRequest { stdin: "input\n".into(), ..shell("cat /dev/stdin; cat <&0 > /dev/fd/1") };
         assert_eq!(daemon.output(with_input).await, "input\ninput\n");
@@ -241,13 +250,13 @@ async fn case_24_scripts_can_open_their_standard_streams_by_path() {
 #[tokio::test]
 async fn case_25_command_never_reads_the_daemons_stdin() {
     let daemon = Daemon::start().await;
-    let began = Instant::now();
+    let start = Instant::now();
     for command in ["cat", "cat /dev/stdin", "read line; echo \"[$line]\""] {
         let response = daemon.run(shell(command)).await;
         assert!(!response.stdout.contains(DAEMON_STDIN.trim()), "{response:?}");
     }
 
-    assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
+    assert!(start.elapsed() < PROMPT_TIMEOUT, "{:?}", start.elapsed());
     assert_eq!(daemon.output(shell("readlink /proc/self/fd/0")).await, "/dev/null\n");
 
     let empty = RunRequest { stdin: Vec::new().into(), ..shell("wc -c") };
@@ -256,7 +265,7 @@ async fn case_25_command_never_reads_the_daemons_stdin() {
     let whole = RunRequest { stdin: vec![b'x'; 8 << 20].into(), ..shell("wc -c; cat | wc -c") };
     assert_eq!(daemon.output(whole).await, "8388608\n0\n");
 
-    // What is not read is no failure.
+    // Input that the command does not read is no error.
     let unread = RunRequest { stdin: vec![b'x'; 8 << 20].into(), ..shell("echo done") };
     assert_eq!(daemon.output(unread).await, "done\n");
 }

@@ -158,6 +158,7 @@ async fn case_46_file_tools_do_not_block_on_a_swapped_fifo() {
                 }
             }
         }
+
         // A FIFO, too, has a status.
         if round >= rounds && files.len() == tools.len() && fifos.len() + 1 == tools.len() {
             break;

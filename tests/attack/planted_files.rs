@@ -162,6 +162,7 @@ fn case_n24_daemon_rejects_files_planted_at_its_socket() {
         let (folder, _, victim) = create_test_folder();
         let socket = folder.path().join("sock");
         plant(&socket, &victim);
+
         // A dead socket is replaced, and then the daemon would serve.
         if socket.symlink_metadata().unwrap().file_type().is_socket() {
             continue;

@@ -14,6 +14,7 @@ use crate::{
 async fn case_49_tools_and_commands_cannot_change_protected_paths() {
     for setup in [Setup::new(), Setup::new().workspace_owner(12345), Setup::new().user(12345)] {
         let table = "protected = [\".git/hooks\", \"missing/deep\", \"conf/settings\"]";
+
         // What is missing is made, as a directory.
         let setup = setup.workspace_file("conf/settings", "original\n");
         let daemon = setup.workspace_table(table).start().await;

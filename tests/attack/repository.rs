@@ -50,6 +50,7 @@ async fn git_runs_nothing_for_the_operator_in_an_attacked_repository() {
         let daemon = setup.start().await;
         check_git_workflows(&daemon).await;
         check_tools_are_denied(&daemon).await;
+
         // Some destroy the repository, which is theirs to change.
         run_all_attacks(&daemon).await;
         let log = daemon.log();

@@ -223,6 +223,7 @@ async fn case_63_run_leaves_nothing_in_a_reused_network() {
         for line in ["ip address", "/proc/sys/net/ipv4/tcp_fastopen"] {
             assert!(before.contains(line), "{before}");
         }
+
         // On a loaded machine it may take longer than is waited for until all is gone that one has left.
         for round in 0..30 {
             if round >= 3 && reuse_count > 0 {
@@ -231,6 +232,7 @@ async fn case_63_run_leaves_nothing_in_a_reused_network() {
             let left = daemon.output(argv(&["python3", "-c", LEAVE_SCRIPT])).await;
             let (network, complaints) = left.split_once('\n').unwrap();
             assert_eq!(complaints, "", "what is left must be all that can be");
+
             // More runs than sandboxes are kept warm: one of them has the place of the one before.
             for _ in 0..4 {
                 let (run_network, after) = looked().await;

@@ -1,4 +1,4 @@
-//! What the kernel counts for a user or for the machine, taken by one run.
+//! Resources that the kernel counts per user or per machine, exhausted by one run.
 
 use std::{process::Command, time::Instant};
 
@@ -11,29 +11,30 @@ use crate::support::{
     daemon_binary, descendants, eventually, promptly, shell, status_field, with_metadata,
 };
 
-/// An ordinary user who runs a daemon.
+/// A user other than root that runs the daemon.
 const UNPRIVILEGED_UID: u32 = 12347;
 
 /// Runs a program that takes all epoll watches. The daemon answers calls, health checks and new
-/// connections until the run is ended.
+/// connections until it ends the run.
 async fn check_epoll_watch_exhaustion(setup: Setup) {
     let daemon = setup.exclusive().start().await;
     let program = compile_in_workspace(&daemon, "watches");
     let mark = Mark::new();
     let attack = daemon.spawn_run(mark.on(argv(&[&program])));
+
     while !attack.is_finished() {
-        let began = Instant::now();
+        let start = Instant::now();
         assert_eq!(daemon.health().await, ServingStatus::Serving);
         assert_eq!(daemon.output(shell("echo beside")).await, "beside\n");
         let mut tools = daemon.tools_on_new_connection();
         tools.run(shell("true")).await.unwrap();
-        let took = began.elapsed();
-        assert!(took < PROMPT_TIMEOUT, "{took:?}");
+        let elapsed = start.elapsed();
+        assert!(elapsed < PROMPT_TIMEOUT, "{elapsed:?}");
     }
 
     let response = attack.await.unwrap().unwrap();
-    let told = (response.outcome(), response.limit.as_str());
-    assert_eq!(told, (Outcome::Signaled, "epoll"), "{response:?}");
+    let reported = (response.outcome(), response.limit.as_str());
+    assert_eq!(reported, (Outcome::Signaled, "epoll"), "{response:?}");
     assert_eq!(response.signal, "SIGKILL");
     mark.assert_gone();
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
@@ -54,25 +55,27 @@ async fn daemon_short_of_watches_ends_a_run_that_hides_epoll_sets() {
     let shortage = EpollShortage::new();
     let daemon = shortage.apply_to(Setup::new()).start().await;
 
-    // What was sent to a socket and not received is in no table that /proc shows.
+    // Descriptors in a socket's queue are in no table that /proc shows.
     let hide = "import os, select, socket, time\nhere, there = socket.socketpair()\nset = select.epoll()\n\
         socket.send_fds(here, [b'x'], [set.fileno()])\nset.close()\nopen('hidden', 'w').close()\ntime.sleep(1000)";
-    let hiding = daemon.spawn_run(argv(&["python3", "-c", hide]));
-    let other = Mark::new();
-    let beside = daemon.spawn_run(other.on(shell("sleep 1000")));
-    eventually("a set is hidden", async || daemon.file("hidden").exists()).await;
-    other.wait_for_processes(1).await;
+    let hidden_run = daemon.spawn_run(argv(&["python3", "-c", hide]));
+    let other_mark = Mark::new();
+    let other_run = daemon.spawn_run(other_mark.on(shell("sleep 1000")));
+    eventually("the run hides an epoll set", async || daemon.file("hidden").exists()).await;
+    other_mark.wait_for_processes(1).await;
+
     shortage.begin();
     let mut tools = daemon.tools_on_new_connection();
     tools.run(shell("true")).await.unwrap_err();
-    let response = promptly("the run is ended", hiding).await.unwrap().unwrap();
-    let told = (response.outcome(), response.limit.as_str());
-    assert_eq!(told, (Outcome::Signaled, "epoll"), "{response:?}");
-    assert!(!beside.is_finished());
+
+    let response = promptly("the daemon ends the run", hidden_run).await.unwrap().unwrap();
+    let reported = (response.outcome(), response.limit.as_str());
+    assert_eq!(reported, (Outcome::Signaled, "epoll"), "{response:?}");
+    assert!(!other_run.is_finished());
 
     shortage.end();
-    beside.abort();
-    other.wait_until_gone().await;
+    other_run.abort();
+    other_mark.wait_until_gone().await;
 }
 
 #[tokio::test]
@@ -83,7 +86,7 @@ async fn daemon_reports_and_enforces_the_epoll_watch_limit() {
     assert_eq!(limits.epoll_watches, 50);
 
     let watch = |count: u32| {
-        // Until it is counted: that takes CPU time of the run.
+        // The run uses CPU time until the daemon has counted its watches.
         shell(&format!(
             "python3 -c 'import os, select, time\nset = select.epoll()\nfor _ in range({count}): set.register(os.eventfd(0))\n\
              end = time.process_time() + 3\nwhile time.process_time() < end: pass'"
@@ -98,8 +101,8 @@ async fn daemon_reports_and_enforces_the_epoll_watch_limit() {
 
     drop(daemon);
     let run_limits = Daemon::start().await.info().await.run_limits.unwrap();
-    let all = std::fs::read_to_string("/proc/sys/fs/epoll/max_user_watches").unwrap();
-    assert_eq!(run_limits.epoll_watches, all.trim().parse::<u64>().unwrap() / 16);
+    let max_user_watches = std::fs::read_to_string("/proc/sys/fs/epoll/max_user_watches").unwrap();
+    assert_eq!(run_limits.epoll_watches, max_user_watches.trim().parse::<u64>().unwrap() / 16);
 }
 
 #[tokio::test]
@@ -110,16 +113,17 @@ async fn open_files_limit_ends_a_run() {
 
     let mark = Mark::new();
     let response = daemon.run(mark.on(argv(&[&program, "100"]))).await;
-    let told = (response.outcome(), response.limit.as_str());
-    assert_eq!(told, (Outcome::Signaled, "open_files"), "{response:?}");
+    let reported = (response.outcome(), response.limit.as_str());
+    assert_eq!(reported, (Outcome::Signaled, "open_files"), "{response:?}");
     mark.assert_gone();
 
-    // A request can lower it, and one process of full size is no trouble.
-    let request = |most: u32| RunRequest {
-        limits: Some(LowerLimits { open_files_total: Some(most), ..LowerLimits::default() }),
+    // A request can lower the limit. One process with the most files per process is below it.
+    let request = |max_files: u32| RunRequest {
+        limits: Some(LowerLimits { open_files_total: Some(max_files), ..LowerLimits::default() }),
         timeout_sec: Some(10),
         ..argv(&[&program, "2"])
     };
+
     let response = daemon.run(request(8000)).await;
     assert_eq!(response.limit, "open_files", "{response:?}");
 
@@ -136,21 +140,23 @@ async fn mappings_count_as_memory() {
         limits: Some(LowerLimits { memory_bytes: Some(64 << 20), ..LowerLimits::default() }),
         ..request
     };
+
     let mark = Mark::new();
     let response = daemon.run(mark.on(limited(argv(&[&program, "12"])))).await;
-    let told = (response.outcome(), response.limit.as_str());
-    assert_eq!(told, (Outcome::OomKilled, "memory"), "{response:?}");
+    let reported = (response.outcome(), response.limit.as_str());
+    assert_eq!(reported, (Outcome::OomKilled, "memory"), "{response:?}");
     mark.assert_gone();
 
-    // Address space that is only reserved is none.
+    // Reserved address space does not count as memory.
     let reserve = "python3 -c 'import mmap, os, time\nm = mmap.mmap(-1, 1 << 36, flags=mmap.MAP_PRIVATE | 0x4000, prot=mmap.PROT_READ)\n\
         for _ in range(9):\n  if os.fork() == 0: break\nelse: [os.wait() for _ in range(9)]\n\
         end = time.process_time() + 0.2\nwhile time.process_time() < end: pass'";
+
     let response = daemon.run(limited(shell(reserve))).await;
     assert_eq!(response.exit_code, Some(0), "{response:?}");
 }
 
-/// A second workspace, with a command that is to run in it.
+/// Runs a command in the workspace `other`.
 fn in_other_workspace(request: RunRequest) -> tonic::Request<RunRequest> {
     with_metadata("jig-workspace", "other", request)
 }
@@ -158,19 +164,24 @@ fn in_other_workspace(request: RunRequest) -> tonic::Request<RunRequest> {
 #[tokio::test]
 async fn workspaces_have_separate_pipe_page_quotas() {
     let other = TempDir::with_prefix("jig-test-other-").unwrap();
-    let named = format!("other={}", other.path().display());
-    let setup = Setup::new().arguments(&["--workspace", &named]);
+    let other_workspace = format!("other={}", other.path().display());
+    let setup = Setup::new().arguments(&["--workspace", &other_workspace]);
     let daemon = setup.exclusive().start().await;
 
-    // Until the kernel gives this user no pipes of full size any more (fs.pipe-user-pages-soft).
+    // Takes pipes until the kernel gives this user none of full size (fs.pipe-user-pages-soft).
     let take = "import fcntl, os, resource, time\nresource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\nkeep = []\n\
         while True:\n  keep.append(os.pipe())\n  if fcntl.fcntl(keep[-1][0], 1032) < 65536: break\n\
         open('taken', 'w').close()\ntime.sleep(1000)";
     let size = "python3 -c 'import fcntl, os; print(fcntl.fcntl(os.pipe()[0], 1032))'";
+
     let mark = Mark::new();
     let attack = daemon.spawn_run(mark.on(argv(&["python3", "-c", take])));
-    eventually("all pages are taken", async || daemon.file("taken").exists()).await;
-    assert_ne!(daemon.output(shell(size)).await, "65536\n", "of the same user");
+    eventually("the run takes all pipe pages", async || daemon.file("taken").exists()).await;
+    assert_ne!(
+        daemon.output(shell(size)).await,
+        "65536\n",
+        "runs of the same workspace share the quota"
+    );
     assert_eq!(daemon.output(in_other_workspace(shell(size))).await, "65536\n");
 
     attack.abort();
@@ -182,25 +193,26 @@ async fn runs_share_at_most_half_of_the_process_ids() {
     let daemon = Daemon::start().await;
     let ids = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap();
     let ids: u64 = ids.trim().parse().unwrap();
-    let template = descendants(daemon.pid());
-    let template = template
+    let processes = descendants(daemon.pid());
+    let template = processes
         .iter()
-        // An attempt at L3 may have left one before.
+        // A failed attempt at L3 may have left an earlier template.
         .rfind(|process| status_field(process.pid, "Name").as_deref() == Some("jig-template"));
     let limits = format!("/proc/{}/limits", template.unwrap().pid);
     let limits = std::fs::read_to_string(limits).unwrap();
     let line = limits.lines().find(|line| line.starts_with("Max processes"));
     let soft: u64 = line.unwrap().split_whitespace().nth(2).unwrap().parse().unwrap();
+
     assert!(soft <= ids / 2, "{limits}");
 }
 
 #[tokio::test]
 async fn daemon_warns_about_a_low_process_limit() {
-    let few = |most: u32| {
-        let limit = format!("--nproc={most}");
-        Setup::new().user(UNPRIVILEGED_UID).wrapped_by(["prlimit".to_owned(), limit])
+    let with_process_limit = |limit: u32| {
+        let option = format!("--nproc={limit}");
+        Setup::new().user(UNPRIVILEGED_UID).wrapped_by(["prlimit".to_owned(), option])
     };
-    let daemon = few(600).start().await;
+    let daemon = with_process_limit(600).start().await;
     assert!(daemon.log().contains("ulimit -u"), "{}", daemon.log());
 
     let report = daemon.run_check();
@@ -208,7 +220,7 @@ async fn daemon_warns_about_a_low_process_limit() {
     assert!(text.contains("warning") && text.contains("600"), "{report:?}");
 
     drop(daemon);
-    let daemon = few(4096).start().await;
+    let daemon = with_process_limit(4096).start().await;
     assert!(!daemon.log().contains("ulimit -u"), "{}", daemon.log());
 }
 
@@ -216,7 +228,7 @@ async fn daemon_warns_about_a_low_process_limit() {
 async fn daemon_without_epoll_watches_reports_the_remedy() {
     let injector = HostProgram::compile("inject");
 
-    // ENOSPC for what is added.
+    // Adding to an epoll set fails with ENOSPC.
     let output = Command::new(&injector.path)
         .args(["epoll_ctl:1:1=28", "--"])
         .arg(daemon_binary())
@@ -224,6 +236,7 @@ async fn daemon_without_epoll_watches_reports_the_remedy() {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
+
     assert!(!output.status.success(), "{output:?}");
 
     for part in ["starting the runtime", "epoll watches", "fs.epoll.max_user_watches"] {

@@ -1,4 +1,4 @@
-//! Workspaces whose names and paths begin alike, or look alike.
+//! Workspaces whose names or paths share a prefix or look alike.
 
 use std::{
     fs,
@@ -17,12 +17,12 @@ use crate::{
 
 const OTHER_CONTENT: &str = "of the other";
 
-/// Calls each tool on a path that no workspace has.
+/// Checks that every tool refuses a path outside all workspaces.
 async fn assert_all_tools_fail(daemon: &Daemon, path: &str, reasons: &[&str]) {
-    let more = [Tool::Stat, Tool::Delete, Tool::MoveFrom, Tool::MoveTo];
-    for tool in READ_TOOLS.iter().chain(WRITE_TOOLS).chain(&more) {
+    let other_tools = [Tool::Stat, Tool::Delete, Tool::MoveFrom, Tool::MoveTo];
+    for tool in READ_TOOLS.iter().chain(WRITE_TOOLS).chain(&other_tools) {
         let refusal = match tool.call(daemon, path).await {
-            Ok(answer) => panic!("{tool:?} {path:?} answers {answer}"),
+            Ok(response) => panic!("{tool:?} {path:?} returned {response}"),
             Err(status) => Refusal::from_status(&status),
         };
         let reason = refusal.reason.as_str();
@@ -32,20 +32,23 @@ async fn assert_all_tools_fail(daemon: &Daemon, path: &str, reasons: &[&str]) {
 
 #[tokio::test]
 async fn case_n18_path_with_the_workspace_prefix_is_outside() {
-    for (setup, is_in_place) in [(Setup::new(), false), (Setup::new().at_l1(), true)] {
+    for (setup, is_l1) in [(Setup::new(), false), (Setup::new().at_l1(), true)] {
         let daemon = setup.start().await;
         let owner = fs::metadata(daemon.workspace()).unwrap();
         let owner = Some(std::os::unix::fs::MetadataExt::uid(&owner));
-        let beside = daemon.sibling_path("workspace-evil");
-        fs::create_dir(&beside).unwrap();
-        fs::write(beside.join("f"), OTHER_CONTENT).unwrap();
-        for path in [beside.clone(), beside.join("f")] {
+        let sibling = daemon.sibling_path("workspace-evil");
+        fs::create_dir(&sibling).unwrap();
+        fs::write(sibling.join("f"), OTHER_CONTENT).unwrap();
+        for path in [sibling.clone(), sibling.join("f")] {
             chown(path, owner, owner).unwrap();
         }
-        symlink(&beside, daemon.file("link")).unwrap();
+
+        symlink(&sibling, daemon.file("link")).unwrap();
         symlink("../workspace-evil", daemon.file("relative")).unwrap();
+
         let root = daemon.workspace().display().to_string();
-        // Where commands see the workspace, and where it is.
+
+        // The path in sandboxes, and the path on the host.
         for root in ["/workspace", &root] {
             for path in ["-evil/f", "-evil", "/../workspace-evil/f", "/./../workspace-evil"] {
                 assert_all_tools_fail(&daemon, &format!("{root}{path}"), &["PATH_ESCAPE"]).await;
@@ -59,10 +62,12 @@ async fn case_n18_path_with_the_workspace_prefix_is_outside() {
         ] {
             assert_all_tools_fail(&daemon, path, &["PATH_ESCAPE"]).await;
         }
+
         for path in ["link/f", "relative/f"] {
             assert_all_tools_fail(&daemon, path, &["SYMLINK_BLOCKED"]).await;
         }
-        // Other spellings of the workspace are none of it.
+
+        // Other spellings of the workspace's path are outside it.
         for path in [
             "/WORKSPACE/f",
             "/Workspace/f",
@@ -74,41 +79,45 @@ async fn case_n18_path_with_the_workspace_prefix_is_outside() {
         ] {
             assert_all_tools_fail(&daemon, path, &["PATH_ESCAPE"]).await;
         }
+
         for cwd in
             [format!("{root}-evil"), "/workspace-evil".to_owned(), "../workspace-evil".to_owned()]
         {
             let request = RunRequest { cwd: Some(cwd), ..shell("cat f") };
             daemon.run_failing(request, "PATH_ESCAPE").await;
         }
-        let line = format!("cat {0} link/f relative/f; echo x > {0}", beside.join("f").display());
+
+        let line = format!("cat {0} link/f relative/f; echo x > {0}", sibling.join("f").display());
         let response = daemon.run(shell(&line)).await;
-        assert!(!response.stdout.contains(OTHER_CONTENT), "{is_in_place}: {response:?}");
-        assert_eq!(fs::read_to_string(beside.join("f")).unwrap(), OTHER_CONTENT);
-        assert_eq!(fs::read_dir(&beside).unwrap().count(), 1);
+        assert!(!response.stdout.contains(OTHER_CONTENT), "{is_l1}: {response:?}");
+        assert_eq!(fs::read_to_string(sibling.join("f")).unwrap(), OTHER_CONTENT);
+        assert_eq!(fs::read_dir(&sibling).unwrap().count(), 1);
     }
 }
 
 #[tokio::test]
 async fn case_n18_workspace_key_rejects_similarly_named_workspaces() {
     let folder = TempDir::with_prefix("jig-test-alike-").unwrap();
-    let at = |name: &str| folder.path().join(name);
+    let path_of = |name: &str| folder.path().join(name);
     let mut flags = Vec::new();
     for name in ["a-evil", "A", "a.", "a_"] {
-        fs::create_dir(at(name)).unwrap();
-        fs::write(at(name).join("f"), OTHER_CONTENT).unwrap();
-        flags.extend(["--workspace".to_owned(), format!("{name}={}", at(name).display())]);
+        fs::create_dir(path_of(name)).unwrap();
+        fs::write(path_of(name).join("f"), OTHER_CONTENT).unwrap();
+        flags.extend(["--workspace".to_owned(), format!("{name}={}", path_of(name).display())]);
     }
 
-    fs::create_dir(at("a")).unwrap();
-    fs::write(at("a").join("f"), "own").unwrap();
+    fs::create_dir(path_of("a")).unwrap();
+    fs::write(path_of("a").join("f"), "own").unwrap();
 
-    // By a detour, which is no other place.
-    let detour = at("a-evil/../a").display().to_string();
+    // A path with `..` to the same directory.
+    let detour = path_of("a-evil/../a").display().to_string();
     flags.extend(["--workspace".to_owned(), format!("a={detour}")]);
+
     let keys = Arc::new(KeyFile::new());
     let key = keys.add_key("a", "admin", &["--for-workspace", "a"]);
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let daemon = start_daemon_with_keys(Setup::new().arguments(&flags), &keys).await;
+
     let read = |workspace: &str, path: &str| {
         let request = ReadFileRequest { path: path.to_owned(), ..ReadFileRequest::default() };
         let mut request = with_key(&key, request);
@@ -117,7 +126,7 @@ async fn case_n18_workspace_key_rejects_similarly_named_workspaces() {
         let mut tools = daemon.tools();
         async move {
             let answer = tools.read_file(request).await;
-            let answer = answer.map(|answer| answer.into_inner().content);
+            let answer = answer.map(|response| response.into_inner().content);
             answer.map_err(|status| Refusal::from_status(&status).reason)
         }
     };
@@ -152,6 +161,7 @@ async fn case_n18_workspace_key_rejects_similarly_named_workspaces() {
     for path in ["../a-evil/f", "/workspace/../a-evil/f", "/workspace-evil/f"] {
         assert_eq!(read("a", path).await.unwrap_err(), "PATH_ESCAPE", "{path}");
     }
+
     let mut run = with_key(&key, shell("cat f ../a-evil/f; ls .."));
     run.metadata_mut().insert("jig-workspace", "a".parse().unwrap());
     let response = daemon.run(run).await;

@@ -34,6 +34,7 @@ async fn start_with_repository(arguments: &[&str]) -> Daemon {
     let daemon = setup.start().await;
     let root = daemon.workspace();
     run_git(&root, &["commit", "-qm", "x", "--allow-empty"]);
+
     for (name, value) in [
         ("diff.ignoreSubmodules", "dirty"),
         ("fetch.recurseSubmodules", "false"),

@@ -236,6 +236,7 @@ fn is_allowed_outcome(tool: Tool, path: &str, before: &Tree, after: &Tree, end: 
             };
             after.get(path) == before.get(path) && before.values().all(&mut is_left)
         }
+
         // A directory was renamed as soon as it was made.
         (_, _, "NOT_A_DIRECTORY" | "PATH_ESCAPE" | "SYMLINK_BLOCKED") => {
             let mut others = after.clone();
@@ -328,6 +329,7 @@ impl TracedDaemon {
             right.extend(self.tree_without_race(tool, path, names).await);
         }
         let mut ends = BTreeSet::new();
+
         for gap in 1..=MAX_SYSTEM_CALLS {
             reset_workspace(&self.daemon, self.owner, tool);
             let before = snapshot_tree(&self.daemon.workspace());
@@ -383,6 +385,7 @@ impl TracedDaemon {
         is_swapped_back: &[bool],
     ) {
         let mut all_ends = BTreeSet::new();
+
         for (tool, path, fewest) in TRACED_CALLS {
             for names in swaps(path) {
                 for back in is_swapped_back {

@@ -55,10 +55,12 @@ async fn fetch_reaches_only_allowed_hosts_and_ports() {
         &["203.0.113.0/24"],
     )
     .await;
+
     let sites = [
         HttpSite::start(&daemon, ALLOWED_HOST.1, 80, respond_hello),
         HttpSite::start(&daemon, OTHER_HOST.1, 8080, respond_hello),
     ];
+
     for allowed in [
         "http://site.jig.test/",
         "HTTP://Site.JIG.test.:80/",
@@ -171,6 +173,7 @@ async fn fetch_reaches_allowed_addresses() {
         &["127.0.0.1/32", "::1"],
     )
     .await;
+
     let _sites =
         ["127.0.0.1", "::1"].map(|address| HttpSite::start(&daemon, address, 80, respond_hello));
 
@@ -328,6 +331,7 @@ async fn policy_rules_match_normalized_urls() {
     let daemon = network.setup().workspace_table(&table).start().await;
     let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, respond_hello);
     fetch(&daemon, url_request("http://site.jig.test/open")).await;
+
     for address in [
         "http://site.jig.test/secret",
         "HTTP://Site.Jig.Test:80/secret/x",
@@ -355,6 +359,7 @@ async fn case_n14_fetch_checks_and_resolves_the_same_host_name() {
     let site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, respond_hello);
     let names = start_name_server(&daemon, &[&[ALLOWED_HOST.1]]);
     let long_name = format!("{}jig.test", "a.".repeat(123));
+
     for host in [
         "evil.test\0.jig.test",
         "evil.test%00.jig.test",

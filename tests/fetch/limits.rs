@@ -37,6 +37,7 @@ async fn fetch_truncates_content_at_max_bytes() {
     let _site = HttpSite::start(&daemon, ALLOWED_HOST.1, 80, |_, stream| {
         write_response(stream, "200 OK", "Content-Type: text/plain\r\n", "grün".as_bytes())
     });
+
     for (max_bytes, content, length, truncated) in [
         (1, "g", 1, true),
         // A character is not split.
@@ -115,6 +116,7 @@ async fn fetch_times_out_on_slow_servers() {
             "/head" => write!(stream, "HTTP/1.1 200 OK\r\nX-More")?,
             _ => write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\na")?,
         }
+
         // Blocks until the daemon disconnects.
         std::io::copy(stream, &mut std::io::sink()).map(drop)
     });
@@ -237,5 +239,6 @@ async fn join_all<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
         }
     })
     .await;
+
     done.into_iter().flatten().collect()
 }

@@ -80,6 +80,7 @@ impl HttpSite {
     ) -> std::io::Result<()> {
         let mut reader = BufReader::new(stream.try_clone()?);
         let mut head = String::new();
+
         while !head.ends_with("\r\n\r\n") {
             if reader.read_line(&mut head)? == 0 {
                 return Ok(());

@@ -82,6 +82,7 @@ async fn fetch_denies_redirects_to_disallowed_targets() {
     });
     let other_sites = ["127.0.0.1", "::1", OTHER_HOST.1, PRIVATE_ADDRESS, METADATA_ADDRESS]
         .map(|address| HttpSite::start(&daemon, address, 80, respond_hello));
+
     for (number, location) in locations.iter().enumerate() {
         let url = format!("http://site.jig.test/{number}");
         let refusal = fetch_failing(&daemon, url_request(&url), "EGRESS_DENIED").await;

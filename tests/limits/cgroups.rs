@@ -115,6 +115,7 @@ async fn check_cgroups_are_removed(daemon: &Daemon, below: &str) {
     eventually("the cgroups are removed", async || {
         // Cgroups that could not be removed at once are removed when the next run is made.
         daemon.run(shell("true")).await;
+
         // The remaining cgroups belong to idle sandboxes, with one process each.
         run_cgroups(daemon, below).iter().all(|run| {
             let members = fs::read_to_string(run.join("cgroup.procs")).unwrap_or_default();
@@ -285,6 +286,7 @@ async fn tight_memory_limit_does_not_kill_the_sandbox() {
     let argument = "x".repeat(100_000);
     let arguments = [vec!["true"], vec![&argument; 20]].concat();
     let limits = command_with_limits("", |limits| limits.memory_bytes = Some(4 << 20)).limits;
+
     for _ in 0..3 {
         let request = RunRequest { limits, ..argv(&arguments) };
         let response = daemon.run(request).await;

@@ -44,6 +44,7 @@ async fn check_commands_have_lower_priority(daemon: &Daemon) {
         nice_value(command) == expected && session.is_none_or(|text| text.ends_with(&suffix))
     })
     .await;
+
     assert_eq!(nice_value(daemon.pid()), daemon_nice);
 
     if let Some(session) = autogroup_of(daemon.pid()) {
