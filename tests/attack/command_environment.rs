@@ -1,4 +1,4 @@
-//! What lies around a command, what it may ask for itself, and what a request may ask for it.
+//! What a command can see and change of its environment, and what a request can.
 
 use std::fs;
 
@@ -37,33 +37,33 @@ async fn case_57_command_sees_only_harmless_devices() {
     let daemon = Daemon::start().await;
     let list =
         "find /dev ! -type l ! -path '/dev/pts/*' ! -type d -exec stat -c '%F %n' {} + | sort";
-    let found = daemon.output(shell(list)).await;
+    let devices = daemon.output(shell(list)).await;
     let names = ["full", "null", "random", "tty", "urandom", "zero"];
     let expected = names.map(|name| format!("character special file /dev/{name}\n"));
-    assert_eq!(found, expected.concat());
+    assert_eq!(devices, expected.concat());
 
-    let real = daemon.output(shell("stat -L -c '%t:%T' /dev/null /dev/zero /dev/full")).await;
-    assert_eq!(real, "1:3\n1:5\n1:7\n");
+    let numbers = daemon.output(shell("stat -L -c '%t:%T' /dev/null /dev/zero /dev/full")).await;
+    assert_eq!(numbers, "1:3\n1:5\n1:7\n");
 
-    let made = daemon.run(shell("mknod /tmp/mem c 1 1")).await;
-    assert_ne!(made.exit_code, Some(0));
+    let response = daemon.run(shell("mknod /tmp/mem c 1 1")).await;
+    assert_ne!(response.exit_code, Some(0));
 }
 
 #[tokio::test]
 async fn cases_61_66_70_71_73_and_74_process_settings_do_not_weaken_isolation() {
     let daemon = Daemon::start().await;
     let program = compile_in_workspace(&daemon, "self_service");
-    let daemons = daemon.pid().to_string();
+    let daemon_pid = daemon.pid().to_string();
     let mut expected: Vec<(String, &str)> = Vec::new();
-    for what in ["limits", "CPUs", "priority", "class", "priority of input and output"] {
-        expected.push((format!("{what} of {daemons}"), "ESRCH"));
+    for attempt in ["limits", "CPUs", "priority", "class", "priority of input and output"] {
+        expected.push((format!("{attempt} of {daemon_pid}"), "ESRCH"));
     }
 
-    for (what, right) in [
+    for (attempt, answer) in [
         ("chroot", "EPERM"),
         ("fchdir", "ok"),
         ("outside", "EACCES|ENOENT"),
-        ("no randomization", "ok|EPERM|ENOSYS"), // engines' profiles refuse it
+        ("no randomization", "ok|EPERM|ENOSYS"), // container engines refuse it
         ("executable data", "EPERM"),
         ("plain Linux", "ok"),
         ("dumpable", "ok"),
@@ -82,11 +82,10 @@ async fn cases_61_66_70_71_73_and_74_process_settings_do_not_weaken_isolation() 
         ("core files", "ok"),
         ("no core handler", "ok"),
     ] {
-        expected.push((what.to_owned(), right));
+        expected.push((attempt.to_owned(), answer));
     }
 
-    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
-    let response = daemon.run(argv(&[&program, &daemons])).await;
+    let response = daemon.run(argv(&[&program, &daemon_pid])).await;
     check_answers(&response, &expected);
 }
 
@@ -99,6 +98,7 @@ async fn case_82_request_cannot_lower_isolation_or_read_the_daemons_environment(
     for name in [secret, preload.0] {
         assert!(!environment.contains(name), "{environment}");
     }
+
     let level = daemon.level().await;
 
     for (key, value) in [
@@ -114,12 +114,13 @@ async fn case_82_request_cannot_lower_isolation_or_read_the_daemons_environment(
         assert_eq!(response.stdout, "61000\n1\n", "{key}");
     }
 
-    // Its own environment is the command's alone: what starts the command has none.
-    let own =
+    // Only the command gets the request's environment, not the process that starts it.
+    let variables =
         [("LD_PRELOAD", "./own.so"), ("BASH_ENV", "./own.sh"), ("GIT_DIR", "own"), ("PATH", ".")];
+
     fs::write(daemon.file("own.sh"), "echo sourced\n").unwrap();
     let request = RunRequest {
-        env: own.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+        env: variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         ..argv(&["/bin/bash", "-c", "echo ran"])
     };
     let response = daemon.run(request).await;
@@ -129,17 +130,19 @@ async fn case_82_request_cannot_lower_isolation_or_read_the_daemons_environment(
 
 #[tokio::test]
 async fn case_64_runs_share_only_locks_on_system_files() {
-    // Runs see the same files of /usr: a lock on one of them tells another run one bit. It is the only
-    // thing that they share, and it can be neither kept nor used to write.
+    // Runs share the files of /usr: a lock on one of them sends one bit to another run. Nothing
+    // else is shared, and the lock neither outlives its run nor allows writing.
     let daemon = Daemon::start().await;
-    let held = daemon.spawn_run(shell(
+    let holder = daemon.spawn_run(shell(
         "exec 3< /usr/bin/env; flock 3; echo > held; while [ -e held ]; do sleep 0.05; done",
     ));
-    crate::support::eventually("the lock", async || daemon.file("held").exists()).await;
+    crate::support::eventually("the run holds the lock", async || daemon.file("held").exists())
+        .await;
+
     let response = daemon.run(shell("flock -n /usr/bin/env true; echo $?")).await;
     assert_eq!(response.stdout, "1\n", "{response:?}");
 
     fs::remove_file(daemon.file("held")).unwrap();
-    held.await.unwrap().unwrap();
+    holder.await.unwrap().unwrap();
     assert_eq!(daemon.output(shell("flock -n /usr/bin/env true; echo $?")).await, "0\n");
 }

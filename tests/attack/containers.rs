@@ -1,14 +1,14 @@
-//! The attacks of this folder on a daemon of root's in a container, with the capabilities, the
-//! seccomp profile and the masks that Docker and Podman give by default.
+//! The attacks of this folder on a root daemon in a container, with the default capabilities,
+//! seccomp profile and masks of Docker and Podman.
 //!
-//! Each engine's test runs this binary again, where `JIG_TEST_CONTAINER` starts daemons of root's in
-//! such a container: a handful of the attacks, and all of them with `JIG_FULL=1`.
+//! Each engine's test runs this test program again with `JIG_TEST_CONTAINER`, which starts root
+//! daemons in such a container: a few of the attacks, and all of them with `JIG_FULL=1`.
 
 use std::{env, process::Command};
 
 use crate::support::full_size;
 
-/// Attacks that are tried in both containers at each run of the tests.
+/// Attacks that always run, in both containers.
 const SAMPLED_ATTACKS: &[&str] = &[
     "shared_counters::mappings_count_as_memory",
     "filesystem::case_37_command_reads_no_file_of_the_host",
@@ -16,7 +16,7 @@ const SAMPLED_ATTACKS: &[&str] = &[
     "many_runs::case_80_daemon_leaks_nothing_after_200_concurrent_runs",
 ];
 
-/// Tests that fail there although no attack succeeds, by the reason.
+/// Tests that fail in a container although no attack succeeds: the reason and the tests.
 type ExpectedFailures = &'static [(&'static str, &'static [&'static str])];
 
 const EXPECTED_IN_ALL_CONTAINERS: ExpectedFailures = &[
@@ -25,11 +25,11 @@ const EXPECTED_IN_ALL_CONTAINERS: ExpectedFailures = &[
         &["shared_counters::runs_share_at_most_half_of_the_process_ids"],
     ),
     (
-        "what root makes after the start is not the commands' to change",
+        "commands cannot change files that root creates after the start",
         &["filesystem::case_50_modified_set_id_program_loses_its_bits"],
     ),
     (
-        "the test leads a bind to a directory of the host that the container has not",
+        "the test binds a directory of the host that the container does not have",
         &["host_sockets::daemon_blocks_host_sockets_or_warns_about_them"],
     ),
     (
@@ -77,11 +77,11 @@ const EXPECTED_IN_DOCKER: ExpectedFailures = &[
         ],
     ),
     (
-        "the default protection of a repository is not given at L1, which the log says",
+        "L1 does not protect a repository by default, and the daemon logs this",
         &["repository::commands_cannot_replace_a_git_file"],
     ),
     (
-        "the attack does not begin: L1 refuses all sockets but connected pairs",
+        "the attack does not start: L1 refuses all sockets except connected pairs",
         &[
             "host_sockets::command_reaches_its_own_sockets",
             "descriptors_in_flight::descriptors_in_flight_do_not_block_other_runs",
@@ -99,7 +99,7 @@ const EXPECTED_IN_DOCKER: ExpectedFailures = &[
         ],
     ),
     (
-        "the request is refused: L1 has no file systems of a run's own",
+        "the daemon refuses the request: at L1 runs have no file systems of their own",
         &[
             "memory::case_26_memory_limit_kills_a_memory_bomb",
             "memory::case_27_tmp_files_are_limited_and_removed_after_the_run",
@@ -108,8 +108,8 @@ const EXPECTED_IN_DOCKER: ExpectedFailures = &[
         ],
     ),
     (
-        "the test looks for what L3 shows: /workspace, /tmp, /dev, one process 1, no other processes, \
-         a network of the run's own",
+        "the test expects what L3 provides: /workspace, /tmp, /dev, one process 1, no other processes, \
+         a network per run",
         &[
             "killed_processes::case_14_daemon_replaces_a_killed_launcher_and_ends_its_runs",
             "killed_processes::case_14_killed_init_ends_only_its_own_run",
@@ -131,7 +131,7 @@ const EXPECTED_IN_DOCKER: ExpectedFailures = &[
         ],
     ),
     (
-        "RLIMIT_NPROC counts all processes of the user at L1: those of the run may be a few more or less",
+        "RLIMIT_NPROC counts all processes of the user at L1: the run may have a few more or fewer",
         &[
             "lifetime::case_07_shell_fork_bomb_is_contained_by_its_limit",
             "lifetime::case_07_fork_bomb_ignoring_sigterm_is_contained_by_its_limit",
@@ -148,6 +148,7 @@ fn run_attacks_in(engine: &str, expected: ExpectedFailures) {
         let names = SAMPLED_ATTACKS.iter().map(|name| format!("attack::{name}"));
         command.arg("--exact").args(names);
     }
+
     let output = command
         .args(["--test-threads", "2"])
         .env("JIG_TEST_CONTAINER", engine)
@@ -166,9 +167,10 @@ fn run_attacks_in(engine: &str, expected: ExpectedFailures) {
         }
     }
 
-    let known = expected.iter().chain(EXPECTED_IN_ALL_CONTAINERS);
-    let known: Vec<_> = known.flat_map(|(_, names)| *names).copied().collect();
-    failed.retain(|name| !known.contains(name));
+    let expected_failures = expected.iter().chain(EXPECTED_IN_ALL_CONTAINERS);
+    let expected_failures: Vec<_> =
+        expected_failures.flat_map(|(_, names)| *names).copied().collect();
+    failed.retain(|name| !expected_failures.contains(name));
     assert!(failed.is_empty(), "{failed:#?}\n{text}");
     assert!(passed >= SAMPLED_ATTACKS.len(), "{passed} passed\n{text}");
 }

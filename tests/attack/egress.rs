@@ -1,20 +1,22 @@
-//! Commands that have the daemon's proxy, or its network, and try for more.
+//! Commands with the daemon's proxy or in the host's network that try to reach further.
 
 use std::{
     net::{TcpListener, UdpSocket},
     time::Instant,
 };
 
-use jig::api::v1::RunRequest;
-
+use super::{
+    host_names::exchange_with_proxy,
+    network::{Target, check_reach, check_socket_families, unreachable_targets},
+};
 use crate::support::{
     Daemon, Mark, PROMPT_TIMEOUT, Setup, TestNetwork, argv, check_answers, compile_in_workspace,
     eventually, run_in_network_of, shell, start_http_server, start_name_server,
 };
 
-/// A public address, a private one, and those of metadata services: all in the daemon's own network.
 const PUBLIC_ADDRESS: &str = "8.8.8.8";
 const PRIVATE_ADDRESS: &str = "10.1.2.3";
+/// Addresses in the daemon's network: public, private, and of metadata services.
 const NETWORK_ADDRESSES: [&str; 5] =
     [PUBLIC_ADDRESS, PRIVATE_ADDRESS, "169.254.169.254", "fd00:ec2::254", "100.64.0.1"];
 
@@ -22,43 +24,27 @@ fn test_network() -> TestNetwork {
     TestNetwork::with_hosts(&NETWORK_ADDRESSES.map(|address| ("", address)))
 }
 
-/// A daemon whose commands may connect to `rebind.jig.test` and what is below `jig.test`, on any of
-/// the ports that the tests use.
-async fn start_proxied_daemon(world: &TestNetwork) -> Daemon {
+/// A daemon whose commands may connect to hosts below `jig.test` on the ports of these tests. Two
+/// private addresses are allowed as hosts, but not as addresses.
+async fn start_proxied_daemon(network: &TestNetwork) -> Daemon {
     let hosts = ["*.jig.test", "*.jig.test:8080", "169.254.169.254", PRIVATE_ADDRESS];
-    world.proxy_setup(&hosts, &[]).listen_tcp().start().await
+    network.proxy_setup(&hosts, &[]).listen_tcp().start().await
 }
 
-/// Sends requests to the proxy, each over a connection of its own; each answer must begin so.
-async fn send_to_proxy(daemon: &Daemon, requests: &[String], begin: &str) -> Vec<String> {
-    let program = "
-import socket, sys
-for request in sys.stdin.buffer.read().split(b'\\0'):
-    end = socket.create_connection(('127.0.0.1', 3128))
-    end.sendall(request)
-    while piece := end.recv(65536):
-        sys.stdout.buffer.write(piece)
-    sys.stdout.buffer.write(b'\\0')
-";
-
-    let response = daemon
-        .run(RunRequest {
-            stdin: requests.join("\0").into_bytes().into(),
-            ..argv(&["python3", "-c", program])
-        })
-        .await;
-    let answers: Vec<&str> = response.stdout.split_terminator('\0').collect();
-    assert_eq!(answers.len(), requests.len(), "{response:?}");
-
-    for (request, answer) in requests.iter().zip(&answers) {
-        assert!(answer.starts_with(begin), "{request:?}: {answer:?}");
+/// Sends requests to the proxy, each over a new connection, and returns the responses. Each must
+/// start with `status_line`.
+async fn send_to_proxy(daemon: &Daemon, requests: &[String], status_line: &str) -> Vec<String> {
+    let bytes: Vec<Vec<u8>> = requests.iter().map(|text| text.clone().into_bytes()).collect();
+    let responses = exchange_with_proxy(daemon, &bytes).await;
+    for (request, response) in requests.iter().zip(&responses) {
+        assert!(response.starts_with(status_line), "{request:?}: {response:?}");
     }
-    answers.into_iter().map(str::to_owned).collect()
+    responses
 }
 
-/// The same for one request.
-async fn send_one_to_proxy(daemon: &Daemon, request: String, begin: &str) -> String {
-    send_to_proxy(daemon, &[request], begin).await.remove(0)
+/// Like [`send_to_proxy`], for one request.
+async fn send_one_to_proxy(daemon: &Daemon, request: String, status_line: &str) -> String {
+    send_to_proxy(daemon, &[request], status_line).await.remove(0)
 }
 
 fn get_request(host: &str) -> String {
@@ -73,22 +59,11 @@ const DENIED_STATUS_LINE: &str = "HTTP/1.1 403 EGRESS_DENIED\r\n";
 
 #[tokio::test]
 async fn case_75_connections_bypassing_the_proxy_fail_promptly() {
-    let world = test_network();
-    let daemon = start_proxied_daemon(&world).await;
-    let mut tries = Vec::new();
-    for address in NETWORK_ADDRESSES {
-        tries.extend([["tcp", address, "80"], ["tcp", address, "443"], ["udp", address, "53"]]);
-    }
-    let expected: Vec<String> = tries.iter().map(|three| three.join(" ")).collect();
-    let expected: Vec<_> = expected
-        .iter()
-        .map(|what| (what.as_str(), "ENETUNREACH|EADDRNOTAVAIL|EACCES|EPERM"))
-        .collect();
+    let network = test_network();
+    let daemon = start_proxied_daemon(&network).await;
     let program = compile_in_workspace(&daemon, "reach");
-    let words: Vec<&str> =
-        [program.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
-    let began = Instant::now();
-    check_answers(&daemon.run(argv(&words)).await, &expected);
+    let start = Instant::now();
+    check_reach(&daemon, &program, &unreachable_targets(&NETWORK_ADDRESSES)).await;
 
     for command in [
         "getent hosts a.jig.test",
@@ -100,59 +75,50 @@ async fn case_75_connections_bypassing_the_proxy_fail_promptly() {
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
     }
 
-    assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
+    assert!(start.elapsed() < PROMPT_TIMEOUT, "{:?}", start.elapsed());
 }
 
 #[tokio::test]
 async fn case_75_command_in_host_network_reaches_the_daemons_addresses() {
-    let world = test_network();
-    let daemon = world.setup().arguments(&["--network", "host"]).start().await;
+    let network = test_network();
+    let daemon = network.setup().arguments(&["--network", "host"]).start().await;
     let listeners = run_in_network_of(&daemon, || {
         NETWORK_ADDRESSES.map(|address| {
             (TcpListener::bind((address, 80)).unwrap(), UdpSocket::bind((address, 53)).unwrap())
         })
     });
-    let tries: Vec<[&str; 3]> = NETWORK_ADDRESSES
+
+    let targets: Vec<Target<'_>> = NETWORK_ADDRESSES
         .iter()
-        .flat_map(|address| [["tcp", address, "80"], ["udp", address, "53"]])
+        .flat_map(|address| [(["tcp", address, "80"], "ok"), (["udp", address, "53"], "ok")])
         .collect();
-    let expected: Vec<String> = tries.iter().map(|three| three.join(" ")).collect();
-    let expected: Vec<_> = expected.iter().map(|what| (what.as_str(), "ok")).collect();
     let program = compile_in_workspace(&daemon, "reach");
-    let words: Vec<&str> =
-        [program.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
-    check_answers(&daemon.run(argv(&words)).await, &expected);
+    check_reach(&daemon, &program, &targets).await;
 
     drop(listeners);
 }
 
 #[tokio::test]
 async fn case_76_proxy_denies_the_daemon_and_its_neighbours() {
-    let world =
+    let network =
         TestNetwork::with_hosts(&[("loop.jig.test", "127.0.0.1"), ("all.jig.test", "0.0.0.0")]);
-    let daemon = start_proxied_daemon(&world).await;
+    let daemon = start_proxied_daemon(&network).await;
     let port = daemon.port();
     let neighbour = run_in_network_of(&daemon, || TcpListener::bind("127.0.0.1:8080").unwrap());
     let program = compile_in_workspace(&daemon, "reach");
-    let (own, socket) = (port.to_string(), daemon.socket());
+    let (daemon_port, socket) = (port.to_string(), daemon.socket());
     let socket = socket.to_str().unwrap();
-    let tries = [
-        (["tcp", "127.0.0.1", own.as_str()], "ECONNREFUSED"),
-        (["tcp", "::1", &own], "ECONNREFUSED"),
+    let targets = [
+        (["tcp", "127.0.0.1", daemon_port.as_str()], "ECONNREFUSED"),
+        (["tcp", "::1", &daemon_port], "ECONNREFUSED"),
         (["tcp", "127.0.0.1", "8080"], "ECONNREFUSED"),
         (["unix", socket, "-"], "ENOENT"),
         (["tcp", "127.0.0.1", "3128"], "ok"),
     ];
 
-    let expected: Vec<_> = tries.iter().map(|(three, right)| (three.join(" "), *right)).collect();
-    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
-    let words: Vec<&str> = [program.as_str()]
-        .into_iter()
-        .chain(tries.iter().flat_map(|(three, _)| three.iter().copied()))
-        .collect();
-    check_answers(&daemon.run(argv(&words)).await, &expected);
+    check_reach(&daemon, &program, &targets).await;
 
-    // A name that leads there is allowed by itself.
+    // The names are allowed, the addresses are not.
     let hosts = [
         format!("127.0.0.1:{port}"),
         format!("localhost:{port}"),
@@ -164,22 +130,23 @@ async fn case_76_proxy_denies_the_daemon_and_its_neighbours() {
 
     let requests = hosts.iter().flat_map(|host| [connect_request(host), get_request(host)]);
     send_to_proxy(&daemon, &requests.collect::<Vec<_>>(), DENIED_STATUS_LINE).await;
+
     neighbour.set_nonblocking(true).unwrap();
-    neighbour.accept().expect_err("nobody came");
+    neighbour.accept().expect_err("no connection arrives");
 }
 
 #[tokio::test]
 async fn case_76_host_network_does_not_expose_unix_sockets() {
-    let world = TestNetwork::with_hosts(&[]);
-    let daemon = world.setup().arguments(&["--network", "host"]).start().await;
+    let network = TestNetwork::with_hosts(&[]);
+    let daemon = network.setup().arguments(&["--network", "host"]).start().await;
     let name = format!("jig-test-host-{}", std::process::id());
-    let listening = name.clone();
+    let listener_name = name.clone();
     let _listener = run_in_network_of(&daemon, move || {
         use std::os::{
             linux::net::SocketAddrExt as _,
             unix::net::{SocketAddr, UnixListener},
         };
-        UnixListener::bind_addr(&SocketAddr::from_abstract_name(listening).unwrap()).unwrap()
+        UnixListener::bind_addr(&SocketAddr::from_abstract_name(listener_name).unwrap()).unwrap()
     });
 
     let program = compile_in_workspace(&daemon, "reach");
@@ -194,51 +161,27 @@ async fn case_76_host_network_does_not_expose_unix_sockets() {
 
 #[tokio::test]
 async fn case_77_every_network_mode_blocks_other_socket_families() {
-    let world = TestNetwork::with_hosts(&[]);
+    let network = TestNetwork::with_hosts(&[]);
     for mode in ["host", "proxy"] {
-        let daemon = world.setup().arguments(&["--network", mode]).start().await;
-        let program = compile_in_workspace(&daemon, "families");
-        let response = daemon.run(argv(&[&program])).await;
-        let unsupported = [
-            "AF_VSOCK",
-            "AF_VSOCK, more bits",
-            "AF_ALG",
-            "AF_PACKET",
-            "AF_BLUETOOTH",
-            "AF_XDP",
-            "netlink audit",
-            "netlink netfilter",
-            "netlink sock_diag",
-            "netlink xfrm",
-            "netlink uevent",
-            "netlink generic",
-            "netlink crypto",
-        ];
-        let not_permitted = ["raw ICMP", "raw IP", "raw ICMPv6", "IPv6 flow label", "mark"];
-        let mut expected = vec![
-            ("other families", "none"),
-            ("netlink route", "ok"),
-            ("ping", "EACCES|EPERM"),
-            ("io_uring, which makes sockets too", "ENOSYS"),
-        ];
-        expected.extend(unsupported.map(|what| (what, "EAFNOSUPPORT")));
-        expected.extend(not_permitted.map(|what| (what, "EPERM")));
-        check_answers(&response, &expected);
+        let daemon = network.setup().arguments(&["--network", mode]).start().await;
+        check_socket_families(&daemon).await;
     }
 }
 
 #[tokio::test]
 async fn case_78_runs_share_ports_only_in_the_host_network() {
-    let world = TestNetwork::with_hosts(&[]);
+    let network = TestNetwork::with_hosts(&[]);
     for (mode, expected) in [("none", "ok"), ("proxy", "ok"), ("host", "EADDRINUSE")] {
-        let daemon = world.setup().arguments(&["--network", mode]).start().await;
+        let daemon = network.setup().arguments(&["--network", mode]).start().await;
         let listen = compile_in_workspace(&daemon, "listen");
         let mark = Mark::new();
         let first = daemon.spawn_run(mark.on(argv(&[&listen])));
-        eventually("the first listens", async || daemon.file("listening").exists()).await;
+        eventually("the first run listens", async || daemon.file("listening").exists()).await;
+
         let bind = "import errno, socket\nend = socket.socket()\ntry:\n    end.bind(('127.0.0.1', 8080))\n    end.listen()\n    print('bind: ok')\nexcept OSError as error:\n    print('bind: ' + errno.errorcode[error.errno])";
         let response = daemon.run(argv(&["python3", "-c", bind])).await;
         check_answers(&response, &[("bind", expected)]);
+
         first.abort();
         mark.wait_until_gone().await;
     }
@@ -246,7 +189,7 @@ async fn case_78_runs_share_ports_only_in_the_host_network() {
 
 #[tokio::test]
 async fn case_79_proxy_connects_only_to_allowed_targets() {
-    let world = TestNetwork::with_hosts(&[
+    let network = TestNetwork::with_hosts(&[
         ("good.jig.test", PUBLIC_ADDRESS),
         ("evil.test", PUBLIC_ADDRESS),
         ("private.jig.test", PRIVATE_ADDRESS),
@@ -255,13 +198,14 @@ async fn case_79_proxy_connects_only_to_allowed_targets() {
         ("nat.jig.test", "100.64.0.1"),
     ]);
 
-    let daemon = start_proxied_daemon(&world).await;
+    let daemon = start_proxied_daemon(&network).await;
     let good = start_http_server(&daemon, PUBLIC_ADDRESS, 80, None);
-    let others = [PRIVATE_ADDRESS, "169.254.169.254", "fd00:ec2::254", "100.64.0.1"]
+    let private_servers = [PRIVATE_ADDRESS, "169.254.169.254", "fd00:ec2::254", "100.64.0.1"]
         .map(|address| start_http_server(&daemon, address, 80, None));
     send_one_to_proxy(&daemon, get_request("good.jig.test"), "HTTP/1.1 200 OK\r\n").await;
-    let hosts = [
-        // Not allowed by name.
+
+    let denied_hosts = [
+        // The name is not allowed.
         "evil.test",
         "good.jig.test.evil.test",
         "evilgood.jig.testx",
@@ -269,29 +213,26 @@ async fn case_79_proxy_connects_only_to_allowed_targets() {
         "8.8.8.8",
         "[::ffff:8.8.8.8]",
         "[::ffff:10.1.2.3]",
-        // Ways to write an address.
+        // Other spellings of an address.
         "134744072",
         "0x8.8.8.8",
         "0x08080808",
         "010.8.8.8",
         "8.8.2056",
-        // Allowed by name, and leading to what must not be reached.
+        // The name is allowed, its address is not.
         "private.jig.test",
         "metadata.jig.test",
         "metadata6.jig.test",
         "nat.jig.test",
         "169.254.169.254",
         PRIVATE_ADDRESS,
-        // On another port.
+        // The port is not allowed.
         "good.jig.test:22",
     ];
 
-    let requests = hosts.iter().flat_map(|host| {
+    let requests = denied_hosts.iter().flat_map(|host| {
         let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-        let target = match has_port {
-            true => (*host).to_owned(),
-            false => format!("{host}:80"),
-        };
+        let target = if has_port { (*host).to_owned() } else { format!("{host}:80") };
         [get_request(host), connect_request(&target)]
     });
 
@@ -301,11 +242,11 @@ async fn case_79_proxy_connects_only_to_allowed_targets() {
     }
     assert_eq!(good.heads().len(), 1, "{:?}", good.heads());
 
-    for other in others {
-        assert_eq!(other.heads(), [""; 0]);
+    for server in private_servers {
+        assert_eq!(server.heads(), [""; 0]);
     }
 
-    // Without the variables, or with what is no HTTP, there is nothing.
+    // Without the proxy variables, or with another protocol than HTTP, commands reach nothing.
     for command in [
         "env -u http_proxy -u HTTP_PROXY curl -sS http://good.jig.test/",
         "curl -sS --socks5-hostname 127.0.0.1:3128 http://good.jig.test/",
@@ -319,8 +260,8 @@ async fn case_79_proxy_connects_only_to_allowed_targets() {
 
 #[tokio::test]
 async fn case_79_proxy_blocks_dns_rebinding() {
-    let world = test_network();
-    let daemon = start_proxied_daemon(&world).await;
+    let network = test_network();
+    let daemon = start_proxied_daemon(&network).await;
     let (public, private) = (
         start_http_server(&daemon, PUBLIC_ADDRESS, 80, None),
         start_http_server(&daemon, PRIVATE_ADDRESS, 80, None),
@@ -335,57 +276,57 @@ async fn case_79_proxy_blocks_dns_rebinding() {
         ],
     );
 
-    // Asked once, and what was answered is what is connected to.
+    // The proxy asks once and connects to the address in the answer.
     send_one_to_proxy(&daemon, get_request("rebind.jig.test"), "HTTP/1.1 200 OK\r\n").await;
     assert_eq!((names.question_count(), public.heads().len()), (1, 1));
 
-    // Then it leads to what must not be reached.
+    // Then the name resolves to a denied address.
     let text = send_one_to_proxy(&daemon, get_request("rebind.jig.test"), DENIED_STATUS_LINE).await;
     assert!(text.contains("leads to 10.1.2.3, a private address"), "{text}");
     assert_eq!(names.question_count(), 2);
 
-    // Of several addresses those that may be reached are.
+    // Of several addresses, the proxy connects to an allowed one.
     send_one_to_proxy(&daemon, get_request("rebind.jig.test"), "HTTP/1.1 200 OK\r\n").await;
     assert_eq!((names.question_count(), public.heads().len()), (3, 2));
 
-    // Addresses that hold others.
+    // IPv6 addresses that embed private IPv4 addresses, and a private IPv6 address.
     send_one_to_proxy(&daemon, get_request("rebind.jig.test"), DENIED_STATUS_LINE).await;
     assert_eq!(private.heads(), [""; 0]);
     assert_eq!(public.heads().len(), 2);
 
-    // Each request of one connection is looked at anew.
-    let keep = get_request("rebind.jig.test").replace("close", "keep-alive");
-    send_one_to_proxy(&daemon, keep + &get_request("rebind.jig.test"), DENIED_STATUS_LINE).await;
+    // Each request of a connection is checked anew.
+    let first = get_request("rebind.jig.test").replace("close", "keep-alive");
+    send_one_to_proxy(&daemon, first + &get_request("rebind.jig.test"), DENIED_STATUS_LINE).await;
 
-    // A name that is not allowed is not even looked up.
+    // The proxy does not resolve a denied name.
     let before = names.question_count();
     send_one_to_proxy(&daemon, get_request("rebind.evil.test"), DENIED_STATUS_LINE).await;
     assert_eq!(names.question_count(), before);
 
-    // The tunnel of a tool is under the same rule.
+    // Tunnels follow the same rule.
     let response = daemon.run(shell("curl -sS https://rebind.jig.test/")).await;
     assert_eq!(response.exit_code, Some(56), "{response:?}");
 }
 
 #[tokio::test]
 async fn case_79_proxy_without_rules_connects_to_nothing() {
-    let world = TestNetwork::with_hosts(&[("good.jig.test", PUBLIC_ADDRESS)]);
-    let daemon = world.setup().arguments(&["--network", "proxy"]).start().await;
+    let network = TestNetwork::with_hosts(&[("good.jig.test", PUBLIC_ADDRESS)]);
+    let daemon = network.setup().arguments(&["--network", "proxy"]).start().await;
     let requests = start_http_server(&daemon, PUBLIC_ADDRESS, 80, None);
     send_one_to_proxy(&daemon, get_request("good.jig.test"), DENIED_STATUS_LINE).await;
     assert_eq!(requests.heads(), [""; 0]);
     assert!(daemon.log().contains("commands can connect to nothing"), "{}", daemon.log());
 
-    let without: Daemon = Setup::new().start().await;
-    let response = without.run(shell("echo > /dev/tcp/127.0.0.1/3128")).await;
+    let daemon_without_proxy: Daemon = Setup::new().start().await;
+    let response = daemon_without_proxy.run(shell("echo > /dev/tcp/127.0.0.1/3128")).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");
 }
 
 #[tokio::test]
 async fn case_75_proxy_never_connects_a_command_to_the_daemon() {
-    let world = test_network();
+    let network = test_network();
 
-    // Whatever the operator allows.
+    // The operator allows all of these.
     let targets = [
         "127.0.0.1:50051",
         "127.0.0.2:50051",
@@ -396,7 +337,7 @@ async fn case_75_proxy_never_connects_a_command_to_the_daemon() {
         "8.8.8.8:50051",
     ];
 
-    let setup = world.proxy_setup(&targets, &["0.0.0.0/0", "::/0"]);
+    let setup = network.proxy_setup(&targets, &["0.0.0.0/0", "::/0"]);
     let daemon = setup.arguments(&["--listen", "127.0.0.1:50051"]).start().await;
     let requests = targets.map(connect_request);
     for answer in send_to_proxy(&daemon, &requests, DENIED_STATUS_LINE).await {

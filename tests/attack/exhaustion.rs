@@ -1,4 +1,4 @@
-//! Commands that use up what others need: the disk, directories, descriptors, priority.
+//! Commands that exhaust shared resources: the disk, directories, descriptors, priority.
 
 use std::fs;
 
@@ -30,8 +30,8 @@ async fn case_30_full_workspace_fails_only_writes() {
 
     assert_eq!(daemon.read_file("f").await.unwrap(), "written\n");
 
-    let left = daemon.output(shell("ls -A")).await;
-    assert_eq!(left, "f\nfill\n", "no halves are left");
+    let names = daemon.output(shell("ls -A")).await;
+    assert_eq!(names, "f\nfill\n", "no partial file remains");
 
     Tool::Delete.call(&daemon, "fill").await.unwrap();
     Tool::Edit.call(&daemon, "f").await.unwrap();
@@ -50,16 +50,17 @@ async fn case_31_file_tools_reject_a_huge_file_cheaply() {
 
     let before = daemon.resident_bytes();
     for tool in [Tool::Read, Tool::Edit, Tool::ReadNotebook] {
-        let status = promptly("a tool", tool.call(&daemon, "huge")).await.unwrap_err();
+        let status = promptly("the tool ends", tool.call(&daemon, "huge")).await.unwrap_err();
         assert_eq!(Refusal::from_status(&status).reason, "FILE_TOO_LARGE", "{tool:?}: {status:?}");
     }
 
     for tool in [Tool::Stat, Tool::ListFiles, Tool::ListDirectory] {
         let path = if tool == Tool::Stat { "huge" } else { "." };
-        promptly("a tool", tool.call(&daemon, path)).await.unwrap();
+        promptly("the tool ends", tool.call(&daemon, path)).await.unwrap();
     }
 
-    promptly("a search", Tool::Search.call(&daemon, ".")).await.unwrap();
+    promptly("the search ends", Tool::Search.call(&daemon, ".")).await.unwrap();
+
     let after = daemon.resident_bytes();
     assert!(after < before + (32 << 20), "{before} {after}");
 }
@@ -72,22 +73,23 @@ async fn case_32_file_tools_handle_wide_and_deep_directories() {
     for entry in 0..entries {
         fs::write(daemon.file(&format!("wide/{entry}")), "").unwrap();
     }
-    let place = OFlags::PATH;
-    let mut here = openat(CWD, daemon.workspace(), place, 0.into()).unwrap();
+
+    let mut directory = openat(CWD, daemon.workspace(), OFlags::PATH, 0.into()).unwrap();
     for _ in 0..4000 {
-        mkdirat(&here, "d", 0o755.into()).unwrap();
-        here = openat(&here, "d", place, 0.into()).unwrap();
+        mkdirat(&directory, "d", 0o755.into()).unwrap();
+        directory = openat(&directory, "d", OFlags::PATH, 0.into()).unwrap();
     }
 
     for tool in [Tool::ListFiles, Tool::ListDirectory, Tool::Search] {
-        promptly("a tool", tool.call(&daemon, "wide")).await.unwrap();
-        promptly("a tool", tool.call(&daemon, ".")).await.unwrap();
+        promptly("the tool ends", tool.call(&daemon, "wide")).await.unwrap();
+        promptly("the tool ends", tool.call(&daemon, ".")).await.unwrap();
     }
 
     for path in ["d", "wide"] {
-        let answer = promptly("deleting", Tool::Delete.call(&daemon, path)).await.unwrap();
+        let response =
+            promptly("the deletion ends", Tool::Delete.call(&daemon, path)).await.unwrap();
         let count = if path == "d" { 4000 } else { entries + 1 };
-        assert!(answer.contains(&format!("deleted_count: {count} ")), "{answer}");
+        assert!(response.contains(&format!("deleted_count: {count} ")), "{response}");
     }
 
     assert_eq!(fs::read_dir(daemon.workspace()).unwrap().count(), 0);
@@ -103,9 +105,9 @@ async fn case_34_command_cannot_raise_its_priority() {
         "chrt -d --sched-runtime 100000 --sched-period 1000000 0 true",
     ] {
         let response = daemon.run(shell(&format!("LC_ALL=C {command}"))).await;
-        let refused = response.stderr.contains("ermission denied")
+        let is_refused = response.stderr.contains("ermission denied")
             || response.stderr.contains("not permitted");
-        assert!(refused, "{command}: {response:?}");
+        assert!(is_refused, "{command}: {response:?}");
     }
 }
 
@@ -114,7 +116,7 @@ async fn case_35_descriptor_exhaustion_does_not_affect_others() {
     let daemon = Daemon::start().await;
     let script = "ulimit -Sn $(ulimit -Hn); ulimit -n; \
         for i in $(seq 12); do (exec bash -c 'while eval \"exec {fd}</dev/null\"; do :; done 2>/dev/null; sleep 100') & done; sleep 100";
-    let greedy = daemon.spawn_run(RunRequest { timeout_sec: Some(5), ..shell(script) });
+    let attack = daemon.spawn_run(RunRequest { timeout_sec: Some(5), ..shell(script) });
 
     for _ in 0..20 {
         daemon.output(shell("exec 9</dev/null; true")).await;
@@ -122,7 +124,7 @@ async fn case_35_descriptor_exhaustion_does_not_affect_others() {
         daemon.tools_on_new_connection();
     }
 
-    let response = greedy.await.unwrap().unwrap();
+    let response = attack.await.unwrap().unwrap();
     assert_eq!(response.outcome(), Outcome::TimedOut);
     assert_eq!(response.stdout.trim(), "4096");
 }
@@ -131,18 +133,19 @@ async fn case_35_descriptor_exhaustion_does_not_affect_others() {
 async fn case_36_long_arguments_are_passed_complete_or_rejected() {
     let daemon = Daemon::start().await;
 
-    // One argument may have 128 KiB, all of them together 2 MiB (execve(2)).
+    // One argument may have 128 KiB, all together 2 MiB (execve(2)).
     let long = "x".repeat((128 << 10) - 1);
     let response = daemon.run(argv(&["sh", "-c", "printf %s \"$1\" | wc -c", "sh", &long])).await;
     assert_eq!(response.stdout.trim(), long.len().to_string());
 
-    let many: Vec<String> = (0..10_000).map(|number| format!("argument-{number}")).collect();
+    let arguments: Vec<String> = (0..10_000).map(|number| format!("argument-{number}")).collect();
     let words = ["sh", "-c", "echo $#", "sh"].into_iter();
-    let words: Vec<&str> = words.chain(many.iter().map(String::as_str)).collect();
+    let words: Vec<&str> = words.chain(arguments.iter().map(String::as_str)).collect();
     assert_eq!(daemon.run(argv(&words)).await.stdout.trim(), "10000");
 
     let too_long = "x".repeat(1 << 20);
     daemon.run_failing(argv(&["echo", &too_long]), "INVALID_PARAMS").await;
-    let environment = RunRequest { env: [("LONG".to_owned(), too_long)].into(), ..argv(&["true"]) };
-    daemon.run_failing(environment, "INVALID_PARAMS").await;
+
+    let request = RunRequest { env: [("LONG".to_owned(), too_long)].into(), ..argv(&["true"]) };
+    daemon.run_failing(request, "INVALID_PARAMS").await;
 }

@@ -1,9 +1,9 @@
-//! Parts of the kernel that commands hardly need, and what known flaws of it are reached by.
+//! Parts of the kernel that commands hardly need, and parts with known flaws.
 
 use crate::support::{Daemon, Setup, argv, check_answers, compile_in_workspace};
 
-/// What a command is given, at each of the levels, with every network that has sockets, and to every
-/// kind of user.
+/// Setups whose commands can create sockets: at L3 and L2, as root and as another user, without a
+/// network and in the host's.
 fn setups_with_sockets() -> [Setup; 4] {
     [
         Setup::new(),
@@ -20,29 +20,30 @@ enum SocketSupport {
     Unavailable,
 }
 
-/// Checks what `program` is answered: `always`, and of its sockets `made`, which at L1 cannot be.
+/// Checks the answers to `program`: `always`, and `made` for its sockets, whose third column holds
+/// the answers without socket support (at L1).
 async fn check_program(
     daemon: &Daemon,
     program: &str,
     always: &[(&str, &str)],
     sockets: SocketSupport,
-    made: &[(&str, &str, &str)],
+    socket_answers: &[(&str, &str, &str)],
 ) {
-    let made = made.iter().map(|(what, right, without)| {
-        let right = match sockets {
-            SocketSupport::Available => right,
+    let socket_answers = socket_answers.iter().map(|(attempt, answer, without)| {
+        let answer = match sockets {
+            SocketSupport::Available => answer,
             SocketSupport::Unavailable => without,
         };
-        (*what, *right)
+        (*attempt, *answer)
     });
 
-    let expected: Vec<_> = made.chain(always.iter().copied()).collect();
+    let expected: Vec<_> = socket_answers.chain(always.iter().copied()).collect();
     let program = compile_in_workspace(daemon, program);
     check_answers(&daemon.run(argv(&[&program])).await, &expected);
 }
 
-/// Of `kernel_surface.c`, what depends on whether there are sockets: what is tried, the answer, and
-/// the answer without them.
+/// Answers to `kernel_surface.c` that depend on socket support: the attempt, the answer with
+/// sockets, and the answer without.
 const PROTOCOL_ANSWERS: &[(&str, &str, &str)] = &[
     ("other protocols", "EPROTONOSUPPORT", "EAFNOSUPPORT"),
     ("other protocols, with flags", "EPROTONOSUPPORT", "EAFNOSUPPORT"),
@@ -53,7 +54,7 @@ const PROTOCOL_ANSWERS: &[(&str, &str, &str)] = &[
     ("UDP", "ok", "EAFNOSUPPORT"),
     ("TCP over IPv6", "ok", "EAFNOSUPPORT"),
     ("UDP, more bits", "ok", "EAFNOSUPPORT"),
-    // As far as the kernel has it, and lets the user.
+    // The kernel may lack it, or refuse it to the user.
     ("MPTCP", "ok|ENOPROTOOPT", "EAFNOSUPPORT"),
     ("listen with MPTCP", "ok|EBADF", "EPERM"),
     ("ping", "ok|EACCES", "EAFNOSUPPORT"),
@@ -68,7 +69,7 @@ fn surface_answers() -> Vec<(String, &'static str)> {
         expected.push((format!("close_range with a new table{flags}"), "EINVAL"));
     }
 
-    for what in [
+    for attempt in [
         "thread with descriptors of its own",
         "thread with descriptors of its own, more bits",
         "TCP_ULP",
@@ -91,10 +92,10 @@ fn surface_answers() -> Vec<(String, &'static str)> {
         "i/o priority of init's group",
         "i/o priority of the user",
         "i/o priority of the user by number",
-        // Not a call of this architecture.
+        // This architecture does not have the call.
         "io_pgetevents_time64",
     ] {
-        expected.push((what.to_owned(), "EPERM"));
+        expected.push((attempt.to_owned(), "EPERM"));
     }
 
     for kind in 1..8 {
@@ -121,7 +122,7 @@ fn surface_answers() -> Vec<(String, &'static str)> {
         expected.push((call.to_owned(), "ENOSYS"));
     }
 
-    for what in [
+    for attempt in [
         "close_range",
         "drop a page",
         "init is as it was",
@@ -129,7 +130,7 @@ fn surface_answers() -> Vec<(String, &'static str)> {
         "own group's priority",
         "own i/o priority",
     ] {
-        expected.push((what.to_owned(), "ok"));
+        expected.push((attempt.to_owned(), "ok"));
     }
 
     expected
@@ -138,7 +139,8 @@ fn surface_answers() -> Vec<(String, &'static str)> {
 async fn check_kernel_surface(setup: Setup, sockets: SocketSupport) {
     let daemon = setup.start().await;
     let always = surface_answers();
-    let always: Vec<_> = always.iter().map(|(what, right)| (what.as_str(), *right)).collect();
+    let always: Vec<_> =
+        always.iter().map(|(attempt, answer)| (attempt.as_str(), *answer)).collect();
     check_program(&daemon, "kernel_surface", &always, sockets, PROTOCOL_ANSWERS).await;
 }
 
@@ -160,14 +162,14 @@ async fn case_n3b_debugger_cannot_merge_pages() {
     check_kernel_surface(daemon, SocketSupport::Available).await;
 }
 
-/// Of `kernel_flaws.c`, what is answered at every level.
+/// Answers to `kernel_flaws.c`, the same at every level.
 const KERNEL_FLAW_ANSWERS: &[(&str, &str)] = &[
     // Copy Fail.
     ("AF_ALG", "EAFNOSUPPORT"),
     ("AF_ALG, more bits", "EAFNOSUPPORT"),
     ("AF_ALG pair", "EAFNOSUPPORT"),
     ("io_uring, which makes sockets", "ENOSYS"),
-    // A kernel without 32-bit calls answers with SIGSEGV before any filter is asked.
+    // A kernel without 32-bit calls sends SIGSEGV before it runs any filter.
     ("AF_ALG by a 32-bit call", "SIGSYS|SIGSEGV"),
     ("AF_ALG by an x32 call", "ENOSYS|SIGSYS"),
     // Dirty Frag.

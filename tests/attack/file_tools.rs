@@ -1,5 +1,5 @@
-//! Names and files by which a command would have the file tools read or change what is not in the
-//! workspace, or wait for ever.
+//! Names and files by which the file tools would read or change files outside the workspace, or
+//! block for ever.
 
 use std::{
     ffi::OsStr,
@@ -19,17 +19,17 @@ use crate::{
     support::{Daemon, Refusal, Setup, build_access_list, eventually, promptly, shell},
 };
 
-/// Calls each tool on a path and checks how it is refused.
+/// Checks that every read and write tool refuses a path for one of these reasons.
 async fn assert_all_tools_fail(daemon: &Daemon, path: &str, reasons: &[&str]) {
     for tool in READ_TOOLS.iter().chain(WRITE_TOOLS) {
         assert_tool_fails(daemon, *tool, path, reasons).await;
     }
 }
 
-async fn assert_tool_fails(daemon: &Daemon, tool: Tool, path: &str, reasons: &[&str]) {
-    let answer = promptly("a tool", tool.call(daemon, path)).await;
-    let status = match answer {
-        Ok(answer) => panic!("{tool:?} {path:?} answers {answer}"),
+pub(super) async fn assert_tool_fails(daemon: &Daemon, tool: Tool, path: &str, reasons: &[&str]) {
+    let result = promptly("the tool ends", tool.call(daemon, path)).await;
+    let status = match result {
+        Ok(response) => panic!("{tool:?} {path:?} returned {response}"),
         Err(status) => status,
     };
     let reason = Refusal::from_status(&status).reason;
@@ -44,6 +44,7 @@ async fn case_38_tools_do_not_follow_links_out_of_the_workspace() {
     fs::write(outside.join("f"), "secret").unwrap();
     symlink(outside.join("f"), daemon.file("file")).unwrap();
     symlink(&outside, daemon.file("dir")).unwrap();
+
     for path in ["file", "/workspace/file"] {
         assert_all_tools_fail(&daemon, path, &["SYMLINK_BLOCKED"]).await;
     }
@@ -98,6 +99,7 @@ async fn case_42_tools_reject_link_loops_and_chains() {
     for link in 1..=41 {
         symlink((link - 1).to_string(), daemon.file(&link.to_string())).unwrap();
     }
+
     for path in ["a", "a/x", "self/self/self/0", "41"] {
         assert_all_tools_fail(&daemon, path, &["SYMLINK_BLOCKED"]).await;
     }
@@ -114,9 +116,10 @@ async fn case_43_hard_links_do_not_reach_outside_files() {
         let response = daemon.run(shell(command)).await;
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
     }
+
     assert!(!daemon.file("here").exists());
 
-    // One that somebody outside has made: the name gets a file of its own.
+    // A hard link made outside the sandbox: writing replaces the name and leaves the outside file.
     fs::hard_link(&outside, daemon.file("here")).unwrap();
     Tool::Write.call(&daemon, "here").await.unwrap();
     assert_eq!(fs::read_to_string(&outside).unwrap(), "outside");
@@ -126,17 +129,17 @@ async fn case_43_hard_links_do_not_reach_outside_files() {
 #[tokio::test]
 async fn cases_44_and_45_tools_reject_special_files() {
     let daemon = Daemon::start().await;
-    let make = |name: &str, kind, device| {
+    let create = |name: &str, kind, device| {
         mknodat(CWD, daemon.file(name), kind, Mode::from_raw_mode(0o666), device).unwrap();
     };
-    make("fifo", FileType::Fifo, 0);
-    make("null", FileType::CharacterDevice, rustix::fs::makedev(1, 3));
-    make("loop", FileType::BlockDevice, rustix::fs::makedev(7, 250));
+    create("fifo", FileType::Fifo, 0);
+    create("null", FileType::CharacterDevice, rustix::fs::makedev(1, 3));
+    create("loop", FileType::BlockDevice, rustix::fs::makedev(7, 250));
     let _socket = UnixListener::bind(daemon.file("socket")).unwrap();
 
     for name in ["fifo", "null", "loop", "socket"] {
-        let on_files = READ_TOOLS.iter().chain(WRITE_TOOLS);
-        for tool in on_files.filter(|tool| !tool.accepts_directories()) {
+        let tools = READ_TOOLS.iter().chain(WRITE_TOOLS);
+        for tool in tools.filter(|tool| !tool.accepts_directories()) {
             assert_tool_fails(&daemon, *tool, name, &["NOT_A_FILE"]).await;
         }
         for tool in READ_TOOLS.iter().filter(|tool| tool.accepts_directories()) {
@@ -145,9 +148,9 @@ async fn cases_44_and_45_tools_reject_special_files() {
         assert_tool_fails(&daemon, Tool::CreateDirectory, name, &["FILE_EXISTS"]).await;
     }
 
-    // Those that go through the directory pass them by.
+    // Tools that walk the directory skip special files.
     for tool in [Tool::ListFiles, Tool::ListDirectory, Tool::Search] {
-        promptly("a listing", tool.call(&daemon, ".")).await.unwrap();
+        promptly("the tool ends", tool.call(&daemon, ".")).await.unwrap();
     }
 
     for name in ["fifo", "null", "loop", "socket"] {
@@ -214,9 +217,10 @@ async fn case_48_daemon_keeps_the_workspace_that_it_opened() {
     let before = daemon.workspace();
     let moved = before.with_file_name("moved");
     fs::write(before.join("f"), "inside").unwrap();
-    let waiting =
+    let call =
         daemon.spawn_run(shell("touch began; while ! test -e go; do sleep 0.01; done; cat f"));
-    eventually("the command runs", async || before.join("began").exists()).await;
+    eventually("the command starts", async || before.join("began").exists()).await;
+
     fs::rename(&before, &moved).unwrap();
     symlink("/etc", &before).unwrap();
     assert_eq!(daemon.read_file("f").await.unwrap(), "inside");
@@ -226,7 +230,7 @@ async fn case_48_daemon_keeps_the_workspace_that_it_opened() {
     assert_tool_fails(&daemon, Tool::Read, "passwd", &["FILE_NOT_FOUND"]).await;
 
     fs::write(moved.join("go"), "").unwrap();
-    assert_eq!(waiting.await.unwrap().unwrap().stdout, "inside");
+    assert_eq!(call.await.unwrap().unwrap().stdout, "inside");
     assert_eq!(daemon.output(shell("cat f")).await, "inside");
 
     fs::remove_file(&before).unwrap();
@@ -237,23 +241,26 @@ async fn case_48_daemon_keeps_the_workspace_that_it_opened() {
 async fn case_62_tools_preserve_attributes_access_lists_and_modes() {
     for setup in [Setup::new(), Setup::new().user(12345)] {
         let daemon = setup.start().await;
-        let made = "mkdir closed && touch closed/f && chmod 000 closed; touch f; chmod 604 f";
-        daemon.output(shell(made)).await;
-        let fixed = daemon.run(shell("touch own; chattr +i own")).await;
-        assert_ne!(fixed.exit_code, Some(0), "{fixed:?}");
+        let script = "mkdir closed && touch closed/f && chmod 000 closed; touch f; chmod 604 f";
+        daemon.output(shell(script)).await;
+        let response = daemon.run(shell("touch own; chattr +i own")).await;
+        assert_ne!(response.exit_code, Some(0), "{response:?}");
         Tool::Delete.call(&daemon, "own").await.unwrap();
-        setxattr(daemon.file("f"), "user.mark", b"kept", XattrFlags::empty()).unwrap();
+
+        setxattr(daemon.file("f"), "user.mark", b"stays", XattrFlags::empty()).unwrap();
         let list = build_access_list(4);
         let acl = "system.posix_acl_access";
         setxattr(daemon.file("f"), acl, &list, XattrFlags::empty()).unwrap();
+
         Tool::Write.call(&daemon, "f").await.unwrap();
-        let mut value = [0; 64];
-        let mut get = |name: &str| {
-            let length = rustix::fs::getxattr(daemon.file("f"), name, &mut value[..]).unwrap();
-            value[..length].to_vec()
+        let mut buffer = [0; 64];
+        let mut get_attribute = |name: &str| {
+            let length = rustix::fs::getxattr(daemon.file("f"), name, &mut buffer[..]).unwrap();
+            buffer[..length].to_vec()
         };
-        assert_eq!(get("user.mark"), b"kept");
-        assert_eq!(get(acl), list);
+
+        assert_eq!(get_attribute("user.mark"), b"stays");
+        assert_eq!(get_attribute(acl), list);
         assert_eq!(fs::metadata(daemon.file("f")).unwrap().mode() & 0o777, 0o644);
         Tool::Delete.call(&daemon, "closed").await.unwrap();
         assert!(!daemon.file("closed").exists());
@@ -262,19 +269,19 @@ async fn case_62_tools_preserve_attributes_access_lists_and_modes() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("fixed"), "x").unwrap();
     let path = daemon.file("fixed");
-    let set = |flags| {
+    let set_flags = |flags| {
         let file = fs::File::open(&path).unwrap();
         rustix::fs::ioctl_setflags(&file, flags)
     };
-    if set(rustix::fs::IFlags::IMMUTABLE).is_ok() {
+    if set_flags(rustix::fs::IFlags::IMMUTABLE).is_ok() {
         for tool in [Tool::Write, Tool::Upload, Tool::Delete, Tool::MoveFrom] {
             assert_tool_fails(&daemon, tool, "fixed", &["PERMISSION_DENIED"]).await;
         }
-        set(rustix::fs::IFlags::empty()).unwrap();
+        set_flags(rustix::fs::IFlags::empty()).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "x");
     }
 
-    assert_eq!(fs::read_dir(daemon.workspace()).unwrap().count(), 1, "nothing is left behind");
+    assert_eq!(fs::read_dir(daemon.workspace()).unwrap().count(), 1, "no temporary file remains");
 
     fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
     let request = StatPathRequest { path: "fixed".to_owned() };

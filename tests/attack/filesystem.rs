@@ -1,5 +1,5 @@
-//! Files that are not the command's: the host's, the daemon's, another run's, and its own with more
-//! rights than it has.
+//! Files that a command must not use: the host's, the daemon's, another run's, and its own files
+//! with more rights than the command has.
 
 use std::{
     fs,
@@ -24,8 +24,8 @@ async fn case_37_command_reads_no_file_of_the_host() {
     let absolute = secret.to_str().unwrap();
     let links = ["self/root", "self/cwd/..", "1/root", "1/cwd", "2/root/.."];
     let through_links = links.map(|link| {
-        let below = format!("/proc/{link}");
-        [below.clone() + "/etc/shadow", below + absolute]
+        let target = format!("/proc/{link}");
+        [target.clone() + "/etc/shadow", target + absolute]
     });
     let names = [
         "../../../etc/shadow",
@@ -54,9 +54,9 @@ async fn case_37_command_reads_no_file_of_the_host() {
 
 #[tokio::test]
 async fn case_50_set_id_bits_and_file_capabilities_grant_nothing() {
-    let in_place = Setup::new().at_l1();
-    let of_a_container = Setup::new().as_container_root();
-    for setup in [Setup::new(), in_place, of_a_container] {
+    let at_l1 = Setup::new().at_l1();
+    let as_container_root = Setup::new().as_container_root();
+    for setup in [Setup::new(), at_l1, as_container_root] {
         check_privileged_files_grant_nothing(setup).await;
     }
 }
@@ -70,11 +70,12 @@ async fn check_privileged_files_grant_nothing(setup: Setup) {
         fs::set_permissions(daemon.file(name), fs::Permissions::from_mode(mode)).unwrap();
         format!("./{name}")
     };
+
     let set_uid = copy("set_uid", 0o6755);
     let capable = copy("capable", 0o755);
-    let give = HostProgram::compile("give_capabilities");
-    let given = Command::new(&give.path).arg(daemon.file("capable")).status().unwrap();
-    assert!(given.success());
+    let host_program = HostProgram::compile("give_capabilities");
+    let status = Command::new(&host_program.path).arg(daemon.file("capable")).status().unwrap();
+    assert!(status.success());
 
     let expected =
         format!("uid {uid} {uid} gid {uid} {uid} permitted 000000000 effective 000000000\n");
@@ -83,7 +84,8 @@ async fn check_privileged_files_grant_nothing(setup: Setup) {
         assert_eq!(output, expected, "{program}");
     }
 
-    // The kernel gives them nothing, or does not execute a file with some that it may never give.
+    // The kernel grants nothing, or does not execute a file with capabilities that it must not
+    // grant.
     match daemon.try_run(argv(&[&capable])).await {
         Ok(response) => assert_eq!(response.stdout, expected, "{response:?}"),
         Err(status) => assert_eq!(Refusal::from_status(&status).reason, "COMMAND_NOT_EXECUTABLE"),
@@ -118,10 +120,12 @@ async fn case_50_command_cannot_create_set_id_files() {
                 ("capabilities of a file", "EPERM"),
             ],
         );
+
         let response = daemon.run(shell("chmod u+s plain")).await;
         assert_ne!(response.exit_code, Some(0), "{response:?}");
         let response = daemon.run(shell("install -m 4755 plain installed")).await;
         assert_ne!(response.exit_code, Some(0), "{response:?}");
+
         for entry in fs::read_dir(daemon.workspace()).unwrap() {
             let entry = entry.unwrap();
             let mode = entry.metadata().unwrap().mode();
@@ -137,17 +141,54 @@ async fn case_50_modified_set_id_program_loses_its_bits() {
     fs::write(&path, "trusted").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o6755)).unwrap();
     daemon.output(shell("echo something else > tool")).await;
+
     let metadata = path.metadata().unwrap();
     assert_eq!(metadata.uid(), 0);
     assert_eq!(metadata.mode() & 0o7777, 0o755, "a command has changed what root would execute");
 }
 
+/// Files outside a command's own directories.
+const SYSTEM_FILES: &[&str] = &[
+    "/file",
+    "/usr/file",
+    "/usr/bin/sh",
+    "/etc/passwd",
+    "/etc/file",
+    "/dev/file",
+    "/home/file",
+    "/proc/sys/kernel/core_pattern",
+    "/proc/sys/kernel/hostname",
+    "/proc/sys/kernel/ns_last_pid",
+    "/proc/sys/net/ipv4/ip_forward",
+    "/proc/sys/user/max_user_namespaces",
+    "/proc/sys/vm/drop_caches",
+    "/proc/sysrq-trigger",
+    "/proc/1/oom_score_adj",
+    "/proc/1/comm",
+    "/proc/1/mem",
+    "/proc/self/uid_map",
+    "/proc/self/setgroups",
+    "/sys/kernel/uevent_helper",
+    "/sys/fs/cgroup/cgroup.procs",
+];
+
+/// Error messages of a shell that cannot write to a file.
+const WRITE_ERRORS: [&str; 6] = [
+    "Read-only file system",
+    "Permission denied",
+    "No such file",
+    "not permitted",
+    "nonexistent",
+    // The shell's message for any error of write(2).
+    "I/O error",
+];
+
 #[tokio::test]
 async fn case_51_command_cannot_write_system_files() {
     let daemon = Daemon::start().await;
 
-    // `-w` asks access(2), which knows read-only mounts; writing asks everything else.
-    let found = daemon
+    // find's `-w` uses access(2), which respects read-only mounts.
+    let writable = daemon
         .output(shell(
             "find / -path /proc -prune -o -path /workspace -prune -o -path /tmp -prune -o \
              -path /home/agent -prune -o -path /dev/shm -prune -o -path '/usr/*/*/*' -prune -o \
@@ -161,63 +202,32 @@ async fn case_51_command_cannot_write_system_files() {
         "/dev/random",
         "/dev/urandom",
         "/dev/zero",
-        // Terminals of the run's own.
+        // The run's own terminals.
         "/dev/tty",
         "/dev/pts/ptmx",
     ];
 
-    let others: Vec<&str> = found
+    let unexpected: Vec<&str> = writable
         .lines()
-        // A mask is /dev/null by another name.
+        // A masked file is /dev/null.
         .filter(|path| !devices.contains(path) && !path.starts_with("/proc/"))
         .collect();
-    assert!(others.is_empty(), "{others:?}");
+    assert!(unexpected.is_empty(), "{unexpected:?}");
 
-    // Some settings may be opened by everybody, and ask for a capability when something is written.
-    for path in found.lines().filter(|path| path.starts_with("/proc/sys/")) {
+    // Every user may open some settings; writing to them requires a capability.
+    for path in writable.lines().filter(|path| path.starts_with("/proc/sys/")) {
         let response = daemon.run(shell(&format!("echo 1 > {path}"))).await;
         assert_ne!(response.exit_code, Some(0), "{path} was written");
     }
 
-    for path in [
-        "/file",
-        "/usr/file",
-        "/usr/bin/sh",
-        "/etc/passwd",
-        "/etc/file",
-        "/dev/file",
-        "/home/file",
-        "/proc/sys/kernel/core_pattern",
-        "/proc/sys/kernel/hostname",
-        "/proc/sys/kernel/ns_last_pid",
-        "/proc/sys/net/ipv4/ip_forward",
-        "/proc/sys/user/max_user_namespaces",
-        "/proc/sys/vm/drop_caches",
-        "/proc/sysrq-trigger",
-        "/proc/1/oom_score_adj",
-        "/proc/1/comm",
-        "/proc/1/mem",
-        "/proc/self/uid_map",
-        "/proc/self/setgroups",
-        "/sys/kernel/uevent_helper",
-        "/sys/fs/cgroup/cgroup.procs",
-    ] {
+    for path in SYSTEM_FILES {
         let response = daemon.run(shell(&format!("echo 0 > {path}"))).await;
         assert_ne!(response.exit_code, Some(0), "{path} was written");
-        let why = [
-            "Read-only file system",
-            "Permission denied",
-            "No such file",
-            "not permitted",
-            "nonexistent",
-            // What the shell says of any error of write(2).
-            "I/O error",
-        ];
-        let known = why.iter().any(|why| response.stderr.contains(why));
-        assert!(known, "{path}: {}", response.stderr);
+        let is_known = WRITE_ERRORS.iter().any(|message| response.stderr.contains(message));
+        assert!(is_known, "{path}: {}", response.stderr);
     }
 
-    // The kernel lets a process make itself more likely to be ended, never less.
+    // The kernel lets a process raise its own OOM score, not lower it.
     let response = daemon.run(shell("echo -1000 > /proc/self/oom_score_adj")).await;
     assert_ne!(response.exit_code, Some(0));
 }
@@ -254,6 +264,7 @@ async fn case_52_command_cannot_read_details_of_machine_or_init() {
         assert_ne!(response.exit_code, Some(0), "{path}: {response:?}");
         assert_eq!(response.stdout, "", "{path}");
     }
+
     for name in ["exe", "root", "cwd", "ns/user", "ns/mnt"] {
         let response = daemon.run(argv(&["readlink", &format!("/proc/1/{name}")])).await;
         assert_ne!(response.exit_code, Some(0), "{name}: {response:?}");
@@ -273,7 +284,7 @@ async fn case_53_command_cannot_reach_the_daemons_binary() {
         "cp /bin/sh /proc/1/exe",
         "echo x > /proc/self/exe",
         "exec 9<> /proc/self/exe",
-        // CVE-2019-5736: a script whose interpreter is the process that starts it.
+        // CVE-2019-5736: a script whose interpreter is the process that executes it.
         "printf '#!/proc/self/exe\\n' > s; chmod 755 s; ./s; cat /proc/1/exe > /dev/null",
     ] {
         let response = daemon.run(shell(command)).await;
@@ -296,22 +307,23 @@ async fn case_54_working_directory_cannot_use_leaked_descriptors() {
         daemon.run_failing(request(&format!("/proc/self/fd/{number}")), "PATH_ESCAPE").await;
         let link = daemon.file("link");
         symlink(format!("/proc/self/fd/{number}"), &link).unwrap();
-        let refused = daemon.try_run(request("link")).await;
-        let reason = Refusal::from_status(&refused.expect_err("no such descriptor is open")).reason;
-        let right = [
+
+        let result = daemon.try_run(request("link")).await;
+        let reason = Refusal::from_status(&result.expect_err("no such descriptor is open")).reason;
+        let allowed_reasons = [
             "DIRECTORY_NOT_FOUND",
             "NOT_A_DIRECTORY",
             "PERMISSION_DENIED",
             "SYMLINK_BLOCKED",
             "PATH_ESCAPE",
         ];
-        assert!(right.contains(&reason.as_str()), "{number}: {reason}");
+        assert!(allowed_reasons.contains(&reason.as_str()), "{number}: {reason}");
         fs::remove_file(&link).unwrap();
     }
 
     assert!(!daemon.file("ran").exists());
 
-    // Links that lead somewhere lead there in the sandbox, if they are followed at all.
+    // In the sandbox, links lead to the sandbox's files, if they are followed.
     for target in
         ["/proc/self/cwd/../..", "/proc/self/root", "/proc/1/cwd", "/proc/1/root", "/", "../.."]
     {
@@ -334,7 +346,7 @@ async fn case_55_command_inherits_only_standard_descriptors() {
         let plain = daemon.output(argv(&[&program])).await;
         let with_input = RunRequest { stdin: "input".into(), ..argv(&[&program]) };
 
-        // One that is too large for a message comes another way.
+        // The daemon passes a request that is too large for a message by another way.
         let large = RunRequest {
             env: [("LARGE".to_owned(), "x".repeat(120_000))].into(),
             ..argv(&[&program])
@@ -366,14 +378,14 @@ async fn case_63_run_leaves_nothing_for_the_next_run() {
                 ("shared memory", "ok"),
                 ("semaphore", "ok"),
                 ("message queue", "ok"),
-                // Landlock counts the queues' file system among the files that were not granted.
+                // Landlock counts the queues' file system as a denied path.
                 ("POSIX message queue", "ok|EACCES"),
                 ("keyring", "EPERM"),
                 ("abstract socket", "ok"),
             ],
         );
 
-        // More runs than sandboxes are kept warm: one of them has the place of the one before.
+        // More runs than idle sandboxes: one of them reuses the slot of the run before.
         for _ in 0..4 {
             let response = daemon.run(argv(&[&program, "find"])).await;
             check_no_leftovers(&response);

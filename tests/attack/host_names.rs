@@ -64,7 +64,7 @@ fn hostile_names() -> Vec<Vec<u8>> {
 }
 
 /// Sends requests to the proxy, each over a new connection, and returns the responses.
-async fn send_to_proxy(daemon: &Daemon, requests: &[Vec<u8>]) -> Vec<String> {
+pub(super) async fn exchange_with_proxy(daemon: &Daemon, requests: &[Vec<u8>]) -> Vec<String> {
     let program = "
 import socket, sys
 for line in sys.stdin:
@@ -131,7 +131,7 @@ async fn case_n14_proxy_rejects_malformed_names_without_lookup() {
         requests.push(join_parts(&[b"CONNECT ", host.as_bytes(), b":80 HTTP/1.1", end]));
     }
 
-    for (request, answer) in requests.iter().zip(send_to_proxy(&daemon, &requests).await) {
+    for (request, answer) in requests.iter().zip(exchange_with_proxy(&daemon, &requests).await) {
         let request_text = String::from_utf8_lossy(request);
         let refusals = ["HTTP/1.1 400 ", "HTTP/1.1 403 EGRESS_DENIED\r\n"];
         assert!(
@@ -170,7 +170,8 @@ async fn case_n14_proxy_checks_resolves_and_forwards_the_same_name() {
         let connect = format!(
             "CONNECT {host}:80 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nHost: in-the-tunnel\r\n\r\n"
         );
-        for answer in send_to_proxy(&daemon, &[get.into_bytes(), connect.into_bytes()]).await {
+        for answer in exchange_with_proxy(&daemon, &[get.into_bytes(), connect.into_bytes()]).await
+        {
             assert!(answer.starts_with("HTTP/1.1 200 "), "{host}: {answer}");
         }
 

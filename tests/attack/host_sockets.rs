@@ -1,20 +1,24 @@
-//! Unix sockets on which programs of the host listen, in what commands are shown.
+//! Unix sockets of host programs in directories that commands can see.
 
 use std::{
-    fs,
-    os::unix::{fs::symlink, net::UnixListener},
+    fs::{self, Permissions},
+    os::unix::{
+        fs::{PermissionsExt as _, symlink},
+        net::UnixListener,
+    },
+    path::Path,
 };
 
 use tempfile::TempDir;
 
 use crate::support::{Daemon, Setup, argv, check_answers, compile_in_workspace, shell};
 
-/// The first version of Landlock that refuses commands the sockets of others.
+/// The first version of Landlock that can refuse connections to the sockets of other processes.
 const MIN_LANDLOCK_VERSION: u32 = 9;
-/// What the log says where the kernel does not refuse them.
+/// What the daemon logs if the kernel cannot refuse these connections.
 const LOG_WARNING: &str = "commands can connect to Unix sockets of the host";
 
-/// The version of Landlock that the daemon tells.
+/// The version of Landlock that the daemon reports.
 async fn landlock_version(daemon: &Daemon) -> u32 {
     let layers = daemon.info().await.isolation.unwrap().layers;
     let layer = layers.iter().find(|layer| layer.name == "landlock").unwrap();
@@ -23,35 +27,40 @@ async fn landlock_version(daemon: &Daemon) -> u32 {
     version.unwrap().parse().unwrap()
 }
 
+/// Listens on a Unix socket to which every user may connect.
+fn listen_for_all_users(path: &Path) -> UnixListener {
+    let listener = UnixListener::bind(path).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(0o666)).unwrap();
+    listener
+}
+
 #[tokio::test]
 async fn daemon_blocks_host_sockets_or_warns_about_them() {
     for user in [None, Some(12345)] {
-        let shown = TempDir::with_prefix("jig-test-shown-").unwrap();
-        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs::set_permissions(shown.path(), open).unwrap();
+        let folder = TempDir::with_prefix("jig-test-shown-").unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
 
-        // The workspace's configuration has other names for what is bound than the socket.
+        // The configuration names the bound directory by another path than the host program its
+        // socket.
         let link = TempDir::with_prefix("jig-test-link-").unwrap();
         let bound = link.path().join("bound");
-        symlink(shown.path(), &bound).unwrap();
+        symlink(folder.path(), &bound).unwrap();
         let bind = format!("{}:/shown", bound.display());
+
         let elsewhere = TempDir::with_prefix("jig-test-elsewhere-").unwrap();
-        let bind_socket = |path| {
-            let listener = UnixListener::bind(&path).unwrap();
-            let open = std::os::unix::fs::PermissionsExt::from_mode(0o666);
-            fs::set_permissions(&path, open).unwrap();
-            listener
-        };
-        let _shown = bind_socket(shown.path().join("shown.sock"));
-        let _elsewhere = bind_socket(elsewhere.path().join("elsewhere.sock"));
+
+        let _bound_socket = listen_for_all_users(&folder.path().join("shown.sock"));
+        let _unbound_socket = listen_for_all_users(&elsewhere.path().join("elsewhere.sock"));
+
         let setup = Setup::new().arguments(&["--bind-ro", &bind]);
         let setup = match user {
             Some(user) => setup.user(user),
             None => setup,
         };
         let daemon = setup.start().await;
-        let _own = bind_socket(daemon.file("in the workspace.sock"));
+        let _workspace_socket = listen_for_all_users(&daemon.file("in the workspace.sock"));
         let daemon = daemon.restart().await;
+
         let reach = compile_in_workspace(&daemon, "reach");
         let response = daemon
             .run(argv(&[
@@ -64,26 +73,29 @@ async fn daemon_blocks_host_sockets_or_warns_about_them() {
                 "-",
             ]))
             .await;
+
         let names = ["in the workspace.sock", "shown.sock"];
         let report = String::from_utf8(daemon.run_check().stdout).unwrap();
         let log = daemon.log();
-        let refuses = landlock_version(&daemon).await >= MIN_LANDLOCK_VERSION;
-        let right = if refuses { "EACCES" } else { "ok" };
+        let is_refused = landlock_version(&daemon).await >= MIN_LANDLOCK_VERSION;
+        let answer = if is_refused { "EACCES" } else { "ok" };
         check_answers(
             &response,
             &[
-                ("unix /workspace/in the workspace.sock -", right),
-                ("unix /shown/shown.sock -", right),
+                ("unix /workspace/in the workspace.sock -", answer),
+                ("unix /shown/shown.sock -", answer),
             ],
         );
+
         for text in [&report, &log] {
             for name in names {
-                assert_eq!(!text.contains(name), refuses, "{name} in {text}");
+                assert_eq!(!text.contains(name), is_refused, "{name} in {text}");
             }
             assert!(!text.contains("elsewhere.sock"), "{text}");
         }
+
         let warnings = log.matches(LOG_WARNING).count();
-        assert_eq!(warnings, usize::from(!refuses), "{log}");
+        assert_eq!(warnings, usize::from(!is_refused), "{log}");
     }
 }
 
@@ -103,7 +115,7 @@ async fn command_reaches_its_own_sockets() {
         assert_eq!(daemon.output(request).await, "b'x'\n", "{folder}");
     }
 
-    // A child that it starts is under the same rules.
+    // A child process of the command has the same rights.
     let line = "python3 -c \"import socket; s = socket.socket(socket.AF_UNIX); s.bind('child.sock'); s.listen(1); open('ready', 'w'); s.accept()\" & \
                 until [ -e ready ]; do sleep 0.01; done; \
                 python3 -c \"import socket; s = socket.socket(socket.AF_UNIX); s.connect('child.sock'); print('met')\"; wait";

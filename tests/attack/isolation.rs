@@ -1,6 +1,6 @@
-//! What a caller can say: no field, no parameter, no metadata key and no variable of a command's
-//! environment lowers its isolation (N11). The fields are those of the descriptors, so that a new one is
-//! tried as soon as it is there.
+//! Requests that try to lower the isolation of a command (N11): no field, no parameter, no metadata
+//! key and no variable of its environment does. The fields come from the descriptors, so a new
+//! field is tested as soon as it exists.
 
 use std::collections::BTreeSet;
 
@@ -21,18 +21,18 @@ use crate::{
     support::{Daemon, argv},
 };
 
-/// Tells what isolates it, whatever its environment is.
+/// Prints what isolates the command, whatever its environment is.
 const PROBE_SCRIPT: &str = r#"PATH=/usr/bin:/bin; unset LD_PRELOAD
 sed 's/^[0-9]* [0-9]* [^ ]* //; s/,size=[^ ,]*//; s/,nr_inodes=[^ ,]*//' /proc/self/mountinfo
 grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp)' /proc/self/status
 tail -n +3 /proc/net/dev | cut -d: -f1
 ls /dev; cat /proc/sys/kernel/hostname
 cat /proc/self/uid_map /proc/self/gid_map; touch /etc/x /usr/x /x 2>&1; ls / "#;
-/// Fields that say what is run, and how much of its output is returned.
+/// Fields that choose the command and the size of its output.
 const PROBE_FIELDS: [&str; 3] = ["command", "argv", "max_output_bytes"];
-/// Words that would turn something off, if there were such fields.
+/// Values that would disable isolation, if a field or parameter did.
 const DISABLING_WORDS: [&str; 8] = ["", "/", "..", "0", "root", "host", "none", "L0"];
-/// Parameters by which other products let a model leave their sandbox, and some that could be.
+/// Parameters that disable the sandbox in other products, and invented ones.
 const INVENTED_PARAMETERS: [&str; 20] = [
     "dangerouslyDisableSandbox",
     "dangerously_disable_sandbox",
@@ -56,7 +56,7 @@ const INVENTED_PARAMETERS: [&str; 20] = [
     "bypass",
 ];
 
-/// Values of one field that are worth a try.
+/// Values to try for a field.
 fn values_to_try(field: &FieldDescriptor) -> Vec<Value> {
     let single = match field.kind() {
         Kind::Bool => vec![Value::Bool(true), Value::Bool(false)],
@@ -69,8 +69,8 @@ fn values_to_try(field: &FieldDescriptor) -> Vec<Value> {
         Kind::String => DISABLING_WORDS.map(|word| Value::String(word.to_owned())).to_vec(),
         Kind::Bytes => DISABLING_WORDS.map(|word| Value::Bytes(word.into())).to_vec(),
         Kind::Enum(kind) => {
-            let known = kind.values().map(|value| value.number());
-            known.chain([99]).map(Value::EnumNumber).collect()
+            let numbers = kind.values().map(|value| value.number());
+            numbers.chain([99]).map(Value::EnumNumber).collect()
         }
         Kind::Message(message) => message_variants(&DynamicMessage::new(message)),
     };
@@ -82,29 +82,29 @@ fn values_to_try(field: &FieldDescriptor) -> Vec<Value> {
     }
 }
 
-/// A message, once with each value of each of its fields, those of its messages included.
+/// Variants of a message that differ in one field, including the fields of its messages.
 fn message_variants(base: &DynamicMessage) -> Vec<Value> {
-    let mut found = Vec::new();
+    let mut variants = Vec::new();
     let descriptor = base.descriptor();
     for field in descriptor.fields().filter(|field| !PROBE_FIELDS.contains(&field.name())) {
         if field.is_map() {
-            continue; // only `env` is one, which has a test of its own
+            continue; // the only map is `env`, which has its own test
         }
         for value in values_to_try(&field) {
-            let mut changed = base.clone();
-            changed.set_field(&field, value);
-            found.push(Value::Message(changed));
+            let mut variant = base.clone();
+            variant.set_field(&field, value);
+            variants.push(Value::Message(variant));
         }
     }
 
-    found
+    variants
 }
 
 fn descriptor_pool() -> DescriptorPool {
     DescriptorPool::decode(FILE_DESCRIPTOR_SET).unwrap()
 }
 
-/// All requests that differ from this one in one field.
+/// Variants of a request that differ in one field.
 fn request_variants<T: Message + Default>(name: &str, base: &T) -> Vec<T> {
     let descriptor = descriptor_pool().get_message_by_name(name).unwrap();
     let base = DynamicMessage::decode(descriptor, base.encode_to_vec().as_slice()).unwrap();
@@ -119,10 +119,10 @@ fn probe_request() -> RunRequest {
     argv(&["/bin/sh", "-c", PROBE_SCRIPT])
 }
 
-/// What the probe answers in a run as it comes.
+/// The output of the probe in an ordinary run.
 async fn probe_isolation(daemon: &Daemon) -> String {
     let first = daemon.output(probe_request()).await;
-    assert_eq!(first, daemon.output(probe_request()).await, "it says the same each time");
+    assert_eq!(first, daemon.output(probe_request()).await, "the probe's output is stable");
     assert!(first.contains("CapEff:\t0000000000000000\n"), "{first}");
     first
 }
@@ -132,22 +132,25 @@ async fn case_n11_no_run_field_lowers_isolation() {
     let daemon = Daemon::start().await;
     let (level, expected) = (daemon.level().await, probe_isolation(&daemon).await);
     let requests = request_variants("jig.v1.RunRequest", &probe_request());
-    let (mut same, all) = (0, requests.len());
+    let (mut same_count, request_count) = (0, requests.len());
 
     for request in requests {
         let text = format!("{request:?}");
 
-        // Refused, or ended by a limit that was lowered, or as isolated as ever.
+        // The daemon refuses the request, or a lowered limit ends it, or it is fully isolated.
         if let Ok(response) = daemon.try_run(request).await {
             assert_eq!(response.isolation, level, "{text}");
             if response.exit_code == Some(0) {
                 assert_eq!(response.stdout, expected, "{text}");
-                same += 1;
+                same_count += 1;
             }
         }
     }
 
-    assert!(all > 40 && same > all / 4, "{same} of {all}");
+    assert!(
+        request_count > 40 && same_count > request_count / 4,
+        "{same_count} of {request_count}"
+    );
 }
 
 #[tokio::test]
@@ -160,7 +163,7 @@ async fn case_n11_no_start_field_lowers_isolation() {
         ..StartRequest::default()
     };
     let requests = request_variants("jig.v1.StartRequest", &base);
-    let (mut same, all) = (0, requests.len());
+    let (mut same_count, request_count) = (0, requests.len());
 
     for request in requests {
         let text = format!("{request:?}");
@@ -168,17 +171,21 @@ async fn case_n11_no_start_field_lowers_isolation() {
         let Ok(mut watch) = daemon.try_start_process(request).await else {
             continue;
         };
+
         let exited = watch.wait_for_exit().await;
         assert_eq!(exited.isolation, level, "{text}");
 
-        // With a terminal there is one more device.
+        // A command with a terminal sees one more device.
         if exited.exit_code == Some(0) && !has_terminal {
             assert_eq!(exited.stdout, expected, "{text}");
-            same += 1;
+            same_count += 1;
         }
     }
 
-    assert!(all > 40 && same > all / 4, "{same} of {all}");
+    assert!(
+        request_count > 40 && same_count > request_count / 4,
+        "{same_count} of {request_count}"
+    );
 }
 
 #[tokio::test]
@@ -194,16 +201,17 @@ async fn case_n11_no_variable_and_no_metadata_lowers_isolation() {
             let answer = daemon.try_run(request).await;
             assert!(answer.is_ok_and(|response| response.stdout == expected), "{key}: {word}");
         }
-        let all = INVENTED_PARAMETERS
+
+        let names = INVENTED_PARAMETERS
             .map(|name| [name.to_uppercase(), format!("JIG_{}", name.to_uppercase())]);
-        let env = all.into_iter().flatten().map(|name| (name, word.to_owned())).collect();
+        let env = names.into_iter().flatten().map(|name| (name, word.to_owned())).collect();
         let request = RunRequest { env, ..probe_request() };
         assert_eq!(daemon.output(request).await, expected, "{word}");
     }
 }
 
-/// The tool of each vocabulary that runs a command, and whether its document has it ignore what it does
-/// not know.
+/// The tool of each vocabulary that runs a command, and whether its definition ignores unknown
+/// parameters.
 const RUN_TOOLS: [(&str, &str, bool); 8] = [
     ("", "run", false),
     ("agentbench", "run", false),
@@ -220,8 +228,8 @@ async fn case_n11_no_invented_parameter_lowers_isolation() {
     let daemon = Daemon::start().await;
     let command = "id -u; tail -n +3 /proc/net/dev | cut -d: -f1; grep CapEff /proc/self/status; touch /etc/x; \
         touch ran";
-    for (dialect, tool, ignores) in RUN_TOOLS {
-        let given = |name: Option<&str>| {
+    for (dialect, tool, ignores_unknown) in RUN_TOOLS {
+        let invocation = |name: Option<&str>| {
             let mut params = match dialect {
                 "dracode" => json!({"command": "sh", "arguments": format!("-c \"{command}\"")}),
                 "openai" => json!({"commands": [command]}),
@@ -232,13 +240,15 @@ async fn case_n11_no_invented_parameter_lowers_isolation() {
             }
             call(dialect, tool, params)
         };
-        let expected = try_invoke(&daemon, given(None)).await.unwrap();
+
+        let expected = try_invoke(&daemon, invocation(None)).await.unwrap();
         assert!(daemon.file("ran").exists(), "{dialect}: {expected:?}");
+
         for name in INVENTED_PARAMETERS {
             std::fs::remove_file(daemon.file("ran")).unwrap_or_default();
-            let answer = try_invoke(&daemon, given(Some(name))).await;
+            let answer = try_invoke(&daemon, invocation(Some(name))).await;
             let was_run = daemon.file("ran").exists();
-            assert_eq!(was_run, ignores, "{dialect} {name}: {answer:?}");
+            assert_eq!(was_run, ignores_unknown, "{dialect} {name}: {answer:?}");
             if let (true, Ok(answer)) = (was_run, answer) {
                 assert_eq!(answer.text, expected.text, "{dialect} {name}");
             }
@@ -246,12 +256,12 @@ async fn case_n11_no_invented_parameter_lowers_isolation() {
     }
 }
 
-/// All messages that a request can hold.
-fn collect_fields(message: &MessageDescriptor, found: &mut BTreeSet<String>) {
+/// Collects the names of all fields of a message and of the messages in it.
+fn collect_fields(message: &MessageDescriptor, names: &mut BTreeSet<String>) {
     for field in message.fields() {
-        let name = format!("{}.{}", message.full_name(), field.name());
-        if let (true, Kind::Message(inner)) = (found.insert(name), field.kind()) {
-            collect_fields(&inner, found);
+        let full_name = format!("{}.{}", message.full_name(), field.name());
+        if let (true, Kind::Message(inner)) = (names.insert(full_name), field.kind()) {
+            collect_fields(&inner, names);
         }
     }
 }
@@ -267,7 +277,7 @@ fn case_n11_no_request_field_name_suggests_lower_isolation() {
     }
     assert!(fields.len() > 150, "{}", fields.len());
 
-    let words = [
+    let suspicious_words = [
         "sandbox",
         "isolat",
         "privilege",
@@ -286,7 +296,9 @@ fn case_n11_no_request_field_name_suggests_lower_isolation() {
         "trust",
     ];
 
-    let suspicious: Vec<_> =
-        fields.iter().filter(|field| words.iter().any(|word| field.contains(word))).collect();
+    let suspicious: Vec<_> = fields
+        .iter()
+        .filter(|field| suspicious_words.iter().any(|word| field.contains(word)))
+        .collect();
     assert_eq!(suspicious, Vec::<&String>::new());
 }

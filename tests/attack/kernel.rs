@@ -1,5 +1,5 @@
-//! Calls of the kernel that would open the sandbox: mounts, namespaces, other processes,
-//! capabilities, and all that a command has no use for.
+//! System calls that would open the sandbox: mounts, namespaces, other processes, capabilities, and
+//! calls that commands do not need.
 
 use std::fs;
 
@@ -47,10 +47,10 @@ async fn check_mounts_are_blocked(setup: Setup) {
         ("write to /usr", "EROFS|EACCES"),
         ("write to /", "EROFS|EACCES"),
     ]
-    .map(|(what, right)| (what.to_owned(), right))
+    .map(|(attempt, answer)| (attempt.to_owned(), answer))
     .into();
 
-    for what in [
+    for attempt in [
         "bind",
         "remount writable",
         "tmpfs",
@@ -64,17 +64,16 @@ async fn check_mounts_are_blocked(setup: Setup) {
         "swapon",
         "quotactl",
     ] {
-        expected.push((what.to_owned(), "EPERM"));
+        expected.push((attempt.to_owned(), "EPERM"));
     }
 
-    for place in ["/usr", "/bin", "/etc", "/proc", "/proc/sys", "/dev", "/workspace"] {
-        for how in ["", " with bind"] {
-            let what = format!("remount the file system of {place}{how}");
-            expected.push((what, "EPERM"));
+    for path in ["/usr", "/bin", "/etc", "/proc", "/proc/sys", "/dev", "/workspace"] {
+        for flag in ["", " with bind"] {
+            let attempt = format!("remount the file system of {path}{flag}");
+            expected.push((attempt, "EPERM"));
         }
     }
 
-    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let daemon = setup.start().await;
     check_answers(&run_program(&daemon, "mounts", &[]).await, &expected);
 }
@@ -85,7 +84,7 @@ async fn case_59_command_cannot_create_namespaces() {
     let mut expected = vec![
         ("unshare user and mount".to_owned(), "EPERM"),
         ("unshare time".to_owned(), "EPERM"),
-        // Refused too: few programs ask for it, and seccomp would have to look at its argument.
+        // Refused as well: few programs use it, and the filter would have to check its argument.
         ("unshare files".to_owned(), "EPERM|ok"),
         ("clone alone".to_owned(), "ok"),
         ("clone3 user".to_owned(), "ENOSYS"),
@@ -96,13 +95,11 @@ async fn case_59_command_cannot_create_namespaces() {
         for call in ["unshare", "clone"] {
             expected.push((format!("{call} {kind}"), "EPERM"));
 
-            // unshare(2) refuses bits that it does not know; the filter must not let them hide
-            // those that it does.
+            // unshare(2) refuses unknown bits. They must not hide known bits from the filter.
             expected.push((format!("{call} {kind}, more bits"), "EPERM"));
         }
     }
 
-    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     check_answers(&run_program(&daemon, "namespaces", &[]).await, &expected);
 
     for command in
@@ -131,7 +128,6 @@ async fn case_60_command_cannot_enter_namespaces() {
         expected.push((format!("enter own {kind}"), "EPERM"));
     }
 
-    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     check_answers(&run_program(&daemon, "join", &[]).await, &expected);
 
     let response = daemon.run(shell("nsenter -t 1 -a true")).await;
@@ -142,13 +138,13 @@ async fn case_60_command_cannot_enter_namespaces() {
 async fn case_65_command_cannot_inspect_other_processes() {
     let daemon = Daemon::start().await;
     let other = Mark::new();
-    let running = daemon.spawn_run(other.on(argv(&["sleep", "1000"])));
-    let sleeping = *other.wait_for_processes(1).await.first().unwrap();
-    let (daemon_pid, sleeping) = (daemon.pid().to_string(), sleeping.to_string());
+    let run = daemon.spawn_run(other.on(argv(&["sleep", "1000"])));
+    let sleeping_pid = *other.wait_for_processes(1).await.first().unwrap();
+    let (daemon_pid, sleeping_pid) = (daemon.pid().to_string(), sleeping_pid.to_string());
     let mut expected = vec![("be traced".to_owned(), "EPERM")];
 
-    for whom in ["process 1", "a child"] {
-        for what in [
+    for target in ["process 1", "a child"] {
+        for attempt in [
             "attach to",
             "seize",
             "read memory of",
@@ -157,21 +153,20 @@ async fn case_65_command_cannot_inspect_other_processes() {
             "take a descriptor of",
             "advise memory of",
         ] {
-            expected.push((format!("{what} {whom}"), "EPERM"));
+            expected.push((format!("{attempt} {target}"), "EPERM"));
         }
     }
 
-    // Numbers of the host mean nothing in the run's own namespace, which has four processes.
-    for pid in [&daemon_pid, &sleeping] {
+    // The host's process ids do not exist in the run's own namespace, which has four processes.
+    for pid in [&daemon_pid, &sleeping_pid] {
         expected.push((format!("signal {pid}"), "ESRCH"));
         expected.push((format!("pidfd of {pid}"), "ESRCH"));
     }
 
-    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
-    let response = run_program(&daemon, "inspect", &[&daemon_pid, &sleeping]).await;
+    let response = run_program(&daemon, "inspect", &[&daemon_pid, &sleeping_pid]).await;
     check_answers(&response, &expected);
 
-    running.abort();
+    run.abort();
     other.wait_until_gone().await;
 }
 
@@ -233,12 +228,11 @@ async fn case_68_command_cannot_inject_terminal_input() {
         for file in 0..3 {
             expected.push((format!("{request} on {file}"), "EPERM"));
 
-            // CVE-2019-10063: the kernel looks at 32 bits, so must the filter.
+            // CVE-2019-10063: the kernel reads 32 bits, so the filter must too.
             expected.push((format!("{request} on {file}, more bits"), "EPERM"));
         }
     }
 
-    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     check_answers(&run_program(&daemon, "terminal", &[]).await, &expected);
 }
 
@@ -246,7 +240,7 @@ async fn case_68_command_cannot_inject_terminal_input() {
 async fn case_69_seccomp_blocks_calls_of_other_architectures() {
     let daemon = Daemon::start().await;
 
-    // A kernel without 32-bit calls answers with SIGSEGV before any filter is asked.
+    // A kernel without 32-bit calls sends SIGSEGV before it runs any filter.
     let expected: Vec<_> = ["getpid", "mount", "ptrace", "chmod u+s", "unshare", "socketcall"]
         .iter()
         .map(|call| (format!("32-bit {call}"), "SIGSYS|SIGSEGV"))
@@ -257,7 +251,6 @@ async fn case_69_seccomp_blocks_calls_of_other_architectures() {
         )
         .collect();
 
-    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let response = run_program(&daemon, "foreign_calls", &[]).await;
     check_answers(&response, &expected);
     assert_eq!(response.outcome(), Outcome::Exited);
@@ -276,7 +269,7 @@ async fn case_72_command_cannot_gain_capabilities_or_change_user() {
             ("set securebits", "EPERM"),
             ("keep capabilities", "EPERM"),
             ("take back no_new_privs", "EINVAL"),
-            // Root is nobody in the run's user namespace, which the kernel tells by EINVAL.
+            // Root does not exist in the run's user namespace: the kernel returns EINVAL.
             ("setuid", "EPERM|EINVAL"),
             ("setreuid", "EPERM|EINVAL"),
             ("setresuid", "EPERM|EINVAL"),
@@ -291,22 +284,25 @@ async fn case_72_command_cannot_gain_capabilities_or_change_user() {
 
 #[tokio::test]
 async fn inotify_instances_are_limited_per_run() {
-    // On a kernel that counts them by user, who is the same in all runs.
+    // Some kernels count them by user, and all runs have the same user.
     let daemon = Daemon::start().await;
     let program = compile_in_workspace(&daemon, "watchers");
     let count = |stdout: &str| -> u32 {
-        let first = stdout.lines().next().unwrap();
-        first.strip_prefix("instances ").unwrap().parse().unwrap()
+        let first_line = stdout.lines().next().unwrap();
+        first_line.strip_prefix("instances ").unwrap().parse().unwrap()
     };
-    let greedy = daemon.spawn_run(argv(&[&program]));
+
+    let first = daemon.spawn_run(argv(&[&program]));
     let taken = daemon.file("taken");
-    eventually("the first has them", async || taken.exists()).await;
+    eventually("the first run has its instances", async || taken.exists()).await;
     fs::remove_file(&taken).unwrap();
-    let modest = daemon.spawn_run(argv(&[&program]));
-    eventually("the second has some", async || taken.exists()).await;
+
+    let second = daemon.spawn_run(argv(&[&program]));
+    eventually("the second run has its instances", async || taken.exists()).await;
+
     fs::write(daemon.file("go"), "").unwrap();
-    let (greedy, modest) = (greedy.await.unwrap().unwrap(), modest.await.unwrap().unwrap());
-    assert!(count(&greedy.stdout) >= 8, "{greedy:?}");
-    assert_eq!(count(&greedy.stdout), count(&modest.stdout));
-    assert!(!modest.stdout.contains("no watch"), "{modest:?}");
+    let (first, second) = (first.await.unwrap().unwrap(), second.await.unwrap().unwrap());
+    assert!(count(&first.stdout) >= 8, "{first:?}");
+    assert_eq!(count(&first.stdout), count(&second.stdout));
+    assert!(!second.stdout.contains("no watch"), "{second:?}");
 }

@@ -178,7 +178,8 @@ async fn check_fork_bomb(request: RunRequest) {
 
     let response = promptly("the bomb ends", &mut bomb).await.unwrap().unwrap();
     if response.kill_pending {
-        // On a loaded machine the kill may take longer than the daemon waits, which it then reports.
+        // On a loaded machine the kill may take longer than the daemon waits, which it then
+        // reports.
         mark.wait_until_gone().await;
     } else {
         mark.assert_gone();
@@ -341,7 +342,8 @@ async fn case_16_sandbox_reaps_orphans_and_zombies() {
 
 #[tokio::test]
 async fn case_17_unkillable_process_does_not_delay_the_response() {
-    // The FUSE server reads requests and answers none, so no signal ends a process that waits for it.
+    // The FUSE server reads requests and answers none, so no signal ends a process that waits for
+    // it.
     let daemon = Setup::new().workspace_owner(1234).start().await;
     let folder = daemon.file("hangs");
     std::fs::create_dir(&folder).unwrap();
@@ -358,8 +360,8 @@ async fn case_17_unkillable_process_does_not_delay_the_response() {
     // The file system is mounted before the workspace is mounted into sandboxes.
     let daemon = daemon.restart().await;
 
-    // If the test fails, this drops the server before the daemon's directory: its mount would prevent
-    // the removal.
+    // If the test fails, this drops the server before the daemon's directory: its mount would
+    // prevent the removal.
     let mut server = server;
 
     let mark = Mark::new();

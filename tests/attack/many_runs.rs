@@ -1,4 +1,4 @@
-//! Many commands: nothing of them may stay with the daemon.
+//! Many commands: the daemon keeps no resources of them.
 
 use std::{collections::BTreeSet, fs};
 
@@ -6,11 +6,11 @@ use tonic::Code;
 
 use crate::support::{Daemon, Setup, argv, descendants, eventually, full_size, shell};
 
-/// Slots that are kept for later runs: in each, the last run's init may wait to be reaped until the
-/// next sandbox is made.
+/// Idle slots for later runs. In each, the init of the last run may remain a zombie until the slot
+/// makes its next sandbox.
 const MAX_IDLE_SLOTS: usize = 8;
 
-/// What a daemon holds, together with all that descends from it.
+/// Resources of a daemon and its descendants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct DaemonResources {
     processes: usize,
@@ -31,14 +31,14 @@ impl DaemonResources {
             counts.sum()
         };
         let read = |pid: &i32, file: &str| fs::read_to_string(format!("/proc/{pid}/{file}"));
-        let zombie = |pid: &&i32| read(pid, "stat").is_ok_and(|stat| stat.contains(") Z "));
+        let is_zombie = |pid: &&i32| read(pid, "stat").is_ok_and(|stat| stat.contains(") Z "));
         let networks: BTreeSet<_> = pids
             .iter()
             .filter_map(|pid| fs::read_link(format!("/proc/{pid}/ns/net")).ok())
             .collect();
         Self {
-            processes: pids.iter().filter(|pid| !zombie(pid)).count(),
-            zombies: pids.iter().filter(zombie).count(),
+            processes: pids.iter().filter(|pid| !is_zombie(pid)).count(),
+            is_zombies: pids.iter().filter(is_zombie).count(),
             descriptors: count("fd"),
             mounts: pids
                 .iter()
@@ -48,26 +48,26 @@ impl DaemonResources {
         }
     }
 
-    /// The most of each that is there in the course of 30 runs: the sandbox of one may be gone, and the
-    /// next not there yet, at any single moment.
+    /// The most of each resource during 30 runs. At a single moment one run's sandbox may be gone
+    /// already, and the next one may not exist yet.
     async fn measure_peak(daemon: &Daemon) -> Self {
         let mut peak = Self::measure(daemon);
         for _ in 0..30 {
             daemon.run(argv(&["true"])).await;
-            let now = Self::measure(daemon);
+            let current = Self::measure(daemon);
             peak = Self {
-                processes: peak.processes.max(now.processes),
-                zombies: peak.zombies.max(now.zombies),
-                descriptors: peak.descriptors.max(now.descriptors),
-                mounts: peak.mounts.max(now.mounts),
-                network_namespaces: peak.network_namespaces.max(now.network_namespaces),
+                processes: peak.processes.max(current.processes),
+                zombies: peak.zombies.max(current.zombies),
+                descriptors: peak.descriptors.max(current.descriptors),
+                mounts: peak.mounts.max(current.mounts),
+                network_namespaces: peak.network_namespaces.max(current.network_namespaces),
             };
         }
 
         peak
     }
 
-    /// Whether there is no more of anything than before.
+    /// Whether no resource exceeds the earlier measurement.
     fn fits_within(self, before: Self) -> bool {
         self.processes <= before.processes
             && self.zombies <= MAX_IDLE_SLOTS
@@ -77,20 +77,20 @@ impl DaemonResources {
     }
 }
 
-/// Waits until the daemon holds no more than before.
+/// Waits until the daemon holds no more resources than before.
 async fn wait_for_baseline(daemon: &Daemon, before: DaemonResources) {
     let mut last = before;
-    let back = eventually("the baseline", async || {
+    let baseline = eventually("the daemon holds no more than before", async || {
         last = DaemonResources::measure(daemon);
         last.fits_within(before)
     });
-    if tokio::time::timeout(crate::support::wait_timeout() / 2, back).await.is_err() {
+    if tokio::time::timeout(crate::support::wait_timeout() / 2, baseline).await.is_err() {
         panic!("{before:#?} became {last:#?}");
     }
 }
 
-/// Makes 200 runs at once, twice: as many sandboxes as were wanted at one time are kept for a while, so
-/// that the second time must need no more than the first.
+/// Makes 200 concurrent runs twice. The daemon keeps for a while as many sandboxes as were wanted
+/// at once, so the second time must need no more than the first.
 async fn check_200_concurrent_runs(daemon: &Daemon, may_be_refused: bool) {
     let level = daemon.level().await;
     let mut before = None;
@@ -98,11 +98,12 @@ async fn check_200_concurrent_runs(daemon: &Daemon, may_be_refused: bool) {
         let runs: Vec<_> = (0..200)
             .map(|number| daemon.spawn_run(shell(&format!("sleep 0.1; echo {number}"))))
             .collect();
-        let mut answered = 0;
+
+        let mut successes = 0;
         for (number, run) in runs.into_iter().enumerate() {
             match run.await.unwrap() {
                 Ok(response) => {
-                    answered += 1;
+                    successes += 1;
                     assert_eq!(response.isolation, level);
                     assert_eq!(response.stdout, format!("{number}\n"));
                 }
@@ -112,8 +113,9 @@ async fn check_200_concurrent_runs(daemon: &Daemon, may_be_refused: bool) {
                 }
             }
         }
-        assert!(answered >= 4, "{answered}");
-        eventually("no more zombies than slots", async || {
+        assert!(successes >= 4, "{successes}");
+
+        eventually("at most one zombie per slot remains", async || {
             DaemonResources::measure(daemon).zombies <= MAX_IDLE_SLOTS
         })
         .await;
@@ -141,7 +143,9 @@ async fn case_81_daemon_does_not_grow_over_many_runs() {
     for _ in 0..200 {
         daemon.run(argv(&["true"])).await;
     }
-    let (before, memory) = (DaemonResources::measure_peak(&daemon).await, daemon.resident_bytes());
+
+    let (before, resident_bytes) =
+        (DaemonResources::measure_peak(&daemon).await, daemon.resident_bytes());
     let count = full_size(100_000, 1000);
     for _ in 0..count {
         let response = daemon.run(argv(&["true"])).await;
@@ -149,6 +153,6 @@ async fn case_81_daemon_does_not_grow_over_many_runs() {
     }
 
     wait_for_baseline(&daemon, before).await;
-    let grown = daemon.resident_bytes().saturating_sub(memory);
-    assert!(grown < 16 << 20, "{grown} bytes more after {count} runs");
+    let growth = daemon.resident_bytes().saturating_sub(resident_bytes);
+    assert!(growth < 16 << 20, "the daemon grew by {growth} bytes in {count} runs");
 }

@@ -1,10 +1,10 @@
-//! Commands that hoard memory, in processes and in what has no process, and CPUs.
+//! Commands that take memory, with and without a process, and CPU time.
 
 use jig::api::v1::{LowerLimits, Outcome, RunRequest};
 
 use crate::support::{Daemon, Mark, Setup, shell};
 
-/// What one run may have.
+/// The memory limit of a run in these tests.
 const MEMORY_LIMIT_BYTES: u64 = 200 << 20;
 
 fn limited_command(command: &str) -> RunRequest {
@@ -34,27 +34,28 @@ async fn case_26_memory_limit_kills_a_memory_bomb() {
 #[tokio::test]
 async fn case_27_tmp_files_are_limited_and_removed_after_the_run() {
     let daemon = Daemon::start().await;
-    for place in ["/tmp", "/dev/shm", "$HOME"] {
-        let fill = format!("head -c 100000000 /dev/zero > {place}/x; stat -c %s {place}/x");
+    for folder in ["/tmp", "/dev/shm", "$HOME"] {
+        let fill = format!("head -c 100000000 /dev/zero > {folder}/x; stat -c %s {folder}/x");
         let response = daemon.run(limited_command(&fill)).await;
         assert!(response.stderr.contains("No space left"), "{response:?}");
-        assert_eq!(response.stdout, format!("{}\n", 64 << 20), "{place}");
-        let left = daemon.output(shell(&format!("ls -A {place} | wc -l"))).await;
-        assert_eq!(left, "0\n", "{place}");
+        assert_eq!(response.stdout, format!("{}\n", 64 << 20), "{folder}");
+
+        let count = daemon.output(shell(&format!("ls -A {folder} | wc -l"))).await;
+        assert_eq!(count, "0\n", "{folder}");
     }
 }
 
 #[tokio::test]
 async fn case_28_memory_without_a_process_is_limited_and_freed() {
     let daemon = Setup::new().exclusive().start().await;
-    let hoard = "python3 -c 'import os\nf = os.memfd_create(\"x\")\nwhile True: os.write(f, bytes(1 << 20))'";
-    let response = daemon.run(limited_command(hoard)).await;
+    let script = "python3 -c 'import os\nf = os.memfd_create(\"x\")\nwhile True: os.write(f, bytes(1 << 20))'";
+    let response = daemon.run(limited_command(script)).await;
     assert_eq!(response.limit, "memory", "{response:?}");
 
-    // What is not counted where no cgroup does it has bounds of its own: descriptors, and the sizes
-    // that the kernel allows a pipe and a socket of an ordinary user.
-    let hoard = "python3 -c 'import os, fcntl\nn = 0\ntry:\n  while True:\n    r, w = os.pipe(); os.set_blocking(w, False)\n    try: n += os.write(w, bytes(1 << 20))\n    except BlockingIOError: pass\nexcept OSError as e: print(e.errno, n < 256 << 20)'";
-    let response = daemon.run(limited_command(hoard)).await;
+    // Without cgroups, the memory of pipes and sockets is not counted. It is bounded by the number
+    // of descriptors and by the size that the kernel allows an ordinary user's pipes and sockets.
+    let script = "python3 -c 'import os, fcntl\nn = 0\ntry:\n  while True:\n    r, w = os.pipe(); os.set_blocking(w, False)\n    try: n += os.write(w, bytes(1 << 20))\n    except BlockingIOError: pass\nexcept OSError as e: print(e.errno, n < 256 << 20)'";
+    let response = daemon.run(limited_command(script)).await;
     assert_eq!(response.stdout, "24 True\n", "EMFILE: {response:?}");
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
 }
@@ -75,8 +76,9 @@ async fn case_33_busy_loops_do_not_delay_other_calls() {
     let daemon = Setup::new().exclusive().start().await;
     let mark = Mark::new();
     let busy = "for i in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; wait";
-    let running = daemon.spawn_run(mark.on(shell(busy)));
+    let run = daemon.spawn_run(mark.on(shell(busy)));
     mark.wait_for_processes(8).await;
+
     for _ in 0..20 {
         let health = tokio::time::timeout(crate::support::PROMPT_TIMEOUT, daemon.health());
         health.await.expect("the daemon answers");
@@ -84,6 +86,6 @@ async fn case_33_busy_loops_do_not_delay_other_calls() {
 
     assert_eq!(daemon.output(shell("echo beside")).await, "beside\n");
 
-    running.abort();
+    run.abort();
     mark.wait_until_gone().await;
 }

@@ -1,69 +1,68 @@
-//! What a hostile command tries, by the numbers of the catalogue of attacks that the design was
+//! Attacks of hostile commands, by their numbers in the catalogue of attacks that the design is
 //! made from.
 //!
-//! The programs in `programs/` make the system calls that no shell command makes. What they try and
-//! what must be answered stands in the tests.
+//! The programs in `programs/` make system calls that no shell command makes. The tests list their
+//! attempts and the answers that are right.
 
-/// What lies around a command, and what is asked for it: 56, 57, 61, 64, 66, 70, 71, 73, 74, 82.
+/// The environment and the settings of a command: 56, 57, 61, 64, 66, 70, 71, 73, 74, 82.
 mod command_environment;
-/// All of these on a daemon of root's in a container.
+/// All of these attacks on a root daemon in a container.
 mod containers;
-/// Descriptors that commands send.
+/// Descriptors that commands send over sockets.
 mod descriptors_in_flight;
-/// The proxy, and the networks other than none: 75 to 79.
+/// The proxy and the host network: 75 to 79.
 mod egress;
-/// What others need, used up: 30 to 32, 34 to 36.
+/// Shared resources, exhausted: 30 to 32, 34 to 36.
 mod exhaustion;
 /// Parts of the kernel that commands hardly need: N1 to N3b.
 mod exposed_kernel;
-/// A host that stops giving what sandboxes are made of: N28.
+/// A host that withdraws what sandboxes need: N28.
 mod fail_closed;
-/// Names by which the file tools would leave the workspace, or wait for ever: 38, 40 to 45, 47, 48,
-/// 62.
+/// Names by which the file tools would leave the workspace or block: 38, 40 to 45, 47, 48, 62.
 mod file_tools;
-/// Files that are not the command's: 37, 50 to 55, 63.
+/// Files that a command must not use: 37, 50 to 55, 63.
 mod filesystem;
-/// Repositories that do not lie in `.git`: N16.
+/// Repositories outside `.git`: N16.
 mod git_layouts;
-/// Names of hosts that mean one thing to one program and another to the next: N14.
+/// Host names that two programs may read differently: N14.
 mod host_names;
-/// Sockets of programs of the host in what commands are shown.
+/// Unix sockets of host programs in directories that commands can see.
 mod host_sockets;
-/// What a caller can say: N11.
+/// Requests that try to lower isolation: N11.
 mod isolation;
-/// Mounts, namespaces, processes, capabilities and calls: 58 to 60, 65, 67 to 69, 72.
+/// Mounts, namespaces, processes, capabilities and system calls: 58 to 60, 65, 67 to 69, 72.
 mod kernel;
-/// What a killed process of the daemon's own takes along: 12 to 14.
+/// Clients, daemons and launchers that die during a run: 12 to 14.
 mod killed_processes;
-/// What lives on, or would: 1 to 17.
+/// Commands that try to outlive their run: 1 to 17.
 mod lifetime;
-/// Many commands, at once and one after another: 80, 81.
+/// Many commands, concurrently and in sequence: 80, 81.
 mod many_runs;
-/// Memory, in processes and without, and processors: 26 to 29, 33.
+/// Memory, with and without a process, and CPU time: 26 to 29, 33.
 mod memory;
 /// Addresses and sockets: 75 to 77.
 mod network;
-/// Git, as the operator uses it in the workspace.
+/// The operator's git commands in the workspace.
 mod operator_git;
-/// What is written, or not read: 18 to 25.
+/// Output and input: 18 to 25.
 mod output;
-/// Paths whose meaning changes while a tool is on its way along them: 39, 46.
+/// Paths whose meaning changes while a tool resolves them: 39, 46.
 mod path_races;
-/// Names that the daemon makes, taken before it comes to them: N24.
+/// Names that the daemon creates, planted by another user: N24.
 mod planted_files;
-/// What the operator protects: 49.
+/// Paths that the operator protects: 49.
 mod protected_paths;
 /// Protected files that the operator replaces: N16.
 mod replaced_files;
-/// What git runs for the operator in a repository: N16.
+/// Programs that git runs for the operator in a repository: N16.
 mod repository;
-/// Network namespaces that one run has after the other: 63, 76.
+/// Network namespaces that several runs use in turn: 63, 76.
 mod reused_networks;
-/// What the kernel counts for a user or for the machine.
+/// Resources that the kernel counts per user or per machine.
 mod shared_counters;
-/// Workspaces whose names and paths begin alike: N18.
+/// Workspaces whose names or paths share a prefix: N18.
 mod similar_workspaces;
-/// Repositories that commands make within a repository: N16.
+/// Repositories that commands create within a repository: N16.
 mod submodules;
-/// Names that are swapped between two system calls of a file tool: N8.
+/// Names swapped between two system calls of a file tool: N8.
 mod system_call_races;

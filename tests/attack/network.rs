@@ -1,4 +1,4 @@
-//! Addresses that a command must not reach, and sockets that it must not have.
+//! Addresses that a command must not reach, and sockets that it must not create.
 
 use std::{
     fs::File,
@@ -20,10 +20,65 @@ use crate::support::{
     eventually, promptly, shell, with_metadata,
 };
 
-/// Addresses that are on the daemon's own loopback interface in these tests, so that whoever has
-/// its network reaches them: the metadata service of clouds, a cluster's API server, a public name
-/// server.
+/// Addresses on the loopback interface of the daemon's network in these tests, so that every
+/// process of that network reaches them: the metadata service of clouds, a cluster's API server, a
+/// public name server.
 const HOST_ADDRESSES: [&str; 4] = ["169.254.169.254", "fd00:ec2::254", "10.96.0.1", "8.8.8.8"];
+
+/// What the program `reach` connects to (the kind of socket, the address, the port or `-`), and the
+/// answers that are right.
+pub(super) type Target<'a> = ([&'a str; 3], &'static str);
+
+/// TCP and UDP ports of addresses that a command without their network cannot reach.
+pub(super) fn unreachable_targets<'a>(addresses: &[&'a str]) -> Vec<Target<'a>> {
+    let mut targets = Vec::new();
+    for address in addresses {
+        for target in [["tcp", *address, "80"], ["tcp", *address, "443"], ["udp", *address, "53"]] {
+            targets.push((target, "ENETUNREACH|EADDRNOTAVAIL|EACCES|EPERM"));
+        }
+    }
+    targets
+}
+
+/// Runs `reach` and checks its answers. `program` is the path of `reach` in the workspace.
+pub(super) async fn check_reach(daemon: &Daemon, program: &str, targets: &[Target<'_>]) {
+    let arguments = targets.iter().flat_map(|(target, _)| target.iter().copied());
+    let words: Vec<&str> = [program].into_iter().chain(arguments).collect();
+    let expected: Vec<_> =
+        targets.iter().map(|(target, answer)| (target.join(" "), *answer)).collect();
+    check_answers(&daemon.run(argv(&words)).await, &expected);
+}
+
+/// Checks that a command can create only sockets of the common families.
+pub(super) async fn check_socket_families(daemon: &Daemon) {
+    let unsupported = [
+        "AF_VSOCK",
+        "AF_VSOCK, more bits",
+        "AF_ALG",
+        "AF_PACKET",
+        "AF_BLUETOOTH",
+        "AF_XDP",
+        "netlink audit",
+        "netlink netfilter",
+        "netlink sock_diag",
+        "netlink xfrm",
+        "netlink uevent",
+        "netlink generic",
+        "netlink crypto",
+    ];
+    let not_permitted = ["raw ICMP", "raw IP", "raw ICMPv6", "IPv6 flow label", "mark"];
+    let mut expected = vec![
+        ("other families", "none"),
+        ("netlink route", "ok"),
+        ("ping", "EACCES|EPERM"),
+        ("io_uring, which makes sockets too", "ENOSYS"),
+    ];
+    expected.extend(unsupported.map(|what| (what, "EAFNOSUPPORT")));
+    expected.extend(not_permitted.map(|what| (what, "EPERM")));
+
+    let program = compile_in_workspace(daemon, "families");
+    check_answers(&daemon.run(argv(&[&program])).await, &expected);
+}
 
 #[tokio::test]
 async fn case_75_command_fails_promptly_to_reach_the_daemons_network() {
@@ -34,7 +89,7 @@ async fn case_75_command_fails_promptly_to_reach_the_daemons_network() {
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
     let daemon = Setup::new().with_network_addresses(&addresses).start().await;
 
-    // The daemon's neighbour in its network, to see that the addresses answer there.
+    // Listeners in the daemon's network. The connections check that the addresses work there.
     let network = File::open(format!("/proc/{}/ns/net", daemon.pid())).unwrap();
     let listeners: Vec<(TcpListener, UdpSocket)> = thread::spawn(move || {
         move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
@@ -42,7 +97,7 @@ async fn case_75_command_fails_promptly_to_reach_the_daemons_network() {
             .iter()
             .map(|address| {
                 let listener = TcpListener::bind((*address, 80)).unwrap();
-                TcpStream::connect((*address, 80)).expect("it is reached from there");
+                TcpStream::connect((*address, 80)).expect("a neighbour can connect");
                 (listener, UdpSocket::bind((*address, 53)).unwrap())
             })
             .collect()
@@ -50,22 +105,11 @@ async fn case_75_command_fails_promptly_to_reach_the_daemons_network() {
     .join()
     .unwrap();
 
-    let mut tries = Vec::new();
-    for address in HOST_ADDRESSES {
-        tries.extend([["tcp", address, "80"], ["tcp", address, "443"], ["udp", address, "53"]]);
-    }
-    let expected: Vec<String> = tries.iter().map(|three| three.join(" ")).collect();
-    let expected: Vec<_> = expected
-        .iter()
-        .map(|what| (what.as_str(), "ENETUNREACH|EADDRNOTAVAIL|EACCES|EPERM"))
-        .collect();
     let program = compile_in_workspace(&daemon, "reach");
-    let words: Vec<&str> =
-        [program.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
-    let began = Instant::now();
-    check_answers(&daemon.run(argv(&words)).await, &expected);
+    let start = Instant::now();
+    check_reach(&daemon, &program, &unreachable_targets(&HOST_ADDRESSES)).await;
 
-    // Name servers, and tools that would wait for an answer.
+    // Resolvers and programs that would wait for a response.
     for command in [
         "getent hosts example.com",
         "getent ahosts metadata.google.internal",
@@ -76,16 +120,16 @@ async fn case_75_command_fails_promptly_to_reach_the_daemons_network() {
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
     }
 
-    assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
+    assert!(start.elapsed() < PROMPT_TIMEOUT, "{:?}", start.elapsed());
 
     for (listener, datagrams) in listeners {
         datagrams.set_nonblocking(true).unwrap();
-        datagrams.recv(&mut [0; 8]).expect_err("nothing came");
+        datagrams.recv(&mut [0; 8]).expect_err("no datagram arrives");
 
-        // One connection waits: the one made above.
+        // The only connection is the one made above.
         listener.set_nonblocking(true).unwrap();
         listener.accept().unwrap();
-        listener.accept().expect_err("nobody else came");
+        listener.accept().expect_err("no other connection arrives");
     }
 }
 
@@ -98,9 +142,10 @@ async fn case_76_command_cannot_reach_the_daemon_or_its_neighbours() {
     let abstract_name = SocketAddr::from_abstract_name(&name).unwrap();
     let _abstract_listener = UnixListener::bind_addr(&abstract_name).unwrap();
     UnixStream::connect_addr(&abstract_name).unwrap();
+
     let (port, socket) = (daemon.port().to_string(), daemon.socket());
     let socket = socket.to_str().unwrap();
-    let tries = [
+    let targets = [
         (["tcp", "127.0.0.1", &port], "ECONNREFUSED"),
         (["tcp", "::1", &port], "ECONNREFUSED"),
         (["tcp", "0.0.0.0", &port], "ECONNREFUSED"),
@@ -114,14 +159,8 @@ async fn case_76_command_cannot_reach_the_daemon_or_its_neighbours() {
         (["abstract", &name, "-"], "ECONNREFUSED|EPERM"),
     ];
 
-    let expected: Vec<_> = tries.iter().map(|(three, right)| (three.join(" "), *right)).collect();
-    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let program = compile_in_workspace(&daemon, "reach");
-    let words: Vec<&str> = [program.as_str()]
-        .into_iter()
-        .chain(tries.iter().flat_map(|(three, _)| three.iter().copied()))
-        .collect();
-    check_answers(&daemon.run(argv(&words)).await, &expected);
+    check_reach(&daemon, &program, &targets).await;
 }
 
 #[tokio::test]
@@ -129,9 +168,10 @@ async fn case_76_concurrent_runs_cannot_reach_each_other() {
     let daemon = Daemon::start().await;
     let program = compile_in_workspace(&daemon, "reach");
     let listen = compile_in_workspace(&daemon, "listen");
-    let listening = Mark::new();
-    let listener = daemon.spawn_run(listening.on(argv(&[&listen])));
+    let mark = Mark::new();
+    let listener = daemon.spawn_run(mark.on(argv(&[&listen])));
     eventually("the other run listens", async || daemon.file("listening").exists()).await;
+
     let response = daemon
         .run(argv(&[&program, "tcp", "127.0.0.1", "8080", "abstract", "neighbour", "-"]))
         .await;
@@ -141,12 +181,12 @@ async fn case_76_concurrent_runs_cannot_reach_each_other() {
     );
 
     listener.abort();
-    listening.wait_until_gone().await;
+    mark.wait_until_gone().await;
 }
 
 #[tokio::test]
 async fn case_76_passed_socket_reaches_only_the_run_that_passed_it() {
-    // Runs of one workspace share its files, so that they meet in it is no secret of either.
+    // Runs of one workspace share its files, so the two may meet at a socket in it.
     let daemon = Setup::new()
         .with_network_addresses(&["10.96.0.1/32", "8.8.8.8/32"])
         .listen_tcp()
@@ -157,6 +197,7 @@ async fn case_76_passed_socket_reaches_only_the_run_that_passed_it() {
     let port = daemon.port().to_string();
     let response =
         daemon.run(argv(&[&program, "take", "meet", &port, "10.96.0.1", "8.8.8.8"])).await;
+
     let unreachable = "ENETUNREACH|EACCES|EPERM";
     check_answers(
         &response,
@@ -176,36 +217,38 @@ async fn case_76_passed_socket_reaches_only_the_run_that_passed_it() {
         ],
     );
 
-    let given = promptly("the giver ends", giver).await.unwrap().unwrap();
-    assert_eq!(given.exit_code, Some(0), "{given:?}");
+    let response = promptly("the giver ends", giver).await.unwrap().unwrap();
+    assert_eq!(response.exit_code, Some(0), "{response:?}");
 }
 
 #[tokio::test]
 async fn case_76_runs_of_two_workspaces_cannot_reach_each_other() {
-    let other = TempDir::with_prefix("jig-test-other-").unwrap();
-    let named = format!("other={}", other.path().display());
-    let daemon = Setup::new().arguments(&["--workspace", &named]).start().await;
+    let folder = TempDir::with_prefix("jig-test-other-").unwrap();
+    let other_workspace = format!("other={}", folder.path().display());
+    let daemon = Setup::new().arguments(&["--workspace", &other_workspace]).start().await;
     let (listen, reach) =
         (compile_in_workspace(&daemon, "listen"), compile_in_workspace(&daemon, "reach"));
-    copy_program(&daemon.file("reach"), &other.path().join("reach"));
-    let places = ["/workspace/meet", "/tmp/meet", "/dev/shm/meet", "/home/agent/meet"];
+    copy_program(&daemon.file("reach"), &folder.path().join("reach"));
+
+    let sockets = ["/workspace/meet", "/tmp/meet", "/dev/shm/meet", "/home/agent/meet"];
     let mark = Mark::new();
-    let words: Vec<&str> = [listen.as_str()].into_iter().chain(places).collect();
+    let words: Vec<&str> = [listen.as_str()].into_iter().chain(sockets).collect();
     let listener = daemon.spawn_run(mark.on(argv(&words)));
     eventually("the other run listens", async || daemon.file("listening").exists()).await;
-    let mut tries = vec![["tcp", "127.0.0.1", "8080"], ["abstract", "neighbour", "-"]];
-    tries.extend(places.map(|place| ["unix", place, "-"]));
-    let words: Vec<&str> =
-        [reach.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
 
-    for (workspace, there) in [("workspace", "ok"), ("other", "ENOENT")] {
+    let mut targets = vec![["tcp", "127.0.0.1", "8080"], ["abstract", "neighbour", "-"]];
+    targets.extend(sockets.map(|socket| ["unix", socket, "-"]));
+    let words: Vec<&str> =
+        [reach.as_str()].into_iter().chain(targets.iter().flatten().copied()).collect();
+
+    for (workspace, workspace_socket) in [("workspace", "ok"), ("other", "ENOENT")] {
         let response = daemon.run(with_metadata("jig-workspace", workspace, argv(&words))).await;
         check_answers(
             &response,
             &[
                 ("tcp 127.0.0.1 8080", "ECONNREFUSED"),
                 ("abstract neighbour -", "ECONNREFUSED|EPERM"),
-                ("unix /workspace/meet -", there),
+                ("unix /workspace/meet -", workspace_socket),
                 ("unix /tmp/meet -", "ENOENT"),
                 ("unix /dev/shm/meet -", "ENOENT"),
                 ("unix /home/agent/meet -", "ENOENT"),
@@ -220,34 +263,7 @@ async fn case_76_runs_of_two_workspaces_cannot_reach_each_other() {
 #[tokio::test]
 async fn case_77_command_cannot_create_sockets_of_other_families() {
     let daemon = Daemon::start().await;
-    let program = compile_in_workspace(&daemon, "families");
-    let response = daemon.run(argv(&[&program])).await;
-    let unsupported = [
-        "AF_VSOCK",
-        "AF_VSOCK, more bits",
-        "AF_ALG",
-        "AF_PACKET",
-        "AF_BLUETOOTH",
-        "AF_XDP",
-        "netlink audit",
-        "netlink netfilter",
-        "netlink sock_diag",
-        "netlink xfrm",
-        "netlink uevent",
-        "netlink generic",
-        "netlink crypto",
-    ];
-
-    let not_permitted = ["raw ICMP", "raw IP", "raw ICMPv6", "IPv6 flow label", "mark"];
-    let mut expected = vec![
-        ("other families", "none"),
-        ("netlink route", "ok"),
-        ("ping", "EACCES|EPERM"),
-        ("io_uring, which makes sockets too", "ENOSYS"),
-    ];
-    expected.extend(unsupported.map(|what| (what, "EAFNOSUPPORT")));
-    expected.extend(not_permitted.map(|what| (what, "EPERM")));
-    check_answers(&response, &expected);
+    check_socket_families(&daemon).await;
 
     let response = daemon.run(shell("ping -c 1 127.0.0.1")).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");

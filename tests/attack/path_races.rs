@@ -1,4 +1,4 @@
-//! Commands that change what a path means while a tool is on its way along it.
+//! Commands that change the meaning of a path while a tool resolves it.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -20,12 +20,11 @@ use crate::{
     support::{Daemon, Refusal, argv, compile_in_workspace, full_size, promptly},
 };
 
-/// How often each call must be answered with OK for the race to have been one.
+/// How often each call must succeed, so that the race is a real one.
 const MIN_SUCCESSES_PER_CALL: u32 = 5;
-/// Times as many rounds as are asked for, while not each call was answered with OK often enough.
+/// At most this many times the requested rounds, until each call has succeeded often enough.
 const MAX_ROUNDS_FACTOR: usize = 100;
-/// What is called while the path changes its meaning, on paths that lead through the directory or
-/// are it. What one takes away another brings back.
+/// The calls to make, on paths through the directory or to it. Some delete what others create.
 const RACED_CALLS: &[(Tool, &str)] = &[
     (Tool::Read, "d/f"),
     (Tool::Write, "d/f"),
@@ -48,16 +47,56 @@ const RACED_CALLS: &[(Tool, &str)] = &[
     (Tool::Stat, "d"),
 ];
 
-/// Has a command swap two names until it is stopped.
+/// A command that swaps two names until the file `stop` exists.
 fn swap_request(daemon: &Daemon, names: [&str; 2]) -> RunRequest {
     let program = compile_in_workspace(daemon, "swap");
     RunRequest { timeout_sec: Some(86_400), ..argv(&[&program, names[0], names[1]]) }
 }
 
-/// Waits for a command that was told to stop, and that must have swapped until then.
-async fn wait_for_swapper(swapping: JoinHandle<Result<RunResponse, Status>>) {
-    let response = promptly("the command", swapping).await.unwrap().unwrap();
+/// Waits for the swapping command, which must exit by itself.
+async fn wait_for_swapper(swapper: JoinHandle<Result<RunResponse, Status>>) {
+    let response = promptly("the swapper ends", swapper).await.unwrap().unwrap();
     assert_eq!(response.outcome(), Outcome::Exited, "{response:?}");
+}
+
+/// Makes a call repeatedly: `rounds` times, until it has succeeded often enough, and until each of
+/// the `unfinished` calls has. Returns how often it ended in which way: "OK" or the reason of a
+/// refusal.
+async fn repeat_call(
+    daemon: &Daemon,
+    (tool, path): (Tool, &str),
+    rounds: usize,
+    unfinished: &AtomicUsize,
+) -> BTreeMap<String, u32> {
+    let mut ends: BTreeMap<String, u32> = BTreeMap::new();
+    let mut is_done = false;
+    for round in 1..=rounds * MAX_ROUNDS_FACTOR {
+        let end = match tool.call(daemon, path).await {
+            Ok(response) => {
+                assert!(!response.contains("secret"), "{tool:?} {path}: {response}");
+                "OK".to_owned()
+            }
+            Err(status) => {
+                assert!(!status.message().contains("secret"), "{tool:?}: {status:?}");
+                Refusal::from_status(&status).reason
+            }
+        };
+        *ends.entry(end).or_default() += 1;
+
+        if !is_done && round >= rounds && has_enough_successes(&ends) {
+            is_done = true;
+            unfinished.fetch_sub(1, Ordering::Relaxed);
+        }
+        // No task stops before each call has succeeded often enough: others may depend on its effects.
+        if unfinished.load(Ordering::Relaxed) == 0 {
+            break;
+        }
+    }
+    ends
+}
+
+fn has_enough_successes(ends: &BTreeMap<String, u32>) -> bool {
+    ends.get("OK").is_some_and(|count| *count >= MIN_SUCCESSES_PER_CALL)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -73,48 +112,19 @@ async fn case_39_file_tools_withstand_a_directory_swapped_for_a_link() {
     }
 
     symlink(&outside, daemon.file("l")).unwrap();
-    let swapping = daemon.spawn_run(swap_request(&daemon, ["d", "l"]));
+    let swapper = daemon.spawn_run(swap_request(&daemon, ["d", "l"]));
 
     let mut tasks = JoinSet::new();
-
-    // None stops before each was answered often enough: what it does may be what others wait for.
-    let waiting = Arc::new(AtomicUsize::new(RACED_CALLS.len()));
-    for (tool, path) in RACED_CALLS {
-        let (daemon, waiting) = (Arc::clone(&daemon), Arc::clone(&waiting));
-        tasks.spawn(async move {
-            let mut ends: BTreeMap<String, u32> = BTreeMap::new();
-            let mut is_done = false;
-            for round in 1..=rounds * MAX_ROUNDS_FACTOR {
-                let end = match tool.call(&daemon, path).await {
-                    Ok(answer) => {
-                        assert!(!answer.contains("secret"), "{tool:?} {path}: {answer}");
-                        "OK".to_owned()
-                    }
-                    Err(status) => {
-                        assert!(!status.message().contains("secret"), "{tool:?}: {status:?}");
-                        Refusal::from_status(&status).reason
-                    }
-                };
-                *ends.entry(end).or_default() += 1;
-                let is_enough =
-                    ends.get("OK").is_some_and(|count| *count >= MIN_SUCCESSES_PER_CALL);
-                if !is_done && round >= rounds && is_enough {
-                    is_done = true;
-                    waiting.fetch_sub(1, Ordering::Relaxed);
-                }
-                if waiting.load(Ordering::Relaxed) == 0 {
-                    break;
-                }
-            }
-            (tool, path, ends)
-        });
+    let unfinished = Arc::new(AtomicUsize::new(RACED_CALLS.len()));
+    for call in RACED_CALLS {
+        let (daemon, unfinished) = (Arc::clone(&daemon), Arc::clone(&unfinished));
+        tasks.spawn(async move { (call, repeat_call(&daemon, *call, rounds, &unfinished).await) });
     }
 
-    while let Some(ended) = tasks.join_next().await {
-        let (tool, path, ends) = ended.unwrap();
+    while let Some(result) = tasks.join_next().await {
+        let ((tool, path), ends) = result.unwrap();
         assert!(!ends.contains_key("INTERNAL"), "{tool:?} {path}: {ends:?}");
-        let is_enough = ends.get("OK").is_some_and(|count| *count >= MIN_SUCCESSES_PER_CALL);
-        assert!(is_enough, "{tool:?} {path} came never through: {ends:?}");
+        assert!(has_enough_successes(&ends), "{tool:?} {path} succeeded too rarely: {ends:?}");
         let describes_the_link = (*tool, *path) == (Tool::Stat, "d");
         assert!(
             describes_the_link || ends.contains_key("SYMLINK_BLOCKED"),
@@ -123,7 +133,8 @@ async fn case_39_file_tools_withstand_a_directory_swapped_for_a_link() {
     }
 
     fs::write(daemon.file("stop"), "").unwrap();
-    wait_for_swapper(swapping).await;
+    wait_for_swapper(swapper).await;
+
     let content = |name: &str| fs::read_to_string(outside.join(name)).unwrap();
     assert_eq!(content("f"), "secret written");
     assert_eq!(content("n"), NOTEBOOK.replace("TEXT", "secret written"));
@@ -138,18 +149,18 @@ async fn case_46_file_tools_do_not_block_on_a_swapped_fifo() {
     let fifo = daemon.file("fifo");
     mknodat(CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o666), 0).unwrap();
     fs::write(daemon.file("f"), "written").unwrap();
-    let swapping = daemon.spawn_run(swap_request(&daemon, ["f", "fifo"]));
+    let swapper = daemon.spawn_run(swap_request(&daemon, ["f", "fifo"]));
     let tools = [Tool::Read, Tool::Stat, Tool::Search, Tool::Edit, Tool::Upload, Tool::Download];
 
-    // Which have found a file there, and which the FIFO.
+    // The tools that found a file at the name, and those that found the FIFO.
     let (mut files, mut fifos) = (HashSet::new(), HashSet::new());
     for round in 0..rounds * MAX_ROUNDS_FACTOR {
         for tool in tools {
-            let answer = promptly("a tool", tool.call(&daemon, "f")).await;
-            if answer.is_ok() {
+            let result = promptly("the tool ends", tool.call(&daemon, "f")).await;
+            if result.is_ok() {
                 files.insert(tool);
             }
-            if let Err(status) = answer {
+            if let Err(status) = result {
                 let reason = Refusal::from_status(&status).reason;
                 let expected = ["NOT_A_FILE", "STALE_FILE", "STRING_NOT_FOUND", "FILE_NOT_FOUND"];
                 assert!(expected.contains(&reason.as_str()), "{tool:?}: {status:?}");
@@ -159,18 +170,19 @@ async fn case_46_file_tools_do_not_block_on_a_swapped_fifo() {
             }
         }
 
-        // A FIFO, too, has a status.
+        // Stat succeeds on the FIFO as well.
         if round >= rounds && files.len() == tools.len() && fifos.len() + 1 == tools.len() {
             break;
         }
     }
 
     fs::write(daemon.file("stop"), "").unwrap();
-    wait_for_swapper(swapping).await;
+    wait_for_swapper(swapper).await;
+
     let is_fifo = |name| {
-        let found = fs::symlink_metadata(daemon.file(name)).unwrap();
-        found.file_type().is_fifo()
+        let metadata = fs::symlink_metadata(daemon.file(name)).unwrap();
+        metadata.file_type().is_fifo()
     };
-    assert!(is_fifo("f") ^ is_fifo("fifo"), "a tool has taken away what it never saw");
+    assert!(is_fifo("f") ^ is_fifo("fifo"), "a tool has replaced the FIFO");
     assert_eq!((files.len(), fifos.len()), (6, 5), "{files:?} {fifos:?}");
 }

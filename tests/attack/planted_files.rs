@@ -1,5 +1,5 @@
-//! Names that the daemon makes, taken before it comes to them: by links, FIFOs, hard links and
-//! directories of another user (N24).
+//! Names that the daemon creates, planted by another user before the daemon starts: links, FIFOs,
+//! hard links and directories (N24).
 
 use std::{
     fs,
@@ -19,9 +19,9 @@ use tempfile::TempDir;
 
 use crate::support::{Daemon, Setup, run_jigd, shell};
 
-/// Another user than the daemon's.
+/// A user other than the daemon's.
 const OTHER_UID: u32 = 4242;
-/// What the daemon makes in its state directory.
+/// Names that the daemon creates in its state directory.
 const STATE_FILE_NAMES: &[&str] = &[
     "lock",
     "jig.db",
@@ -35,9 +35,10 @@ const STATE_FILE_NAMES: &[&str] = &[
     "changes",
     "homes",
 ];
-const VICTIM_CONTENT: &str = "what the daemon's user has\n";
+const VICTIM_CONTENT: &str = "a file of the daemon's user\n";
 
-/// A folder with a workspace, a state directory, and a file that must stay as it is.
+/// A folder with a workspace, a state directory and a file that must not change. Returns the folder
+/// and the paths of the latter two.
 fn create_test_folder() -> (TempDir, PathBuf, PathBuf) {
     let folder = TempDir::with_prefix("jig-test-planted-").unwrap();
     let (state, victim) = (folder.path().join("state"), folder.path().join("victim"));
@@ -48,7 +49,7 @@ fn create_test_folder() -> (TempDir, PathBuf, PathBuf) {
     (folder, state, victim)
 }
 
-/// Starts a daemon there, which must end by itself.
+/// Runs a daemon in the folder. It must exit by itself.
 fn run_daemon(folder: &Path, listen: &Path) -> Output {
     let path = |name: &str| folder.join(name).display().to_string();
     run_jigd(&[
@@ -69,10 +70,10 @@ fn chown_to_other_user(path: &Path) {
     std::os::unix::fs::lchown(path, Some(OTHER_UID), Some(OTHER_UID)).unwrap();
 }
 
-/// Puts something in the place of a name.
+/// Creates something at a path. The second path is the file that must not change.
 type Plant = fn(&Path, &Path);
 
-/// What another user, or whoever got there first, can put there; and what is said of it.
+/// What another user can plant at a name, and the daemon's message about it.
 const PLANTED_FILES: &[(&str, Plant, &str)] = &[
     (
         "a link to a file",
@@ -131,16 +132,19 @@ fn case_n24_daemon_rejects_files_planted_in_its_state_directory() {
             let planted = state.join(name);
             plant(&planted, &victim);
             let output = run_daemon(folder.path(), &folder.path().join("sock"));
+
             assert!(!output.status.success(), "{what} at {name}: {output:?}");
             let text = String::from_utf8(output.stderr).unwrap();
+
             for part in [*message, "cannot be trusted", &planted.display().to_string()] {
                 assert!(text.contains(part), "{what} at {name}: {text}");
             }
             assert_eq!(fs::read_to_string(&victim).unwrap(), VICTIM_CONTENT, "{what} at {name}");
-            let made = folder.path().join("made");
-            assert!(!made.exists(), "{what} at {name}");
-            let within = fs::read_dir(folder.path().join("victims")).unwrap();
-            assert_eq!(within.count(), 0, "{what} at {name}");
+
+            let link_target = folder.path().join("made");
+            assert!(!link_target.exists(), "{what} at {name}");
+            let entries = fs::read_dir(folder.path().join("victims")).unwrap();
+            assert_eq!(entries.count(), 0, "{what} at {name}");
         }
     }
 }
@@ -163,7 +167,7 @@ fn case_n24_daemon_rejects_files_planted_at_its_socket() {
         let socket = folder.path().join("sock");
         plant(&socket, &victim);
 
-        // A dead socket is replaced, and then the daemon would serve.
+        // The daemon replaces a socket that no process listens on, and would then serve.
         if socket.symlink_metadata().unwrap().file_type().is_socket() {
             continue;
         }
@@ -178,22 +182,25 @@ fn case_n24_daemon_rejects_files_planted_at_its_socket() {
 
 #[tokio::test]
 async fn case_n24_daemon_accepts_a_link_of_its_own_user() {
-    // Within the directory: the daemon is confined to it.
+    // The link leads to another name in the state directory, to which the daemon is confined.
     for user in [None, Some(12345)] {
         let setup = match user {
             Some(user) => Setup::new().user(user),
             None => Setup::new(),
         };
         let daemon = setup.start().await;
+
         daemon.output(shell("true")).await;
         daemon.signal(Signal::KILL);
+
         let (sessions, moved) =
             (daemon.state_dir().join("sessions"), daemon.state_dir().join("moved"));
-        let copied = Command::new("cp").arg("-a").args([&sessions, &moved]).status();
-        assert!(copied.unwrap().success());
+        let status = Command::new("cp").arg("-a").args([&sessions, &moved]).status();
+        assert!(status.unwrap().success());
         fs::remove_dir_all(&sessions).unwrap();
         symlink(&moved, &sessions).unwrap();
         std::os::unix::fs::lchown(&sessions, user, user).unwrap();
+
         let daemon: Daemon = daemon.restart().await;
         assert_eq!(daemon.output(shell("echo here")).await, "here\n");
         assert!(moved.join("default/events.jsonl").exists());

@@ -1,5 +1,5 @@
-//! Paths that the operator protects: neither tools nor commands change them, what is in them or
-//! where they lie.
+//! Paths that the operator protects. Tools and commands cannot change, move or replace them or
+//! their parent directories.
 
 use std::fs;
 
@@ -15,39 +15,40 @@ async fn case_49_tools_and_commands_cannot_change_protected_paths() {
     for setup in [Setup::new(), Setup::new().workspace_owner(12345), Setup::new().user(12345)] {
         let table = "protected = [\".git/hooks\", \"missing/deep\", \"conf/settings\"]";
 
-        // What is missing is made, as a directory.
+        // The daemon creates missing protected paths as directories.
         let setup = setup.workspace_file("conf/settings", "original\n");
         let daemon = setup.workspace_table(table).start().await;
         assert!(
             daemon.file(".git/hooks").is_dir() && daemon.file("missing/deep").is_dir(),
-            "what is missing is made, so that nobody else makes it"
+            "the daemon creates missing paths, so that no command can"
         );
+
         check_tools_are_denied(&daemon).await;
         check_commands_fail(&daemon).await;
         check_other_paths_are_writable(&daemon).await;
     }
 }
 
-fn assert_denied<T: std::fmt::Debug>(what: &str, answer: Result<T, Status>) {
-    match answer {
-        Ok(answer) => panic!("{what} answers {answer:?}"),
+fn assert_denied<T: std::fmt::Debug>(what: &str, result: Result<T, Status>) {
+    match result {
+        Ok(response) => panic!("{what} returned {response:?}"),
         Err(status) => assert_eq!(Refusal::from_status(&status).reason, "POLICY_DENIED", "{what}"),
     }
 }
 
-fn assert_protected_paths_unchanged(daemon: &Daemon, after: &str) {
-    let at = |name: &str| daemon.file(name);
+fn assert_protected_paths_unchanged(daemon: &Daemon, attempt: &str) {
+    let path_of = |name: &str| daemon.file(name);
     for directory in [".git/hooks", "missing/deep"] {
-        let kind = fs::symlink_metadata(at(directory)).unwrap().file_type();
-        assert!(kind.is_dir(), "{directory} after {after}");
-        assert_eq!(fs::read_dir(at(directory)).unwrap().count(), 0, "{after}");
+        let kind = fs::symlink_metadata(path_of(directory)).unwrap().file_type();
+        assert!(kind.is_dir(), "{directory} after {attempt}");
+        assert_eq!(fs::read_dir(path_of(directory)).unwrap().count(), 0, "{attempt}");
     }
 
-    let settings = fs::symlink_metadata(at("conf/settings")).unwrap();
-    assert!(settings.is_file(), "{after}");
+    let settings = fs::symlink_metadata(path_of("conf/settings")).unwrap();
+    assert!(settings.is_file(), "{attempt}");
 
-    let content = fs::read_to_string(at("conf/settings")).unwrap();
-    assert_eq!(content, "original\n", "{after}");
+    let content = fs::read_to_string(path_of("conf/settings")).unwrap();
+    assert_eq!(content, "original\n", "{attempt}");
 }
 
 async fn check_tools_are_denied(daemon: &Daemon) {
@@ -62,13 +63,13 @@ async fn check_tools_are_denied(daemon: &Daemon) {
         "conf/../conf/settings",
         "/workspace/conf/settings",
     ] {
-        let moving = [Tool::MoveFrom, Tool::MoveTo, Tool::Delete];
-        for tool in WRITE_TOOLS.iter().chain(&moving) {
+        let other_tools = [Tool::MoveFrom, Tool::MoveTo, Tool::Delete];
+        for tool in WRITE_TOOLS.iter().chain(&other_tools) {
             assert_denied(&format!("{tool:?} {path}"), tool.call(daemon, path).await);
         }
     }
 
-    // What holds them.
+    // Their parent directories.
     for path in [".git", "missing", "conf"] {
         for tool in [Tool::MoveFrom, Tool::MoveTo, Tool::Delete, Tool::Write] {
             assert_denied(&format!("{tool:?} {path}"), tool.call(daemon, path).await);
@@ -114,9 +115,10 @@ async fn check_commands_fail(daemon: &Daemon) {
 async fn check_other_paths_are_writable(daemon: &Daemon) {
     for path in [".git/config", "conf/settings.new", "conf/setting"] {
         Tool::Write.call(daemon, path).await.unwrap();
-        let more = format!("echo more >> {path} && cat {path}");
-        assert_eq!(daemon.output(shell(&more)).await, "written\nmore\n");
+        let append = format!("echo more >> {path} && cat {path}");
+        assert_eq!(daemon.output(shell(&append)).await, "written\nmore\n");
     }
+
     daemon.output(shell("touch missing/x && cat conf/settings")).await;
     assert_eq!(daemon.read_file("conf/settings").await.unwrap(), "original\n");
 }

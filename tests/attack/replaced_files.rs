@@ -1,5 +1,5 @@
-//! Protected files that the operator replaces while the daemon runs. Git does so whenever it changes
-//! its configuration, and the kernel lifts the mount of a replaced file in every namespace.
+//! Protected files that the operator replaces while the daemon runs. Git does so when it changes
+//! its configuration, and the kernel removes the mounts of a replaced file in every namespace.
 
 use std::fs;
 
@@ -28,6 +28,7 @@ async fn daemon_protects_replaced_files_from_the_next_command() {
         let daemon = setup.start().await;
         let root = daemon.workspace();
         check_commands_fail(&daemon, "the start").await;
+
         for arguments in [
             &["config", "user.name", "o"][..],
             &["remote", "add", "origin", "."],
@@ -36,16 +37,18 @@ async fn daemon_protects_replaced_files_from_the_next_command() {
             run_git(&root, arguments);
             check_commands_fail(&daemon, &arguments.join(" ")).await;
         }
+
         let config = fs::read_to_string(daemon.file(".git/config")).unwrap();
         assert!(config.contains("name = p") && config.contains("origin"), "{config}");
 
-        // So are directories, and what was removed.
+        // The same holds for directories and removed files.
         fs::rename(daemon.file(".git/hooks"), daemon.file("hooks")).unwrap();
         fs::rename(daemon.file("hooks"), daemon.file(".git/hooks")).unwrap();
         check_commands_fail(&daemon, "a move").await;
         fs::remove_file(daemon.file(".git/info/attributes")).unwrap();
         check_commands_fail(&daemon, "a removal").await;
-        assert!(daemon.file(".git/info/attributes").exists(), "it is made again");
+
+        assert!(daemon.file(".git/info/attributes").exists(), "the daemon creates it again");
         let output = daemon.output(shell("git config user.name")).await;
         assert_eq!(output, "p\n");
     }
@@ -55,8 +58,9 @@ async fn daemon_protects_replaced_files_from_the_next_command() {
 async fn daemon_warns_about_files_replaced_during_a_command() {
     let daemon = setup_with_repository().start().await;
     let mark = Mark::new();
-    let running = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
+    let run = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
     mark.wait_for_processes(1).await;
+
     check_commands_fail(&daemon, "the start").await;
     assert!(!daemon.log().contains("was replaced"), "{}", daemon.log());
 
@@ -66,6 +70,6 @@ async fn daemon_warns_about_files_replaced_during_a_command() {
     let log = daemon.log();
     assert_eq!(log.matches("was replaced while commands ran").count(), 1, "{log}");
 
-    running.abort();
+    run.abort();
     mark.wait_until_gone().await;
 }

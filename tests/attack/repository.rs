@@ -1,18 +1,15 @@
-//! What a command leaves in a repository so that git runs it for the operator.
+//! Changes to a repository that make git run a command's program for the operator.
 
-use std::{
-    fs,
-    os::unix::{fs::MetadataExt as _, process::CommandExt as _},
-    process::Command,
-};
+use std::fs;
 
+use super::operator_git::run_git;
 use crate::{
     files::tools::Tool,
     support::{Daemon, Refusal, Setup, run_jigd, shell},
 };
 
-/// A repository without a commit, as `git init` makes it. Names that begin with a dot stand for
-/// directories that are otherwise empty.
+/// A repository without commits, like `git init` creates it. A name that starts with a dot creates
+/// its directory only.
 const REPOSITORY_FILES: &[(&str, &str)] = &[
     (".git/HEAD", "ref: refs/heads/main\n"),
     (".git/config", "[core]\n\trepositoryformatversion = 0\n\tbare = false\n[a]\n\tb = c\n"),
@@ -22,10 +19,10 @@ const REPOSITORY_FILES: &[(&str, &str)] = &[
     (".git/hooks/.directory", ""),
 ];
 
-/// What each attack has git run: a hook or a monitor that leaves a file in the workspace.
+/// What each attack makes git run, as a hook or a monitor: it creates a file in the workspace.
 const ATTACK_PROGRAM: &str = "touch PWNED; false";
 
-/// Attacks, with the program as `$1`. They may fail at any step.
+/// Attacks, with the program as `$1`. Any step may fail.
 const ATTACK_SCRIPTS: &[&str] = &[
     "git config core.fsmonitor \"$1\"",
     "printf '[core]\\n fsmonitor = \"%s\"\\n' \"$1\" >> .git/config",
@@ -51,7 +48,7 @@ async fn git_runs_nothing_for_the_operator_in_an_attacked_repository() {
         check_git_workflows(&daemon).await;
         check_tools_are_denied(&daemon).await;
 
-        // Some destroy the repository, which is theirs to change.
+        // Some attacks destroy the repository, which commands may change.
         run_all_attacks(&daemon).await;
         let log = daemon.log();
         assert!(log.contains("files that make git run programs are protected"), "{log}");
@@ -63,7 +60,7 @@ async fn attacks_succeed_without_protection() {
     let daemon = setup_with_repository().arguments(&["--protect", "none"]).start().await;
     run_attack_script(&daemon, ATTACK_SCRIPTS[0]).await;
     use_git_as_operator(&daemon);
-    assert!(daemon.file("PWNED").exists(), "the test finds an attack that succeeds");
+    assert!(daemon.file("PWNED").exists(), "the test detects a successful attack");
     assert!(!daemon.file(".git/commondir").exists());
 }
 
@@ -77,7 +74,7 @@ async fn l1_is_available_with_default_protection() {
     assert!(!layer.applied && layer.detail.contains("commands can"), "{layer:?}");
     check_tools_are_denied(&daemon).await;
 
-    // The daemon says so, since commands do change them.
+    // At L1 commands can change these paths, and the daemon reports it.
     let command = shell("git config core.fsmonitor x && git config core.fsmonitor");
     assert_eq!(daemon.output(command).await, "x\n");
 
@@ -97,6 +94,7 @@ async fn l1_is_unavailable_with_explicit_protection() {
     for text in ["max_user_namespaces", "leave out --protect", "at L1"] {
         assert!(refusal.message.contains(text), "{text}: {refusal:?}");
     }
+
     let isolation = daemon.info().await.isolation.unwrap();
     let last = isolation.refused.last().unwrap();
     assert_eq!(last.stage, "protected_paths", "{last:?}");
@@ -117,6 +115,7 @@ async fn presets_protect_configurations_of_agents_and_editors() {
     let table = "protected = [\"@git\", \"@agent-configs\"]";
     let setup = setup_with_repository().workspace_file(".venv/pyvenv.cfg", "home = /usr\n");
     let daemon = setup.workspace_file(".mcp.json", "{}\n").workspace_table(table).start().await;
+
     for path in
         [".mcp.json", ".vscode/tasks.json", ".claude/settings.json", ".envrc", ".venv/pyvenv.cfg"]
     {
@@ -158,20 +157,11 @@ pub(super) async fn run_attack_script(daemon: &Daemon, script: &str) {
     daemon.run(shell(&command)).await;
 }
 
-/// Does what a shell's prompt, an editor and the operator do.
+/// Runs git like a shell prompt, an editor and the operator.
 fn use_git_as_operator(daemon: &Daemon) {
-    let owner = fs::metadata(daemon.file(".git")).unwrap();
+    assert!(daemon.file(".git").exists(), "no attack removes the repository");
     for arguments in [&["status"][..], &["add", "-A"], &["commit", "--allow-empty", "-qm", "x"]] {
-        let git = Command::new("git")
-            .args(["-c", "safe.directory=*", "-c", "user.name=o", "-c", "user.email=o@localhost"])
-            .args(arguments)
-            .current_dir(daemon.workspace())
-            .uid(owner.uid())
-            .gid(owner.gid())
-            .env("HOME", "/nonexistent")
-            .env("GIT_CEILING_DIRECTORIES", daemon.workspace().parent().unwrap())
-            .output();
-        drop(git.unwrap());
+        run_git(&daemon.workspace(), arguments);
     }
 }
 
@@ -186,7 +176,7 @@ async fn assert_write_denied(daemon: &Daemon, path: &str) {
     assert_eq!(Refusal::from_status(&status).reason, "POLICY_DENIED", "{path}");
 }
 
-/// Commits, branches, merges and stashes work; the configuration can be read, and says what it is.
+/// Checks that commits, branches, merges and stashes work, and that the configuration is read-only.
 async fn check_git_workflows(daemon: &Daemon) {
     let script = "
 export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@localhost GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@localhost
@@ -199,7 +189,6 @@ git worktree add -q /tmp/tree side; git worktree list | wc -l
 git tag finished; git fsck --no-progress 2>&1 | grep -v dangling || true
 git config a.b
 git config a.b d 2>/dev/null || echo unchanged; git config a.b";
-
     let output = daemon.output(shell(script)).await;
     assert_eq!(output, "2\nc\nunchanged\nc\n");
 }

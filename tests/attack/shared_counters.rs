@@ -56,8 +56,8 @@ async fn daemon_short_of_watches_ends_a_run_that_hides_epoll_sets() {
     let daemon = shortage.apply_to(Setup::new()).start().await;
 
     // Descriptors in a socket's queue are in no table that /proc shows.
-    let hide = "import os, select, socket, time\nhere, there = socket.socketpair()\nset = select.epoll()\n\
-        socket.send_fds(here, [b'x'], [set.fileno()])\nset.close()\nopen('hidden', 'w').close()\ntime.sleep(1000)";
+    let hide = "import os, select, socket, time\nsender, receiver = socket.socketpair()\nset = select.epoll()\n\
+        socket.send_fds(sender, [b'x'], [set.fileno()])\nset.close()\nopen('hidden', 'w').close()\ntime.sleep(1000)";
     let hidden_run = daemon.spawn_run(argv(&["python3", "-c", hide]));
     let other_mark = Mark::new();
     let other_run = daemon.spawn_run(other_mark.on(shell("sleep 1000")));
@@ -163,8 +163,8 @@ fn in_other_workspace(request: RunRequest) -> tonic::Request<RunRequest> {
 
 #[tokio::test]
 async fn workspaces_have_separate_pipe_page_quotas() {
-    let other = TempDir::with_prefix("jig-test-other-").unwrap();
-    let other_workspace = format!("other={}", other.path().display());
+    let folder = TempDir::with_prefix("jig-test-other-").unwrap();
+    let other_workspace = format!("other={}", folder.path().display());
     let setup = Setup::new().arguments(&["--workspace", &other_workspace]);
     let daemon = setup.exclusive().start().await;
 

@@ -9,6 +9,7 @@ use std::{
 use jig::api::v1::{ReadFileRequest, RunRequest};
 use tempfile::TempDir;
 
+use super::file_tools::assert_tool_fails;
 use crate::{
     callers::start_daemon_with_keys,
     files::tools::{READ_TOOLS, Tool, WRITE_TOOLS},
@@ -21,12 +22,7 @@ const OTHER_CONTENT: &str = "of the other";
 async fn assert_all_tools_fail(daemon: &Daemon, path: &str, reasons: &[&str]) {
     let other_tools = [Tool::Stat, Tool::Delete, Tool::MoveFrom, Tool::MoveTo];
     for tool in READ_TOOLS.iter().chain(WRITE_TOOLS).chain(&other_tools) {
-        let refusal = match tool.call(daemon, path).await {
-            Ok(response) => panic!("{tool:?} {path:?} returned {response}"),
-            Err(status) => Refusal::from_status(&status),
-        };
-        let reason = refusal.reason.as_str();
-        assert!(reasons.contains(&reason), "{tool:?} {path:?}: {refusal:?}");
+        assert_tool_fails(daemon, *tool, path, reasons).await;
     }
 }
 
@@ -95,6 +91,24 @@ async fn case_n18_path_with_the_workspace_prefix_is_outside() {
     }
 }
 
+/// Reads a file of a named workspace. Returns the content, or the reason of the refusal.
+async fn read_in_workspace(
+    daemon: &Daemon,
+    key: &str,
+    workspace: &str,
+    path: &str,
+) -> Result<String, String> {
+    let request = ReadFileRequest { path: path.to_owned(), ..ReadFileRequest::default() };
+    let mut request = with_key(key, request);
+    let value = tonic::metadata::MetadataValue::try_from(workspace.as_bytes()).unwrap();
+    request.metadata_mut().insert("jig-workspace", value);
+
+    match daemon.tools().read_file(request).await {
+        Ok(response) => Ok(response.into_inner().content),
+        Err(status) => Err(Refusal::from_status(&status).reason),
+    }
+}
+
 #[tokio::test]
 async fn case_n18_workspace_key_rejects_similarly_named_workspaces() {
     let folder = TempDir::with_prefix("jig-test-alike-").unwrap();
@@ -118,18 +132,7 @@ async fn case_n18_workspace_key_rejects_similarly_named_workspaces() {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let daemon = start_daemon_with_keys(Setup::new().arguments(&flags), &keys).await;
 
-    let read = |workspace: &str, path: &str| {
-        let request = ReadFileRequest { path: path.to_owned(), ..ReadFileRequest::default() };
-        let mut request = with_key(&key, request);
-        let value = tonic::metadata::MetadataValue::try_from(workspace.as_bytes()).unwrap();
-        request.metadata_mut().insert("jig-workspace", value);
-        let mut tools = daemon.tools();
-        async move {
-            let answer = tools.read_file(request).await;
-            let answer = answer.map(|response| response.into_inner().content);
-            answer.map_err(|status| Refusal::from_status(&status).reason)
-        }
-    };
+    let read = |workspace, path| read_in_workspace(&daemon, &key, workspace, path);
 
     assert_eq!(read("a", "f").await.unwrap(), "own");
 

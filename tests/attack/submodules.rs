@@ -1,13 +1,13 @@
-//! Repositories that commands make within a repository: what docs/isolation.md says of them, with the real git.
-//! `@git` does not cover them, and the remedies that it names do what it says.
+//! Repositories that commands create within a repository: checks docs/isolation.md with the real
+//! git. `@git` does not cover them, and the remedies in that page work as it describes.
 
 use std::{fs, path::Path};
 
 use super::{operator_git::run_git, repository::setup_with_repository};
 use crate::support::{Daemon, shell};
 
-/// Records a directory with a repository of its own as a submodule. That one has a monitor, a hook,
-/// a filter and a program for a remote, each of which leaves a file in the workspace.
+/// Records a directory with its own repository as a submodule. The submodule has a monitor, a hook,
+/// a filter and a program for a remote, each of which creates a file in the workspace.
 const RECORD_SUBMODULE_SCRIPT: &str = "
 export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@l GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@l
 git init -q sub && cd sub
@@ -18,17 +18,17 @@ git config filter.x.clean 'touch ../PWNED; cat'
 git config remote.origin.url .; git config remote.origin.uploadpack 'touch ../../PWNED; false'
 cd .. && git add sub 2>/dev/null && git ls-files -s sub && git commit -qm sub";
 
-/// Has `.gitmodules` say that submodules are looked into, and fetched.
+/// Makes `.gitmodules` request that git inspects and fetches submodules.
 const OVERRIDE_SETTINGS_SCRIPT: &str = "
 printf '[submodule \"s\"]\n path = sub\n url = ./sub\n ignore = none\n fetchRecurseSubmodules = true\n' > .gitmodules && git add .gitmodules && git -c user.name=a -c user.email=a@l commit -qm s";
 
-/// What looks into submodules, unless it is told otherwise.
+/// Git commands that inspect submodules, unless the configuration forbids it.
 const CONFIGURABLE_COMMANDS: [&[&str]; 4] =
     [&["status"], &["diff"], &["stash"], &["checkout", "main"]];
-/// What looks into them whatever the configuration says.
+/// Git commands that inspect submodules whatever the configuration is.
 const UNCONDITIONAL_COMMANDS: [&[&str]; 2] = [&["add", "-u"], &["describe", "--always", "--dirty"]];
 
-/// A repository with a commit, and settings against submodules. A command has recorded one.
+/// Starts a daemon on a repository with a commit and settings against submodules.
 async fn start_with_repository(arguments: &[&str]) -> Daemon {
     let setup = setup_with_repository().user(12345).arguments(arguments);
     let daemon = setup.start().await;
@@ -46,13 +46,14 @@ async fn start_with_repository(arguments: &[&str]) -> Daemon {
     daemon
 }
 
-/// Whether git runs what the command chose when the operator calls it.
+/// Whether an operator's git command runs the program that a command planted.
 fn git_runs_planted_program(daemon: &Daemon, directory: &Path, arguments: &[&str]) -> bool {
-    // A file that has changed is filtered.
+    // Git filters a changed file.
     let file = daemon.file("sub/file");
     if let Ok(content) = fs::read(&file) {
         fs::write(&file, content).unwrap();
     }
+
     run_git(directory, arguments);
     fs::remove_file(daemon.file("PWNED")).is_ok()
 }
@@ -61,8 +62,8 @@ fn git_runs_planted_program(daemon: &Daemon, directory: &Path, arguments: &[&str
 async fn git_runs_programs_of_submodules_despite_its_settings() {
     let daemon = start_with_repository(&["--protect", "@git"]).await;
     let root = daemon.workspace();
-    let recorded = daemon.output(shell(RECORD_SUBMODULE_SCRIPT)).await;
-    assert!(recorded.starts_with("160000 "), "{recorded}");
+    let index_entry = daemon.output(shell(RECORD_SUBMODULE_SCRIPT)).await;
+    assert!(index_entry.starts_with("160000 "), "{index_entry}");
 
     for arguments in CONFIGURABLE_COMMANDS {
         assert!(!git_runs_planted_program(&daemon, &root, arguments), "{arguments:?}");
@@ -76,13 +77,13 @@ async fn git_runs_programs_of_submodules_despite_its_settings() {
         assert!(git_runs_planted_program(&daemon, &root, arguments), "{arguments:?}");
     }
 
-    // A setting that `.gitmodules` does not override.
+    // `.gitmodules` does not override this setting.
     assert!(!git_runs_planted_program(&daemon, &root, &["fetch"]));
 
     run_git(&root, &["config", "--unset", "fetch.recurseSubmodules"]);
     assert!(git_runs_planted_program(&daemon, &root, &["fetch"]));
 
-    // These reach the submodule, and leave its filters.
+    // These settings disable the monitor and the hooks of a submodule, but not its filters.
     let settings = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "status"];
     assert!(git_runs_planted_program(&daemon, &root, &settings));
 }
@@ -92,8 +93,8 @@ async fn protected_gitmodules_preserves_git_settings() {
     let daemon = start_with_repository(&["--protect", "@git", "--protect", ".gitmodules"]).await;
     let root = daemon.workspace();
     daemon.output(shell(RECORD_SUBMODULE_SCRIPT)).await;
-    let insisted = daemon.run(shell(OVERRIDE_SETTINGS_SCRIPT)).await;
-    assert_ne!(insisted.exit_code, Some(0), "{insisted:?}");
+    let response = daemon.run(shell(OVERRIDE_SETTINGS_SCRIPT)).await;
+    assert_ne!(response.exit_code, Some(0), "{response:?}");
 
     for arguments in CONFIGURABLE_COMMANDS {
         assert!(!git_runs_planted_program(&daemon, &root, arguments), "{arguments:?}");
@@ -110,7 +111,7 @@ async fn clone_runs_no_programs_of_submodules() {
     daemon.output(shell(RECORD_SUBMODULE_SCRIPT)).await;
     daemon.output(shell(OVERRIDE_SETTINGS_SCRIPT)).await;
 
-    // It is found without git looking into it.
+    // Listing the index finds the submodule without inspecting it.
     assert!(!git_runs_planted_program(&daemon, &root, &["ls-files", "-s"]));
 
     let listed = run_git(&root, &["ls-files", "-s"]);
@@ -119,13 +120,13 @@ async fn clone_runs_no_programs_of_submodules() {
     let folder = tempfile::tempdir().unwrap();
     std::os::unix::fs::chown(folder.path(), Some(12345), Some(12345)).unwrap();
     let clone = folder.path().join("clone");
-    let (from, to) = (root.to_str().unwrap(), clone.to_str().unwrap());
+    let (source, target) = (root.to_str().unwrap(), clone.to_str().unwrap());
     assert!(!git_runs_planted_program(
         &daemon,
         folder.path(),
-        &["clone", "-q", "--no-local", from, to]
+        &["clone", "-q", "--no-local", source, target]
     ));
-    assert!(clone.join(".gitmodules").exists(), "it was cloned");
+    assert!(clone.join(".gitmodules").exists(), "git cloned the repository");
 
     for arguments in CONFIGURABLE_COMMANDS.iter().chain(&UNCONDITIONAL_COMMANDS) {
         assert!(!git_runs_planted_program(&daemon, &clone, arguments), "{arguments:?}");
@@ -136,8 +137,8 @@ async fn clone_runs_no_programs_of_submodules() {
 #[tokio::test]
 async fn protected_dot_git_prevents_recording_submodules() {
     let daemon = start_with_repository(&["--protect", ".git"]).await;
-    let recorded = daemon.run(shell(RECORD_SUBMODULE_SCRIPT)).await;
-    assert_ne!(recorded.stdout.get(..6), Some("160000"), "{recorded:?}");
+    let response = daemon.run(shell(RECORD_SUBMODULE_SCRIPT)).await;
+    assert_ne!(response.stdout.get(..6), Some("160000"), "{response:?}");
 
     for arguments in CONFIGURABLE_COMMANDS.iter().chain(&UNCONDITIONAL_COMMANDS) {
         assert!(

@@ -92,65 +92,68 @@ async fn fetch_reaches_only_allowed_hosts_and_ports() {
     assert_eq!(sites.map(|site| site.connection_count()), [3, 1]);
 }
 
+/// Addresses that the daemon denies unless `allow_addresses` lists them.
+const DENIED_ADDRESSES: [&str; 15] = [
+    "127.0.0.1",
+    "0.0.0.0",
+    "[::1]",
+    "[::]",
+    "[::ffff:127.0.0.1]",
+    "[64:ff9b::7f00:1]",
+    "[2002:7f00:1::]",
+    "[fe80::1]",
+    PRIVATE_ADDRESS,
+    METADATA_ADDRESS,
+    "[::ffff:169.254.169.254]",
+    "[fd00:ec2::254]",
+    "192.168.0.1",
+    "172.16.0.1",
+    "100.64.0.1",
+];
+
+/// The same addresses in every spelling that a URL can have.
+const ADDRESS_SPELLINGS: [&str; 29] = [
+    "127.0.0.1",
+    "2130706433",
+    "0x7f.1",
+    "0x7f000001",
+    "0177.1",
+    "127.1",
+    "127.0.0.1.",
+    "①②⑦.0.0.1",
+    "0",
+    "0.0.0.0",
+    "[::1]",
+    "[::]",
+    "[0:0:0:0:0:0:0:1]",
+    "[::ffff:127.0.0.1]",
+    "[::ffff:7f00:1]",
+    "[64:ff9b::7f00:1]",
+    "[64:ff9b::127.0.0.1]",
+    "[2002:7f00:1::]",
+    "[fe80::1]",
+    PRIVATE_ADDRESS,
+    "0xa.0x1.0x2.0x3",
+    METADATA_ADDRESS,
+    "2852039166",
+    "0xa9fea9fe",
+    "[::ffff:169.254.169.254]",
+    "[fd00:ec2::254]",
+    "192.168.0.1",
+    "172.16.0.1",
+    "100.64.0.1",
+];
+
 #[tokio::test]
 async fn fetch_denies_addresses_in_every_spelling() {
     let network = test_network();
-    let hosts = [
-        "127.0.0.1",
-        "0.0.0.0",
-        "[::1]",
-        "[::]",
-        "[::ffff:127.0.0.1]",
-        "[64:ff9b::7f00:1]",
-        "[2002:7f00:1::]",
-        "[fe80::1]",
-        PRIVATE_ADDRESS,
-        METADATA_ADDRESS,
-        "[::ffff:169.254.169.254]",
-        "[fd00:ec2::254]",
-        "192.168.0.1",
-        "172.16.0.1",
-        "100.64.0.1",
-    ];
-
-    let literals = [
-        "127.0.0.1",
-        "2130706433",
-        "0x7f.1",
-        "0x7f000001",
-        "0177.1",
-        "127.1",
-        "127.0.0.1.",
-        "①②⑦.0.0.1",
-        "0",
-        "0.0.0.0",
-        "[::1]",
-        "[::]",
-        "[0:0:0:0:0:0:0:1]",
-        "[::ffff:127.0.0.1]",
-        "[::ffff:7f00:1]",
-        "[64:ff9b::7f00:1]",
-        "[64:ff9b::127.0.0.1]",
-        "[2002:7f00:1::]",
-        "[fe80::1]",
-        PRIVATE_ADDRESS,
-        "0xa.0x1.0x2.0x3",
-        METADATA_ADDRESS,
-        "2852039166",
-        "0xa9fea9fe",
-        "[::ffff:169.254.169.254]",
-        "[fd00:ec2::254]",
-        "192.168.0.1",
-        "172.16.0.1",
-        "100.64.0.1",
-    ];
 
     // The daemon connects to none of them, whether the hosts are allowed or not.
-    for allowed in [&hosts[..], &[ALLOWED_HOST.0]] {
+    for allowed in [&DENIED_ADDRESSES[..], &[ALLOWED_HOST.0]] {
         let daemon = start_fetching_daemon(&network, allowed, &[]).await;
         let sites = ["127.0.0.1", "::1", PRIVATE_ADDRESS, METADATA_ADDRESS]
             .map(|address| HttpSite::start(&daemon, address, 80, respond_hello));
-        for literal in literals {
+        for literal in ADDRESS_SPELLINGS {
             let address = format!("http://{literal}/latest/meta-data/");
             let refusal = fetch_failing(&daemon, url_request(&address), "EGRESS_DENIED").await;
             let expected_message = if allowed.len() == 1 {

@@ -162,12 +162,12 @@ async fn session_log_records_fetches_without_content() {
     let text = std::fs::read_to_string(path).unwrap();
     let records = text.lines().map(serde_json::from_str::<serde_json::Value>);
     let records: Vec<_> = records.map(Result::unwrap).collect();
-    let [begun, ended] = records.as_slice() else {
+    let [start, end] = records.as_slice() else {
         panic!("{records:?}");
     };
 
-    assert_eq!(begun["params"], json!({ "url": "http://site.jig.test/x" }));
-    assert_eq!((&ended["status_code"], &ended["content_length"]), (&json!(200), &json!(5)));
+    assert_eq!(start["params"], json!({ "url": "http://site.jig.test/x" }));
+    assert_eq!((&end["status_code"], &end["content_length"]), (&json!(200), &json!(5)));
     assert!(!text.contains("hello"), "{text}");
 }
 
@@ -216,14 +216,14 @@ fn make_certificates(folder: &Path) {
 
 #[tokio::test]
 async fn fetch_verifies_tls_certificates() {
-    let network = TestNetwork::with_hosts(&[ALLOWED_HOST, ("nobody.jig.test", ALLOWED_HOST.1)]);
+    let network = TestNetwork::with_hosts(&[ALLOWED_HOST, ("unlisted.jig.test", ALLOWED_HOST.1)]);
     let folder = TempDir::with_prefix("jig-test-tls-").unwrap();
     make_certificates(folder.path());
     std::fs::write(folder.path().join("page"), "over TLS").unwrap();
 
     // The daemon's host trusts no other authority.
     let authority = folder.path().join("ca.pem");
-    let hosts = [ALLOWED_HOST.0, "nobody.jig.test"];
+    let hosts = [ALLOWED_HOST.0, "unlisted.jig.test"];
     let setup = network.setup().workspace_table(&format!(
         "[fetch]\nhosts = {hosts:?}\nallow_addresses = [{:?}]",
         ALLOWED_HOST.1
@@ -232,6 +232,7 @@ async fn fetch_verifies_tls_certificates() {
         "mount --bind {} /etc/ssl/certs/ca-certificates.crt && exec \"$0\" \"$@\"",
         authority.display()
     );
+
     let daemon = setup.and_wrapped_by(["sh", "-c", &script]).start().await;
     let _server = TlsServer::start(&daemon, folder.path());
     eventually("the server listens", async || {
@@ -247,7 +248,7 @@ async fn fetch_verifies_tls_certificates() {
     .await;
 
     let refusal =
-        fetch_failing(&daemon, url_request("https://nobody.jig.test/page"), "FETCH_ERROR").await;
+        fetch_failing(&daemon, url_request("https://unlisted.jig.test/page"), "FETCH_ERROR").await;
     assert!(refusal.message.contains("certificate"), "{refusal:?}");
 }
 

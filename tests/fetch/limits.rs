@@ -163,7 +163,7 @@ async fn fetch_reports_causes_of_network_errors() {
 
     for (url, cause) in [
         ("http://site.jig.test:81/", "connection refused"),
-        ("http://nobody.jig.test/", "the name could not be looked up"),
+        ("http://missing.jig.test/", "the name could not be looked up"),
     ] {
         let refusal = fetch_failing(&daemon, url_request(url), "FETCH_ERROR").await;
         assert_eq!(refusal.metadata["cause"], cause, "{refusal:?}");

@@ -98,8 +98,8 @@ async fn linux_6_12_gives_l3_with_landlock_version_6() {
     }
 }
 
-/// Checks a host that refuses user namespaces. The daemon runs nothing unless the operator allows L1
-/// and the kernel's Landlock is new enough for it.
+/// Checks a host that refuses user namespaces. The daemon runs nothing unless the operator allows
+/// L1 and the kernel's Landlock is new enough for it.
 async fn check_without_user_namespaces(gives_l1: bool) {
     let limit = fs::read_to_string("/proc/sys/user/max_user_namespaces").unwrap();
     assert_eq!(limit, "0\n");

@@ -315,8 +315,8 @@ async fn daemon_returns_the_delegated_cgroup_on_exit() {
     daemon.signal(Signal::TERM);
     daemon.wait_for_exit().await;
 
-    // The daemon has returned the cgroup: otherwise no other daemon could start in it. `--check` also
-    // returns it.
+    // The daemon has returned the cgroup: otherwise no other daemon could start in it. `--check`
+    // also returns it.
     let check = Command::new("sh")
         .args(["-c", &delegated])
         .arg(daemon.sibling_path("jigd"))

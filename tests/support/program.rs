@@ -45,11 +45,12 @@ pub(crate) fn compile_in_workspace(daemon: &Daemon, name: &str) -> String {
 /// Checks what a program has answered, line by line `what: answer`. `expected` names everything
 /// that it tries, with the answers that are right, separated by `|`. All that differs is told at
 /// once.
-pub(crate) fn check_answers(response: &RunResponse, expected: &[(&str, &str)]) {
+pub(crate) fn check_answers<N: AsRef<str>>(response: &RunResponse, expected: &[(N, &str)]) {
     let answers: BTreeMap<&str, &str> =
         response.stdout.lines().filter_map(|line| line.rsplit_once(": ")).collect();
     let mut wrong = Vec::new();
     for (what, right) in expected {
+        let what = what.as_ref();
         match answers.get(what) {
             Some(answer) if right.split('|').any(|right| right == *answer) => {}
             Some(answer) => wrong.push(format!("{what}: {answer} instead of {right}")),
@@ -57,7 +58,7 @@ pub(crate) fn check_answers(response: &RunResponse, expected: &[(&str, &str)]) {
         }
     }
     for (what, answer) in &answers {
-        if !expected.iter().any(|(expected, _)| expected == what) {
+        if !expected.iter().any(|(expected, _)| expected.as_ref() == *what) {
             wrong.push(format!("{what}: {answer}, and nothing was expected"));
         }
     }
