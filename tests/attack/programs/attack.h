@@ -1,4 +1,5 @@
-// What all programs share: a line `what: answer` for each thing tried, the answer being `ok` or the name of the error.
+// Common to all programs: they print a line `attempt: answer` for each attempt. The answer is `ok` or the name of the
+// error.
 #pragma once
 #define _GNU_SOURCE
 #include <errno.h>
@@ -24,18 +25,18 @@
 #define SYS_fchmodat2 452
 #endif
 
-static inline void answer(const char *what, long result)
+static inline void answer(const char *attempt, long result)
 {
     const char *error = result == -1 ? strerrorname_np(errno) : "ok";
-    printf("%s: %s\n", what, error ? error : "unknown error");
+    printf("%s: %s\n", attempt, error ? error : "unknown error");
     fflush(stdout);
 }
 
-// A system call by its number, so that no wrapper of the C library stands between.
+// A system call by its number, without a wrapper of the C library.
 #define CALL(name, ...) syscall(SYS_##name, ##__VA_ARGS__)
 
-static inline void die(const char *what)
+static inline void die(const char *attempt)
 {
-    perror(what);
+    perror(attempt);
     exit(99);
 }

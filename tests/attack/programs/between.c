@@ -1,8 +1,10 @@
-// Swaps two names between two system calls of a daemon: between PID. It traces all threads of the daemon and counts the system calls that name or
-// hold something in its own working directory, which is the workspace. A line `N BACK A B` on standard input has it swap A and B on entry to the
-// N-th of them, and with BACK = 1 swap them back on entry to the next one. A line `end` answers: how many calls there were, how often the names
-// were swapped, the call before which that was, and a call that is not anchored: one that follows links, or that names what it changes by more
-// than one component below a descriptor.
+// Swaps two names between two system calls of a daemon: between PID. It traces all threads of the daemon and counts the
+// system calls on paths or descriptors in its own working directory, which is the workspace.
+//
+// Commands on standard input:
+// - `N BACK A B` swaps A and B on entry to the N-th of these calls, and with BACK = 1 swaps them back on entry to the next.
+// - `end` prints the number of calls, the number of swaps, the call before the first swap, and a call that is not
+//   anchored: one that follows links, or that names a file by more than one component below a descriptor.
 #include "attack.h"
 #include <dirent.h>
 #include <limits.h>
@@ -12,7 +14,7 @@
 #include <sys/ptrace.h>
 #include <sys/uio.h>
 
-// A call that takes descriptors, each with a path or alone: the numbers of the arguments, or -1.
+// A call that takes descriptors, each with a path or alone: the positions of the arguments, or -1.
 struct call {
     int number;
     const char *name;
@@ -29,7 +31,7 @@ static const struct call CALLS[] = {
     {SYS_renameat2, "renameat2", 0, 1, 2, 3}, {SYS_copy_file_range, "copy_file_range", 0, -1, 2, -1},
     OF_FD(getdents64), OF_FD(fsync), OF_FD(fchmod), OF_FD(fchown), OF_FD(ftruncate), OF_FD(pread64), OF_FD(preadv2), OF_FD(pwrite64),
 #ifdef SYS_open
-    // Calls that name by a path alone: none of them is anchored.
+    // Calls with a path alone are never anchored.
     {SYS_open, "open", -1, 0, -1, -1}, {SYS_stat, "stat", -1, 0, -1, -1}, {SYS_lstat, "lstat", -1, 0, -1, -1},
     {SYS_mkdir, "mkdir", -1, 0, -1, -1}, {SYS_unlink, "unlink", -1, 0, -1, -1}, {SYS_rmdir, "rmdir", -1, 0, -1, -1},
     {SYS_rename, "rename", -1, 0, -1, 1}, {SYS_chmod, "chmod", -1, 0, -1, -1}, {SYS_chown, "chown", -1, 0, -1, -1},
@@ -43,8 +45,8 @@ static int daemon_pid;
 static char workspace[PATH_MAX];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_armed;
-static unsigned long at, seen;
-static int back, swaps;
+static unsigned long swap_call, calls;
+static int swaps_back, swaps;
 static char names[2][256], swapped_at[32], unanchored[256];
 
 static bool is_within(const char *path)
@@ -63,21 +65,21 @@ static void path_of(int fd, char *path)
 
 static size_t read_from(const void *address, void *bytes, size_t size)
 {
-    // Page by page: what follows a string may not be mapped.
+    // Reads page by page: the page after a string may not be mapped.
     size_t done = 0;
     while (done < size) {
         size_t part = 4096 - ((uintptr_t)address + done) % 4096;
-        struct iovec here = {(char *)bytes + done, part < size - done ? part : size - done};
-        struct iovec there = {(char *)address + done, here.iov_len};
-        ssize_t got = process_vm_readv(daemon_pid, &here, 1, &there, 1, 0);
-        if (got <= 0)
+        struct iovec local = {(char *)bytes + done, part < size - done ? part : size - done};
+        struct iovec remote = {(char *)address + done, local.iov_len};
+        ssize_t length = process_vm_readv(daemon_pid, &local, 1, &remote, 1, 0);
+        if (length <= 0)
             break;
-        done += got;
+        done += length;
     }
     return done;
 }
 
-// Renames either to the other's name where only one is there.
+// Swaps the names. If only one exists, renames it to the other.
 static void swap(void)
 {
     if (syscall(SYS_renameat2, AT_FDCWD, names[0], AT_FDCWD, names[1], 2 /* RENAME_EXCHANGE */) &&
@@ -104,10 +106,10 @@ static bool is_anchored(const struct call *call, const char *path, const __uint6
     }
 }
 
-// Whether a call is about the workspace.
+// Whether a call concerns the workspace.
 static bool concerns(const struct call *call, const __uint64_t *args, int fd, int path)
 {
-    char name[PATH_MAX] = "", place[PATH_MAX] = "";
+    char name[PATH_MAX] = "", target[PATH_MAX] = "";
     if (path >= 0)
         name[read_from((void *)args[path], name, sizeof name - 1)] = 0;
     if (*name == '/' || (fd < 0 && path >= 0)) {
@@ -118,20 +120,20 @@ static bool concerns(const struct call *call, const __uint64_t *args, int fd, in
     }
     if (fd < 0 || (int)args[fd] < 0)
         return false;
-    path_of((int)args[fd], place);
-    // A link to a descriptor names what that holds.
-    if (path >= 0 && !strncmp(place, "/proc/", 6) && *name && strspn(name, "0123456789") == strlen(name)) {
-        path_of(atoi(name), place);
-        return is_within(place);
+    path_of((int)args[fd], target);
+    // A link in /proc to a descriptor names the file behind it.
+    if (path >= 0 && !strncmp(target, "/proc/", 6) && *name && strspn(name, "0123456789") == strlen(name)) {
+        path_of(atoi(name), target);
+        return is_within(target);
     }
-    if (!is_within(place))
+    if (!is_within(target))
         return false;
     if (path >= 0 && !is_anchored(call, name, args))
         snprintf(unanchored, sizeof unanchored, "%s(%.200s)", call->name, name);
     return true;
 }
 
-static void entered(const __uint64_t *args, int number)
+static void on_call_entry(const __uint64_t *args, int number)
 {
     const struct call *call = NULL;
     for (unsigned each = 0; !call && each < sizeof CALLS / sizeof *CALLS; each++)
@@ -143,24 +145,24 @@ static void entered(const __uint64_t *args, int number)
     bool second = (call->other_fd >= 0 || call->other_path >= 0) && concerns(call, args, call->other_fd, call->other_path);
     if (!first && !second)
         return;
-    seen++;
-    if (seen == at || (swaps == 1 && back && seen == at + 1)) {
+    calls++;
+    if (calls == swap_call || (swaps == 1 && swaps_back && calls == swap_call + 1)) {
         swap();
         if (!swaps++)
             snprintf(swapped_at, sizeof swapped_at, "%s", call->name);
     }
 }
 
-static void *obey(void *nothing)
+static void *read_commands(void *nothing)
 {
     char line[1024];
     while (fgets(line, sizeof line, stdin)) {
         pthread_mutex_lock(&lock);
         is_armed = strcmp(line, "end\n");
         if (!is_armed) {
-            printf("%lu %d %s %s\n", seen, swaps, *swapped_at ? swapped_at : "-", *unanchored ? unanchored : "-");
-        } else if (sscanf(line, "%lu %d %255s %255s", &at, &back, names[0], names[1]) == 4) {
-            seen = swaps = *swapped_at = *unanchored = 0;
+            printf("%lu %d %s %s\n", calls, swaps, *swapped_at ? swapped_at : "-", *unanchored ? unanchored : "-");
+        } else if (sscanf(line, "%lu %d %255s %255s", &swap_call, &swaps_back, names[0], names[1]) == 4) {
+            calls = swaps = *swapped_at = *unanchored = 0;
             printf("armed\n");
         }
         fflush(stdout);
@@ -187,18 +189,18 @@ static int seize_all(void)
     return count;
 }
 
-int main(int count, char **words)
+int main(int count, char **arguments)
 {
-    pthread_t obeying;
+    pthread_t command_reader;
     if (count != 2 || !getcwd(workspace, sizeof workspace))
         return 2;
-    daemon_pid = atoi(words[1]);
-    // A thread may be made while the list is read: until none is found any more.
+    daemon_pid = atoi(arguments[1]);
+    // The daemon may create threads while the list is read: repeat until there are no new threads.
     if (!seize_all())
         die("PTRACE_SEIZE");
     while (seize_all())
         ;
-    if (pthread_create(&obeying, NULL, obey, NULL))
+    if (pthread_create(&command_reader, NULL, read_commands, NULL))
         die("pthread_create");
     int status;
     for (pid_t id; (id = waitpid(-1, &status, __WALL)) > 0;) {
@@ -209,7 +211,7 @@ int main(int count, char **words)
             struct __ptrace_syscall_info info;
             pthread_mutex_lock(&lock);
             if (is_armed && ptrace(PTRACE_GET_SYSCALL_INFO, id, sizeof info, &info) > 0 && info.op == PTRACE_SYSCALL_INFO_ENTRY)
-                entered(info.entry.args, info.entry.nr);
+                on_call_entry(info.entry.args, info.entry.nr);
             pthread_mutex_unlock(&lock);
         } else if (event == PTRACE_EVENT_STOP && signal != SIGTRAP) {
             ptrace(PTRACE_LISTEN, id, 0, 0);

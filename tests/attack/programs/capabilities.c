@@ -1,4 +1,4 @@
-// Looks at all five capability sets and tries to fill them, and to become somebody else.
+// Prints all five capability sets, tries to fill them, and tries to become another user.
 #include "attack.h"
 #include <linux/capability.h>
 #include <linux/securebits.h>

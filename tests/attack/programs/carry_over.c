@@ -1,4 +1,4 @@
-// Leaves things behind for the next run (`carry_over leave`), or looks for them (`carry_over find`).
+// Leaves traces for the next run (`carry_over leave`), or looks for them (`carry_over find`).
 #include "attack.h"
 #include <arpa/inet.h>
 #include <mqueue.h>
@@ -33,7 +33,7 @@ static void leave(void)
     answer("message queue", msgget(KEY, IPC_CREAT | 0666));
     answer("POSIX message queue", mq_open("/left", O_CREAT | O_RDWR, 0666, NULL));
     answer("keyring", CALL(add_key, "user", "left", "left", 4, -3));
-    // A connection, closed by the side that listens: it would wait there for a minute.
+    // A connection closed by its listener stays in TIME_WAIT for a minute.
     struct sockaddr_in local = {
         .sin_family = AF_INET, .sin_port = htons(PORT), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int server = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
@@ -48,7 +48,7 @@ static void leave(void)
     int socket = abstract_socket(&name, &length);
     answer("abstract socket", bind(socket, (void *)&name, length) || listen(socket, 1) ? -1 : 0);
     if (fork() == 0) {
-        setsid(); // keeps all of it open
+        setsid(); // outlives the command and keeps everything open
         for (;;)
             pause();
     }

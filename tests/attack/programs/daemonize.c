@@ -1,4 +1,5 @@
-// Becomes a daemon by the book: two forks, a session of its own, all descriptors closed, another directory. Says so and exits with 0.
+// Becomes a daemon like daemon(7) describes: two forks, a new session, all descriptors closed, another directory. Prints
+// a line and exits with 0.
 #include "attack.h"
 
 int main(void)

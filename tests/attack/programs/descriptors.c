@@ -1,4 +1,4 @@
-// Lists its open descriptors and what they are.
+// Lists its open descriptors and their files.
 #include "attack.h"
 
 int main(void)

@@ -1,5 +1,5 @@
-// A process that forks itself anew every millisecond and lets its predecessor die, to outrun whoever kills what it has listed. Exits with 0 once that
-// has gone on for some generations.
+// A process that forks every millisecond while its parent exits, to escape a kill by a list of processes. Exits with 0
+// after 20 generations.
 #include "attack.h"
 
 int main(void)

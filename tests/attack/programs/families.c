@@ -1,4 +1,4 @@
-// Tries to make sockets of every family, and raw ones of those that are allowed.
+// Tries to create sockets of every family, and raw sockets of the allowed families.
 #include "attack.h"
 #include <linux/netlink.h>
 #include <netinet/in.h>

@@ -1,5 +1,5 @@
-// System calls by the numbers of other architectures, which a filter for this one would read as something else. Each is made by a child of its own;
-// the answer is how that child ended, or the error it got.
+// System calls by the numbers of other architectures, which a filter for this architecture would read as other calls. A
+// child process makes each call; the answer is how the child ended, or the error of the call.
 #include "attack.h"
 
 static long int80(long number, long first, long second, long third)
@@ -12,7 +12,7 @@ static long int80(long number, long first, long second, long third)
     return result;
 }
 
-static void in_child(const char *what, int through_int80, long number, long first, long second, long third)
+static void in_child(const char *attempt, int through_int80, long number, long first, long second, long third)
 {
     fflush(stdout);
     pid_t child = fork();
@@ -22,13 +22,13 @@ static void in_child(const char *what, int through_int80, long number, long firs
             errno = -result;
             result = -1;
         }
-        answer(what, result);
+        answer(attempt, result);
         _exit(0);
     }
     int status;
     waitpid(child, &status, 0);
     if (WIFSIGNALED(status))
-        printf("%s: SIG%s\n", what, sigabbrev_np(WTERMSIG(status)));
+        printf("%s: SIG%s\n", attempt, sigabbrev_np(WTERMSIG(status)));
 }
 
 int main(void)

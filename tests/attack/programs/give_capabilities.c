@@ -1,4 +1,4 @@
-// Gives a file all capabilities, as setcap(8) does. Run by the test, on the host: give_capabilities FILE.
+// Gives a file all capabilities, like setcap(8): give_capabilities FILE. The test runs it on the host.
 #include "attack.h"
 #include <linux/capability.h>
 #include <sys/xattr.h>

@@ -1,5 +1,5 @@
-// A file system whose server has gone to sleep: takes every request from the kernel and answers none but the first. What touches it waits where no
-// signal reaches. Run by the test, on the host: hang_fuse DIRECTORY. Ends when its standard input does, and takes its file system along.
+// A FUSE server that reads every request and answers only the first: hang_fuse DIRECTORY. No signal ends a process that
+// waits for an answer. The test runs it on the host. The server exits at the end of its standard input and unmounts.
 #include "attack.h"
 #include <linux/fuse.h>
 #include <poll.h>
@@ -40,7 +40,7 @@ int main(int count, char **arguments)
         if (write(device, &reply, sizeof reply) < 0)
             die("write");
     }
-    // Closing the device ends the connection, and with it all that waits for it.
+    // Closing the device ends the connection, and with it all waiting requests.
     close(device);
     umount2(arguments[1], MNT_DETACH);
     return 0;

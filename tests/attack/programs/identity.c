@@ -1,4 +1,4 @@
-// Says as whom it runs: real and effective ids, and the capability sets that matter.
+// Prints its real and effective ids and its permitted and effective capabilities.
 #include "attack.h"
 #include <linux/capability.h>
 

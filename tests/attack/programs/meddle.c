@@ -1,5 +1,5 @@
-// Changes what is in the directory `tree` until the file `stop` is there: entries become links and
-// directories again, move elsewhere in it, come and go.
+// Changes the directory `tree` until the file `stop` exists: entries become links and directories
+// again, move to other parents, appear and disappear.
 #include "attack.h"
 
 int main(void)

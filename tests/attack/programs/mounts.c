@@ -1,4 +1,4 @@
-// Tries to change what is mounted, by the old calls and the new ones.
+// Tries to change mounts, with the old system calls and the new ones.
 #include "attack.h"
 #include <linux/mount.h>
 
@@ -33,17 +33,17 @@ int main(void)
     answer("mount_setattr", CALL(mount_setattr, AT_FDCWD, "/", 0, &writable, sizeof writable));
     answer("mount_setattr of all below", CALL(mount_setattr, AT_FDCWD, "/", AT_RECURSIVE, &writable, sizeof writable));
     answer("mount_setattr of a descriptor", CALL(mount_setattr, open("/usr", O_PATH), "", AT_EMPTY_PATH | AT_RECURSIVE, &writable, sizeof writable));
-    // OPEN_TREE_CLONE with all below, to be made writable while it is mounted nowhere.
+    // OPEN_TREE_CLONE with AT_RECURSIVE: the copy could be made writable while it is mounted nowhere.
     answer("open_tree clone of all below", CALL(open_tree, AT_FDCWD, "/usr", 1 | AT_RECURSIVE));
     answer("open_tree_attr clone of all below", syscall(467, AT_FDCWD, "/usr", 1 | AT_RECURSIVE, &writable, sizeof writable));
-    // A remount without the flag of bind mounts is about the file system, wherever it is mounted.
+    // A remount without MS_BIND changes the file system wherever it is mounted.
     static const char *const SAME[] = {"/usr", "/bin", "/etc", "/proc", "/proc/sys", "/dev", "/workspace"};
     for (unsigned place = 0; place < sizeof SAME / sizeof *SAME; place++) {
-        char what[64];
-        snprintf(what, sizeof what, "remount the file system of %s", SAME[place]);
-        answer(what, CALL(mount, NULL, SAME[place], NULL, FLAG_REMOUNT, NULL));
-        strcat(what, " with bind");
-        answer(what, CALL(mount, NULL, SAME[place], NULL, FLAG_REMOUNT | FLAG_BIND, NULL));
+        char attempt[64];
+        snprintf(attempt, sizeof attempt, "remount the file system of %s", SAME[place]);
+        answer(attempt, CALL(mount, NULL, SAME[place], NULL, FLAG_REMOUNT, NULL));
+        strcat(attempt, " with bind");
+        answer(attempt, CALL(mount, NULL, SAME[place], NULL, FLAG_REMOUNT | FLAG_BIND, NULL));
     }
     answer("write to /usr", open("/usr/made", O_CREAT | O_WRONLY, 0600));
     answer("write to /", open("/made", O_CREAT | O_WRONLY, 0600));

@@ -1,18 +1,18 @@
-// Tries to make namespaces: a user namespace of its own would let a command take read-only mounts apart.
+// Tries to create namespaces: with its own user namespace, a command could undo read-only mounts.
 #include "attack.h"
 #include <linux/sched.h>
 
-static void unshares(const char *what, unsigned long flags)
+static void unshares(const char *attempt, unsigned long flags)
 {
-    answer(what, CALL(unshare, flags));
+    answer(attempt, CALL(unshare, flags));
 }
 
-static void clones(const char *what, unsigned long flags)
+static void clones(const char *attempt, unsigned long flags)
 {
     long child = CALL(clone, flags | SIGCHLD, NULL, NULL, NULL, NULL);
     if (child == 0)
         _exit(0);
-    answer(what, child);
+    answer(attempt, child);
     if (child > 0)
         waitpid(child, NULL, 0);
 }
@@ -26,17 +26,17 @@ int main(void)
         {"user", CLONE_NEWUSER}, {"mount", CLONE_NEWNS},      {"process", CLONE_NEWPID}, {"network", CLONE_NEWNET},
         {"ipc", CLONE_NEWIPC},   {"cgroup", CLONE_NEWCGROUP}, {"host name", CLONE_NEWUTS},
     };
-    char what[80];
+    char attempt[80];
     for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++) {
         unsigned long flag = kinds[kind].flag;
-        snprintf(what, sizeof what, "unshare %s", kinds[kind].name);
-        unshares(what, flag);
-        snprintf(what, sizeof what, "unshare %s, more bits", kinds[kind].name);
-        unshares(what, flag | 0xdead00000000);
-        snprintf(what, sizeof what, "clone %s", kinds[kind].name);
-        clones(what, flag);
-        snprintf(what, sizeof what, "clone %s, more bits", kinds[kind].name);
-        clones(what, flag | 0xdead00000000);
+        snprintf(attempt, sizeof attempt, "unshare %s", kinds[kind].name);
+        unshares(attempt, flag);
+        snprintf(attempt, sizeof attempt, "unshare %s, more bits", kinds[kind].name);
+        unshares(attempt, flag | 0xdead00000000);
+        snprintf(attempt, sizeof attempt, "clone %s", kinds[kind].name);
+        clones(attempt, flag);
+        snprintf(attempt, sizeof attempt, "clone %s, more bits", kinds[kind].name);
+        clones(attempt, flag | 0xdead00000000);
     }
     unshares("unshare user and mount", CLONE_NEWUSER | CLONE_NEWNS);
     unshares("unshare time", CLONE_NEWTIME);

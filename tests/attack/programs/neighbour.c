@@ -1,5 +1,5 @@
-// What a command does to processes that it shares its namespaces with: neighbour PROCESS PORT SOCKET. At PORT of 127.0.0.1 and at SOCKET somebody
-// listens, and at the abstract socket `jig-test-PORT`.
+// Attacks a process in the same namespaces: neighbour PROCESS PORT SOCKET. Other programs listen at PORT of 127.0.0.1, at
+// SOCKET and at the abstract socket `jig-test-PORT`.
 #include "attack.h"
 #include <arpa/inet.h>
 #include <mqueue.h>
@@ -25,7 +25,7 @@ int main(int count, char **arguments)
     answer("signal its group", kill(-process, 0));
     answer("signal its thread", CALL(tgkill, process, process, 0));
     answer("queue a signal", sigqueue(process, SIGUSR1, (union sigval){.sival_int = SIGKILL}));
-    // What comes out of a pipe, or changes in a directory, is told by a signal to whoever is named, which the kernel sends.
+    // On output of a pipe or a change in a directory, the kernel signals the process that the owner names.
     int ends[2], directory = open(".", O_RDONLY | O_DIRECTORY);
     answer("name it for a pipe", pipe(ends) ? -1 : fcntl(ends[0], F_SETOWN, process));
     fcntl(ends[0], F_SETSIG, SIGKILL);
@@ -41,15 +41,15 @@ int main(int count, char **arguments)
     for (unsigned file = 0; file < sizeof FILES / sizeof *FILES; file++) {
         snprintf(path, sizeof path, "/proc/%d/%s", process, FILES[file]);
         int opened = open(path, O_RDONLY);
-        char what[64];
-        snprintf(what, sizeof what, "open %s", FILES[file]);
-        answer(what, opened < 0 ? -1 : read(opened, byte, sizeof byte) < 0 && errno != EISDIR ? -1 : 0);
+        char attempt[64];
+        snprintf(attempt, sizeof attempt, "open %s", FILES[file]);
+        answer(attempt, opened < 0 ? -1 : read(opened, byte, sizeof byte) < 0 && errno != EISDIR ? -1 : 0);
     }
     snprintf(path, sizeof path, "/proc/%d/oom_score_adj", process);
     answer("write oom_score_adj", open(path, O_WRONLY));
     answer("trace", ptrace(PTRACE_SEIZE, process, 0, 0));
-    struct iovec here = {byte, sizeof byte}, there = {(void *)main, sizeof byte};
-    answer("read memory", process_vm_readv(process, &here, 1, &there, 1, 0));
+    struct iovec local = {byte, sizeof byte}, remote = {(void *)main, sizeof byte};
+    answer("read memory", process_vm_readv(process, &local, 1, &remote, 1, 0));
     struct rlimit limit;
     answer("read its limits", CALL(prlimit64, process, RLIMIT_NOFILE, NULL, &limit));
     unsigned long mask = 1;
@@ -82,7 +82,7 @@ int main(int count, char **arguments)
     answer("connect one of a pair", connect(pair[0], (void *)&name, sizeof name));
     answer("connect one to an abstract socket",
            connect(pair[0], (void *)&abstract, offsetof(struct sockaddr_un, sun_path) + 1 + length));
-    struct msghdr message = {.msg_name = &name, .msg_namelen = sizeof name, .msg_iov = &here, .msg_iovlen = 1};
+    struct msghdr message = {.msg_name = &name, .msg_namelen = sizeof name, .msg_iov = &local, .msg_iovlen = 1};
     answer("send from one of a pair", sendmsg(pair[0], &message, 0));
     answer("bind one of a pair", bind(pair[0], (void *)&abstract, sizeof abstract));
     answer("shared memory", shmget(0x6a6967, 4096, IPC_CREAT | 0600));

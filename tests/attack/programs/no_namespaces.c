@@ -1,5 +1,6 @@
-// A host on which user.max_user_namespaces is 0: a user namespace with all users in it (for root; for another user, with itself), in which no other can
-// be made. no_namespaces PROGRAM ARGUMENT... With NAME=VALUE in JIG_TEST_LIMIT, user.NAME is VALUE instead. Run by the test.
+// A host on which user.max_user_namespaces is 0: no_namespaces PROGRAM ARGUMENT... The program runs in a user namespace
+// with all users (for root) or with its own user (for another user), in which no further namespace can be created. With
+// NAME=VALUE in JIG_TEST_LIMIT, user.NAME is VALUE instead. The test runs it on the host.
 #include "attack.h"
 
 static void put(const char *path, const char *text)
@@ -19,7 +20,7 @@ int main(int count, char **arguments)
     if (count < 2 || pipe2(made, O_CLOEXEC))
         return 64;
     if (user == 0 && (helper = fork()) == 0) {
-        // Only who stands outside may map other users than itself.
+        // Only a process outside the namespace may map other users than its own.
         if (read(made[0], map, 1) != 1)
             _exit(1);
         snprintf(path, sizeof path, "/proc/%d/uid_map", self);
@@ -28,7 +29,7 @@ int main(int count, char **arguments)
         put(path, "0 0 4294967295");
         _exit(0);
     }
-    // With the mounts too, as a container has them: else nothing could be mounted, whatever the limit.
+    // The mount namespace must be new too, as in a container: otherwise mounting would fail whatever the limit is.
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS))
         die("unshare");
     if (helper) {

@@ -1,4 +1,4 @@
-// Opens as many files as it may in each of as many processes as the argument says, and holds them.
+// Opens as many files as each process may, in as many processes as the argument says, and keeps them open.
 #include "attack.h"
 #include <sys/resource.h>
 

@@ -1,9 +1,9 @@
-// Leaves ten thousand orphans to process 1, and at the end as many zombies as it may have.
+// Leaves 10,000 orphans to process 1, and then as many zombies as the limit allows.
 #include "attack.h"
 
 static pid_t patient_fork(void)
 {
-    // A process limit that counts the dead who wait to be reaped is no fault, as long as they are reaped.
+    // A process limit may count zombies, as long as process 1 reaps them.
     for (int attempt = 0; attempt < 20000; attempt++) {
         pid_t child = fork();
         if (child >= 0)

@@ -1,5 +1,6 @@
-// Hands what belongs to its network to another run: `pass_network give SOCKET` listens on port 8080 of its own loopback and sends sockets, its network
-// namespace and its /proc; `pass_network take SOCKET PORT ADDRESS...` receives them and tries to reach the addresses, and PORT of the loopback, with them.
+// Passes parts of its network to another run. `pass_network give SOCKET` listens on port 8080 of its loopback interface
+// and sends sockets, its network namespace and its /proc. `pass_network take SOCKET PORT ADDRESS...` receives them and
+// uses them to try the addresses, and PORT of the loopback interface.
 #include "attack.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -62,7 +63,7 @@ int main(int count, char **arguments)
             usleep(1000); // until the other run listens
         if (sendmsg(end, &message, 0) != 1)
             die("sendmsg");
-        return read(end, &byte, 1); // until the other run has tried everything
+        return read(end, &byte, 1); // until the other run has made all attempts
     }
     if (bind(end, (void *)&address, sizeof address) || listen(end, 1))
         die("listen");
@@ -75,19 +76,19 @@ int main(int count, char **arguments)
     answer("passed socket to the daemon's port", reach(passed[0], "127.0.0.1", daemon));
     answer("passed socket to the giver's port", reach(passed[SOCKETS - 2], "127.0.0.1", 8080));
     for (int index = 4; index < count && next < SOCKETS - 2; index++) {
-        char what[80];
-        snprintf(what, sizeof what, "tcp %s", arguments[index]);
-        answer(what, reach(passed[next++], arguments[index], 80));
-        snprintf(what, sizeof what, "udp %s", arguments[index]);
-        answer(what, reach(passed[next++], arguments[index], 53));
+        char attempt[80];
+        snprintf(attempt, sizeof attempt, "tcp %s", arguments[index]);
+        answer(attempt, reach(passed[next++], arguments[index], 80));
+        snprintf(attempt, sizeof attempt, "udp %s", arguments[index]);
+        answer(attempt, reach(passed[next++], arguments[index], 53));
     }
     answer("enter the namespace", CALL(setns, passed[NAMESPACE], CLONE_NEWNET));
     answer("owner of the namespace", CALL(ioctl, passed[NAMESPACE], 0xb701, 0)); // NS_GET_USERNS
     static const char *const files[] = {"1/environ", "1/root", "1/ns/net"};
     for (size_t index = 0; index < sizeof files / sizeof *files; index++) {
-        char what[80];
-        snprintf(what, sizeof what, "%s of the giver", files[index]);
-        answer(what, openat(passed[PROCESSES], files[index], O_RDONLY));
+        char attempt[80];
+        snprintf(attempt, sizeof attempt, "%s of the giver", files[index]);
+        answer(attempt, openat(passed[PROCESSES], files[index], O_RDONLY));
     }
     return 0;
 }

@@ -1,5 +1,5 @@
-// Hands the pipe that is its standard output to another run: `pass_stdout give SOCKET` sends it and exits, `pass_stdout take SOCKET` receives it, writes
-// into it for as long as it can, and keeps it.
+// Passes its standard output, a pipe, to another run. `pass_stdout give SOCKET` sends the pipe and exits.
+// `pass_stdout take SOCKET` receives it, writes to it as long as it can, and keeps it open.
 #include "attack.h"
 #include <sys/un.h>
 

@@ -1,4 +1,4 @@
-// Does to the pipe that is its standard output what would confuse a careless reader of the other end.
+// Does to its standard output, a pipe, what would confuse a careless reader at the other end.
 #include "attack.h"
 #include <sys/ioctl.h>
 
@@ -11,9 +11,9 @@ int main(void)
     fcntl(1, F_SETPIPE_SZ, 4096);
     fcntl(1, F_SETOWN, getpid());
     fcntl(1, F_SETFL, O_NONBLOCK | O_ASYNC);
-    fcntl(1, F_SETFL, O_NONBLOCK | O_DIRECT); // packets
+    fcntl(1, F_SETFL, O_NONBLOCK | O_DIRECT); // packet mode
     ioctl(1, FIONBIO, &(int){1});
-    // Both ends anew: read what was meant for the daemon, write what it did not expect.
+    // Opens both ends again: reads the daemon's data, and writes through a second descriptor.
     int reader = open("/proc/self/fd/1", O_RDONLY | O_NONBLOCK);
     int writer = open("/proc/self/fd/1", O_WRONLY | O_NONBLOCK);
     size_t written = 0;
@@ -29,7 +29,7 @@ int main(void)
     fcntl(1, F_SETPIPE_SZ, 1 << 20);
     fcntl(1, F_SETFL, 0);
     if (reader >= 0)
-        close(reader); // from here on nothing that is written is stolen
+        close(reader); // stops stealing the daemon's data
     if (writer >= 0 && write(writer, "by another way\n", 15) < 0)
         die("another way");
     const char *end = "the end\n";

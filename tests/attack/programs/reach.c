@@ -1,4 +1,4 @@
-// Tries to reach addresses: `reach tcp ADDRESS PORT udp ADDRESS PORT unix PATH - abstract NAME -`, in threes, each within a second.
+// Tries to connect to targets, each within a second: `reach tcp ADDRESS PORT udp ADDRESS PORT unix PATH - abstract NAME -`.
 #include "attack.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -41,7 +41,7 @@ static long to(const char *kind, const char *target, const char *port)
         return -1;
     struct pollfd ready = {.fd = end, .events = POLLOUT};
     if (poll(&ready, 1, 1000) == 0) {
-        errno = ETIMEDOUT; // nobody said no: not what failing fast means
+        errno = ETIMEDOUT; // no refusal within the second is not a prompt failure
         return -1;
     }
     socklen_t size = sizeof errno;
@@ -53,10 +53,10 @@ static long to(const char *kind, const char *target, const char *port)
 
 int main(int count, char **arguments)
 {
-    char what[160];
+    char attempt[160];
     for (int index = 1; index + 2 < count; index += 3) {
-        snprintf(what, sizeof what, "%s %s %s", arguments[index], arguments[index + 1], arguments[index + 2]);
-        answer(what, to(arguments[index], arguments[index + 1], arguments[index + 2]));
+        snprintf(attempt, sizeof attempt, "%s %s %s", arguments[index], arguments[index + 1], arguments[index + 2]);
+        answer(attempt, to(arguments[index], arguments[index + 1], arguments[index + 2]));
     }
     return 0;
 }

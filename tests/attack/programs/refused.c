@@ -1,4 +1,4 @@
-// Calls that a command has no use for and an attacker has.
+// System calls that an attacker needs and a command does not.
 #include "attack.h"
 #include <linux/bpf.h>
 #include <linux/io_uring.h>
@@ -44,7 +44,7 @@ int main(void)
     TRY(move_pages, 0, 0, NULL, NULL, NULL, 0);
     TRY(migrate_pages, 0, 0, NULL, NULL);
     TRY(personality, 0x0400000); // READ_IMPLIES_EXEC
-    // Newer than any list.
+    // A call newer than any list of calls.
     answer("a call of the future", syscall(1000));
     return 0;
 }

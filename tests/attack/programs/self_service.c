@@ -1,4 +1,4 @@
-// What a process may ask for itself, and what it then asks of processes that are not its own, whose numbers are its arguments.
+// Settings that a process may request for itself, and for other processes, whose ids are the arguments.
 #include "attack.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -8,12 +8,12 @@
 static void others(const char *number)
 {
     pid_t pid = atoi(number);
-    char what[64];
+    char attempt[64];
     cpu_set_t all;
     memset(&all, 0xff, sizeof all);
     struct rlimit none = {0, 0};
     struct sched_param idle = {0};
-#define TRY(name, result) (snprintf(what, sizeof what, name " of %s", number), answer(what, result))
+#define TRY(name, result) (snprintf(attempt, sizeof attempt, name " of %s", number), answer(attempt, result))
     TRY("limits", CALL(prlimit64, pid, RLIMIT_NOFILE, &none, NULL));
     TRY("CPUs", CALL(sched_setaffinity, pid, sizeof all, &all));
     TRY("priority", CALL(setpriority, PRIO_PROCESS, pid, 19));
@@ -26,7 +26,7 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++)
         others(argv[i]);
 
-    // The old way out of a changed root needs a descriptor of a directory outside, and chroot(2).
+    // The classic escape from a chroot needs a descriptor of a directory outside, and chroot(2).
     mkdir("/tmp/inside", 0755);
     int root = open("/", O_PATH | O_DIRECTORY);
     answer("chroot", CALL(chroot, "/tmp/inside"));
@@ -48,7 +48,7 @@ int main(int argc, char **argv)
     answer("ambient capability", prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, 21, 0, 0));
     answer("new privileges", prctl(PR_SET_NO_NEW_PRIVS, 0));
 
-    // A filter that allows everything loosens nothing: the strictest counts.
+    // A filter that allows everything weakens nothing: the strictest filter counts.
     struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     struct sock_fprog program = {1, &allow};
     answer("own filter", CALL(seccomp, SECCOMP_SET_MODE_FILTER, 0, &program));

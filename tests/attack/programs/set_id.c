@@ -1,12 +1,12 @@
-// Tries every way to make a file with the set-user-id or set-group-id bit. In a workspace that is mounted with its owner mapped, such a file would
-// belong to its owner on the host: to root.
+// Tries every way to create a file with the set-user-id or set-group-id bit. In a workspace that is mounted with its
+// owner mapped, such a file would belong to the workspace's owner on the host: to root.
 #include "attack.h"
 #include <linux/openat2.h>
 #include <sys/xattr.h>
 
-static void made(const char *what, int file)
+static void made(const char *attempt, int file)
 {
-    answer(what, file);
+    answer(attempt, file);
     close(file);
 }
 

@@ -1,5 +1,5 @@
-// Sends every signal to process 1, in every way there is, then says that it is still alive. With a value, SIGUSR1 asks process 1 to pass a signal on,
-// which must reach nothing but its sender.
+// Sends every signal to process 1 in every way, then prints that it is alive. SIGUSR1 with a value asks process 1 to
+// forward a signal, which must reach only the sender.
 #include "attack.h"
 
 int main(void)
@@ -17,7 +17,7 @@ int main(void)
         info.si_signo = signal;
         CALL(rt_sigqueueinfo, 1, signal, &info);
     }
-    // Whoever is process 1 must still reap.
+    // Process 1 must still reap.
     if (fork() == 0) {
         if (fork() == 0)
             _exit(0);

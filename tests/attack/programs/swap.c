@@ -1,4 +1,4 @@
-// Swaps two names in the working directory until the file `stop` is there.
+// Swaps two names in the working directory until the file `stop` exists.
 #include "attack.h"
 
 int main(int count, char **words)

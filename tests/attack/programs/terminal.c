@@ -1,20 +1,20 @@
-// Tries to type into the terminal that the daemon was perhaps started from.
+// Tries to inject input into a terminal from which the daemon may have been started.
 #include "attack.h"
 #include <sys/ioctl.h>
 
 int main(void)
 {
-    char what[80], letter = 'x';
+    char attempt[80], letter = 'x';
     static const struct {
         const char *name;
         unsigned long request;
     } requests[] = {{"TIOCSTI", 0x5412}, {"TIOCLINUX", 0x541c}};
     for (int file = 0; file < 3; file++)
         for (int request = 0; request < 2; request++) {
-            snprintf(what, sizeof what, "%s on %d", requests[request].name, file);
-            answer(what, CALL(ioctl, file, requests[request].request, &letter));
-            snprintf(what, sizeof what, "%s on %d, more bits", requests[request].name, file);
-            answer(what, CALL(ioctl, file, 0x100000000 | requests[request].request, &letter));
+            snprintf(attempt, sizeof attempt, "%s on %d", requests[request].name, file);
+            answer(attempt, CALL(ioctl, file, requests[request].request, &letter));
+            snprintf(attempt, sizeof attempt, "%s on %d, more bits", requests[request].name, file);
+            answer(attempt, CALL(ioctl, file, 0x100000000 | requests[request].request, &letter));
         }
     answer("open /dev/tty", open("/dev/tty", O_RDWR));
     answer("open /dev/console", open("/dev/console", O_RDWR));

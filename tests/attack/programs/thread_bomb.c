@@ -1,4 +1,4 @@
-// Makes threads until it may not, and says how many there were.
+// Creates threads until the kernel refuses, and prints their number.
 #include "attack.h"
 #include <pthread.h>
 

@@ -1,5 +1,5 @@
-// Computes in children that nobody waits for, one after the other, for ever: what they used is added
-// to nobody's time.
+// Computes for ever in child processes that it does not reap, one after the other, so that their CPU
+// time is added to no parent's.
 #include "attack.h"
 
 int main(void)

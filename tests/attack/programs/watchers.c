@@ -1,5 +1,5 @@
-// Takes all inotify instances and watches that it gets, says how many, and holds them until the
-// file `go` is there.
+// Takes all inotify instances and watches that the kernel allows, prints their number, and holds
+// them until the file `go` exists.
 #include "attack.h"
 #include <sys/inotify.h>
 

@@ -1,5 +1,5 @@
-// Takes epoll watches: each of three processes adds each of its descriptors to each of its epoll sets, until the kernel has no more watches, and holds
-// them.
+// Takes epoll watches: each of three processes adds each of its descriptors to each of its epoll sets, until the kernel
+// has no more watches, and holds them.
 #include "attack.h"
 #include <sys/epoll.h>
 #include <sys/eventfd.h>

@@ -1,4 +1,4 @@
-// A kernel without Landlock: without_landlock PROGRAM ARGUMENT... Run by the test.
+// A kernel without Landlock: without_landlock PROGRAM ARGUMENT... The test runs it on the host.
 #include "attack.h"
 #include <linux/audit.h>
 #include <linux/filter.h>

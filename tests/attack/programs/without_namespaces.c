@@ -1,4 +1,5 @@
-// A host whose seccomp profile refuses namespaces, as a container engine's default does: without_namespaces PROGRAM ARGUMENT... Run by the test.
+// A host whose seccomp profile refuses namespaces, like the default of a container engine: without_namespaces PROGRAM
+// ARGUMENT... The test runs it on the host.
 #include "attack.h"
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -24,7 +25,7 @@ int main(int count, char **arguments)
     struct sock_fprog program = {sizeof refuse / sizeof *refuse, refuse};
     if (count < 2)
         return 64;
-    // Without no_new_privs, as an engine does it: root may, others may not.
+    // Like an engine, without no_new_privs: root may load the filter so, other users may not.
     if (geteuid() != 0)
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     if (CALL(seccomp, SECCOMP_SET_MODE_FILTER, 0, &program))
