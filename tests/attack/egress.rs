@@ -187,6 +187,33 @@ async fn case_78_runs_share_ports_only_in_the_host_network() {
     }
 }
 
+/// Hosts that the proxy of [`start_proxied_daemon`] denies, on port 80 or on the port that they name.
+const DENIED_HOSTS: [&str; 19] = [
+    // The name is not allowed.
+    "evil.test",
+    "good.jig.test.evil.test",
+    "evilgood.jig.testx",
+    "jig.test",
+    "8.8.8.8",
+    "[::ffff:8.8.8.8]",
+    "[::ffff:10.1.2.3]",
+    // Other spellings of an address.
+    "134744072",
+    "0x8.8.8.8",
+    "0x08080808",
+    "010.8.8.8",
+    "8.8.2056",
+    // The name is allowed, its address is not.
+    "private.jig.test",
+    "metadata.jig.test",
+    "metadata6.jig.test",
+    "nat.jig.test",
+    "169.254.169.254",
+    PRIVATE_ADDRESS,
+    // The port is not allowed.
+    "good.jig.test:22",
+];
+
 #[tokio::test]
 async fn case_79_proxy_connects_only_to_allowed_targets() {
     let network = TestNetwork::with_hosts(&[
@@ -204,33 +231,7 @@ async fn case_79_proxy_connects_only_to_allowed_targets() {
         .map(|address| start_http_server(&daemon, address, 80, None));
     send_one_to_proxy(&daemon, get_request("good.jig.test"), "HTTP/1.1 200 OK\r\n").await;
 
-    let denied_hosts = [
-        // The name is not allowed.
-        "evil.test",
-        "good.jig.test.evil.test",
-        "evilgood.jig.testx",
-        "jig.test",
-        "8.8.8.8",
-        "[::ffff:8.8.8.8]",
-        "[::ffff:10.1.2.3]",
-        // Other spellings of an address.
-        "134744072",
-        "0x8.8.8.8",
-        "0x08080808",
-        "010.8.8.8",
-        "8.8.2056",
-        // The name is allowed, its address is not.
-        "private.jig.test",
-        "metadata.jig.test",
-        "metadata6.jig.test",
-        "nat.jig.test",
-        "169.254.169.254",
-        PRIVATE_ADDRESS,
-        // The port is not allowed.
-        "good.jig.test:22",
-    ];
-
-    let requests = denied_hosts.iter().flat_map(|host| {
+    let requests = DENIED_HOSTS.iter().flat_map(|host| {
         let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         let target = if has_port { (*host).to_owned() } else { format!("{host}:80") };
         [get_request(host), connect_request(&target)]

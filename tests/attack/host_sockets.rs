@@ -11,7 +11,8 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::support::{Daemon, Setup, argv, check_answers, compile_in_workspace, shell};
+use super::network::check_reach;
+use crate::support::{Daemon, Setup, argv, compile_in_workspace, shell};
 
 /// The first version of Landlock that can refuse connections to the sockets of other processes.
 const MIN_LANDLOCK_VERSION: u32 = 9;
@@ -40,15 +41,13 @@ async fn daemon_blocks_host_sockets_or_warns_about_them() {
         let folder = TempDir::with_prefix("jig-test-shown-").unwrap();
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
 
-        // The configuration names the bound directory by another path than the host program its
-        // socket.
+        // The configuration and the host program name the bound directory by different paths.
         let link = TempDir::with_prefix("jig-test-link-").unwrap();
         let bound = link.path().join("bound");
         symlink(folder.path(), &bound).unwrap();
         let bind = format!("{}:/shown", bound.display());
 
         let elsewhere = TempDir::with_prefix("jig-test-elsewhere-").unwrap();
-
         let _bound_socket = listen_for_all_users(&folder.path().join("shown.sock"));
         let _unbound_socket = listen_for_all_users(&elsewhere.path().join("elsewhere.sock"));
 
@@ -61,34 +60,19 @@ async fn daemon_blocks_host_sockets_or_warns_about_them() {
         let _workspace_socket = listen_for_all_users(&daemon.file("in the workspace.sock"));
         let daemon = daemon.restart().await;
 
-        let reach = compile_in_workspace(&daemon, "reach");
-        let response = daemon
-            .run(argv(&[
-                &reach,
-                "unix",
-                "/workspace/in the workspace.sock",
-                "-",
-                "unix",
-                "/shown/shown.sock",
-                "-",
-            ]))
-            .await;
-
-        let names = ["in the workspace.sock", "shown.sock"];
-        let report = String::from_utf8(daemon.run_check().stdout).unwrap();
-        let log = daemon.log();
         let is_refused = landlock_version(&daemon).await >= MIN_LANDLOCK_VERSION;
         let answer = if is_refused { "EACCES" } else { "ok" };
-        check_answers(
-            &response,
-            &[
-                ("unix /workspace/in the workspace.sock -", answer),
-                ("unix /shown/shown.sock -", answer),
-            ],
-        );
+        let targets = [
+            (["unix", "/workspace/in the workspace.sock", "-"], answer),
+            (["unix", "/shown/shown.sock", "-"], answer),
+        ];
+        let reach = compile_in_workspace(&daemon, "reach");
+        check_reach(&daemon, &reach, &targets).await;
 
+        let report = String::from_utf8(daemon.run_check().stdout).unwrap();
+        let log = daemon.log();
         for text in [&report, &log] {
-            for name in names {
+            for name in ["in the workspace.sock", "shown.sock"] {
                 assert_eq!(!text.contains(name), is_refused, "{name} in {text}");
             }
             assert!(!text.contains("elsewhere.sock"), "{text}");

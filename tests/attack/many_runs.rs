@@ -38,7 +38,7 @@ impl DaemonResources {
             .collect();
         Self {
             processes: pids.iter().filter(|pid| !is_zombie(pid)).count(),
-            is_zombies: pids.iter().filter(is_zombie).count(),
+            zombies: pids.iter().filter(is_zombie).count(),
             descriptors: count("fd"),
             mounts: pids
                 .iter()
