@@ -94,9 +94,9 @@ pub(crate) fn search(response: &SearchResponse) -> Value {
         "matches": matches.collect::<Vec<_>>(),
         "truncated": response.truncated,
         "total_matches": response.total_matches,
-        "files_left_out": response.files_left_out,
+        "files_incomplete": response.files_incomplete,
         "files_searched": response.files_searched,
-        "ignore_files_cut": response.ignore_files_cut,
+        "truncated_ignore_files": response.truncated_ignore_files,
         "timed_out": response.timed_out,
     })
 }

@@ -86,7 +86,7 @@ pub(crate) fn list_files(response: &ListFilesResponse) -> Value {
         "truncated": response.truncated,
         "next_page_token": response.next_page_token,
         "skipped_names": response.skipped_names,
-        "ignore_files_cut": response.ignore_files_cut,
+        "truncated_ignore_files": response.truncated_ignore_files,
     })
 }
 
@@ -108,11 +108,11 @@ pub(crate) fn info(response: &GetInfoResponse) -> Value {
         },
         "counts": {
             "calls_finished": counts.calls_finished,
-            "calls_active": counts.calls_active,
-            "calls_waiting": counts.calls_waiting,
+            "calls_running": counts.calls_running,
+            "calls_queued": counts.calls_queued,
             "spans_lost": counts.spans_lost,
             "runs_active": counts.runs_active,
-            "sandboxes_warm": counts.sandboxes_warm,
+            "sandboxes_idle": counts.sandboxes_idle,
             "sandboxes_quarantined": counts.sandboxes_quarantined,
         },
         "egress": response.egress.as_ref().map(|egress| json!({
@@ -147,7 +147,7 @@ fn isolation(isolation: &Isolation) -> Value {
         "layers": layers,
         "network": isolation.network,
         "failure": isolation.failure.as_ref().map(sandbox_failure),
-        "refused": isolation.refused.iter().map(sandbox_failure).collect::<Vec<_>>(),
+        "failed_levels": isolation.failed_levels.iter().map(sandbox_failure).collect::<Vec<_>>(),
         "summary": isolation.summary,
     })
 }

@@ -44,7 +44,7 @@ async fn check_runs_nothing(daemon: &Daemon, errnos: &[&str], remedy: &str) {
     for layer in missing {
         assert!(!layer.detail.is_empty() && !layer.remedy.is_empty(), "{layer:?}");
     }
-    assert_eq!(info.counts.unwrap().sandboxes_warm, 0);
+    assert_eq!(info.counts.unwrap().sandboxes_idle, 0);
 }
 
 #[tokio::test]

@@ -60,7 +60,7 @@ async fn late_keeper_reply_is_not_used_for_another_workspace() {
     assert_eq!(Refusal::from_status(&status).reason, "SANDBOX_ERROR", "{status:?}");
     let of_other = daemon.spawn_run(in_workspace("other", 20, "cat who"));
     eventually("its old sandboxes are found dead", async || {
-        daemon.info().await.counts.unwrap().sandboxes_warm == 0
+        daemon.info().await.counts.unwrap().sandboxes_idle == 0
     })
     .await;
     send_signal(keeper, Signal::CONT);

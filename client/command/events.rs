@@ -241,7 +241,12 @@ fn event_line(event: Event) -> String {
             ("denied", format!("to {principal} by {by}"))
         }
         "approval_requested" => {
-            let [id, principal, by] = ["approval_id", "principal", "asked_by"].map(text);
+            let [id, principal] = ["approval_id", "principal"].map(text);
+            // Records of version 0.1.0 have `asked_by`.
+            let by = match text("required_by") {
+                "" => text("asked_by"),
+                by => by,
+            };
             let subject = call_detail(record.get("params"));
             ("pending", format!("{id} of {principal}, required by {by}: {subject}"))
         }
@@ -379,7 +384,7 @@ mod tests {
                     [
                         ("approval_id", text("01A")),
                         ("principal", text("key:a")),
-                        ("asked_by", text("risk:dangerous")),
+                        ("required_by", text("risk:dangerous")),
                         ("params", params("make\nx")),
                     ],
                 ),

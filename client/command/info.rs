@@ -62,15 +62,15 @@ fn info_text(info: &GetInfoResponse) -> String {
         rows.push((
             "calls".to_owned(),
             format!(
-                "{} finished, {} active, {} waiting",
-                counts.calls_finished, counts.calls_active, counts.calls_waiting
+                "{} finished, {} running, {} queued",
+                counts.calls_finished, counts.calls_running, counts.calls_queued
             ),
         ));
         rows.push((
             "sandboxes".to_owned(),
             format!(
-                "{} in use, {} warm, {} quarantined",
-                counts.runs_active, counts.sandboxes_warm, counts.sandboxes_quarantined
+                "{} in use, {} idle, {} quarantined",
+                counts.runs_active, counts.sandboxes_idle, counts.sandboxes_quarantined
             ),
         ));
     }
@@ -116,8 +116,8 @@ fn isolation_rows(isolation: &Isolation, remedies: &mut Remedies) -> Vec<(String
 
     let failure = isolation.failure.iter();
     let mut failures: Vec<_> = failure.map(|step| ("failure".to_owned(), step)).collect();
-    let refused = isolation.refused.iter().filter(|_| isolation.ready);
-    failures.extend(refused.map(|step| (format!("not {}", step.level), step)));
+    let failed_levels = isolation.failed_levels.iter().filter(|_| isolation.ready);
+    failures.extend(failed_levels.map(|step| (format!("not {}", step.level), step)));
     for (name, step) in failures {
         remedies.add(&name, &step.remedy);
         rows.push((name, failed_step(step)));

@@ -93,7 +93,8 @@ async fn list_all(
     while let Some(page) = pages.next().await? {
         merged.files.extend(page.files);
         merged.skipped_names = merged.skipped_names.saturating_add(page.skipped_names);
-        merged.ignore_files_cut = merged.ignore_files_cut.max(page.ignore_files_cut);
+        merged.truncated_ignore_files =
+            merged.truncated_ignore_files.max(page.truncated_ignore_files);
     }
     Ok(merged)
 }
@@ -174,7 +175,7 @@ fn print(response: &ListFilesResponse, as_json: bool) -> Result<(), CliError> {
     if response.skipped_names > 0 {
         output::note(&format!("skipped names that are not UTF-8: {}", response.skipped_names));
     }
-    output::note_truncated_ignore_files(response.ignore_files_cut);
+    output::note_truncated_ignore_files(response.truncated_ignore_files);
     Ok(())
 }
 

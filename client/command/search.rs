@@ -167,7 +167,7 @@ fn search_and_print(
 fn exit_code(response: &SearchResponse) -> u8 {
     if !response.matches.is_empty() {
         exit::SUCCESS
-    } else if response.timed_out || response.files_left_out > 0 {
+    } else if response.timed_out || response.files_incomplete > 0 {
         // Matches may be in files that were not searched.
         exit::SEARCH_FAILED
     } else {
@@ -231,10 +231,10 @@ fn print(response: &SearchResponse, view: View, as_json: bool) -> Result<(), Cli
         ));
     }
 
-    if response.files_left_out > 0 {
-        output::note(&incomplete_files_note(response.files_left_out));
+    if response.files_incomplete > 0 {
+        output::note(&incomplete_files_note(response.files_incomplete));
     }
-    output::note_truncated_ignore_files(response.ignore_files_cut);
+    output::note_truncated_ignore_files(response.truncated_ignore_files);
     Ok(())
 }
 
@@ -432,7 +432,7 @@ mod tests {
 
     #[test]
     fn exit_codes_follow_grep() {
-        for (count, timed_out, files_left_out, code) in [
+        for (count, timed_out, files_incomplete, code) in [
             (1, false, 0, 0),
             (1, true, 0, 0),
             (1, false, 3, 0),
@@ -443,7 +443,7 @@ mod tests {
             let response = SearchResponse {
                 matches: vec![found("a", 1, "x", (&[], &[])); count],
                 timed_out,
-                files_left_out,
+                files_incomplete,
                 ..SearchResponse::default()
             };
             assert_eq!(exit_code(&response), code, "{response:?}");

@@ -28,7 +28,7 @@ impl ToolService for FakeDaemon {
             truncated: page < 2,
             next_page_token: if page < 2 { (page + 1).to_string() } else { String::new() },
             skipped_names: 0,
-            ignore_files_cut: 0,
+            truncated_ignore_files: 0,
         }))
     }
 

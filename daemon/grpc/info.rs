@@ -95,12 +95,12 @@ impl DaemonServiceHandler {
             level: level.to_owned(),
         };
 
-        let rejected: Vec<_> = isolation
-            .rejected
+        let failed_levels: Vec<_> = isolation
+            .failed_levels
             .iter()
-            .map(|rejected| wire_failure(&rejected.level.to_string(), &rejected.failure))
+            .map(|failed| wire_failure(&failed.level.to_string(), &failed.failure))
             .collect();
-        let failure = match rejected.first() {
+        let failure = match failed_levels.first() {
             Some(failure) if !isolation.is_ready() => Some(failure.clone()),
             _ if self.sandboxes.is_keeper_dead() => Some(v1::SandboxFailure {
                 stage: Stage::Launcher.name().to_owned(),
@@ -118,7 +118,7 @@ impl DaemonServiceHandler {
             layers: layers.collect(),
             network: isolation.network.name().to_owned(),
             failure,
-            refused: rejected,
+            failed_levels,
             summary: isolation.summary().unwrap_or_default(),
         }
     }
@@ -220,10 +220,10 @@ impl DaemonServiceHandler {
 
         v1::Counts {
             calls_finished: contexts.iter().map(|context| context.activity.finished_calls()).sum(),
-            calls_active: saturating_u32(active),
-            calls_waiting: saturating_u32(queued),
+            calls_running: saturating_u32(active),
+            calls_queued: saturating_u32(queued),
             runs_active: self.sandboxes.in_use_count(is_visible),
-            sandboxes_warm: self.sandboxes.idle_count(is_visible),
+            sandboxes_idle: self.sandboxes.idle_count(is_visible),
             sandboxes_quarantined: self.sandboxes.quarantined_count(is_visible),
             spans_lost: lost_spans,
         }

@@ -108,10 +108,11 @@ impl Pipeline {
                 }
 
                 let tool = policy_input.request.tool;
-                let asked_by = by.label();
-                let approved = self.request_approval(context, policy_input, asked_by.clone()).await;
+                let required_by = by.label();
+                let approved =
+                    self.request_approval(context, policy_input, required_by.clone()).await;
                 if let Err(error) = &approved {
-                    self.emit_rejected_span(context, tool, error, &asked_by);
+                    self.emit_rejected_span(context, tool, error, &required_by);
                 }
                 approved
             }

@@ -35,13 +35,13 @@ const MAX_REPLY_MARGIN: Duration = Duration::from_secs(1);
 const DENIED_BY_REPLACED_DIRECTORY: &str = "policy:directory_replaced";
 
 impl Pipeline {
-    /// Asks for approval of a call, and waits for the decision. `asked_by` is the rule or the risk
+    /// Asks for approval of a call, and waits for the decision. `required_by` is the rule or the risk
     /// that requires the approval.
     pub(super) async fn request_approval(
         self: &Arc<Self>,
         context: &CallContext,
         policy_input: PolicyInput,
-        asked_by: String,
+        required_by: String,
     ) -> Result<Authorization, Error> {
         if self.shutdown.is_draining() {
             return Err(draining_error());
@@ -51,7 +51,7 @@ impl Pipeline {
         let workspace = Arc::clone(&self.workspace_context(context)?.workspace);
         let session = self.session(context).await?;
         let identities = path_identities(&workspace, &policy_input).await?;
-        let request = self.approval_request(context, policy_input, asked_by, session);
+        let request = self.approval_request(context, policy_input, required_by, session);
         let policy_request = Arc::clone(&request.policy_request);
 
         if let Some(job) = &context.job {
@@ -98,7 +98,7 @@ impl Pipeline {
         &self,
         context: &CallContext,
         policy_input: PolicyInput,
-        asked_by: String,
+        required_by: String,
         session: Arc<Session>,
     ) -> ApprovalRequest {
         let settings = policy_input.snapshot.policy.approvals;
@@ -121,13 +121,13 @@ impl Pipeline {
             principal: context.principal.name().to_owned(),
             call_id: context.call_id.clone(),
             tool: call.tool.to_owned(),
-            said_as: dialect_call.map_or_else(String::new, |dialect_call| {
+            called_name: dialect_call.map_or_else(String::new, |dialect_call| {
                 format!("{}/{}", dialect_call.dialect.name, dialect_call.tool)
             }),
             parameters: stored_preview.parameters,
             files: stored_preview.files,
             more_files: stored_preview.more_files,
-            asked_by,
+            required_by,
             requested_ms: unix_millis::from_time(requested_at),
             expires_ms: unix_millis::from_time(
                 requested_at + expires_at.saturating_duration_since(now),

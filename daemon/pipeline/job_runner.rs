@@ -445,7 +445,7 @@ impl Pipeline {
 /// Writes the access log entry of a job that has ended.
 fn log_job(job: &Job, dialect: Option<&'static str>, state: JobState, call: &CallTiming<'_>) {
     let facts = AccessLogFields {
-        caller: Some(job.principal.clone()),
+        principal: Some(job.principal.clone()),
         workspace: Some(job.workspace.clone()),
         session: Some(job.session.clone()),
         request_id: job.request_id.clone(),

@@ -23,7 +23,8 @@ pub(super) fn common_record_fields(
     // Without a request id, the caller finds the call by the call id in its response.
     let request_id = model_call_id.or(context.request_id.as_ref()).unwrap_or(&context.call_id);
     let dialect_call = origin.and_then(|call| call.dialect_call.as_deref());
-    let dialect = dialect_call.map(|call| [("dialect", call.dialect.name), ("said_as", call.tool)]);
+    let dialect =
+        dialect_call.map(|call| [("dialect", call.dialect.name), ("called_name", call.tool)]);
     let job = context.job.as_ref().map(|job| ("job_id", job.id.as_str()));
 
     [

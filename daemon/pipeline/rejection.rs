@@ -35,7 +35,7 @@ impl Pipeline {
         let mut common_fields =
             records::common_record_fields(name, context, workspace_context.workspace.name());
         common_fields.insert("dialect".to_owned(), dialect.name.into());
-        common_fields.insert("said_as".to_owned(), tool.into());
+        common_fields.insert("called_name".to_owned(), tool.into());
         let records =
             records::rejected_records(&common_fields, context, record_params, duration, error);
 

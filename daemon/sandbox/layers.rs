@@ -242,7 +242,7 @@ impl Isolation {
             IsolationLevel::L2 => *l2,
             IsolationLevel::L1 => *l1,
             IsolationLevel::L0 => {
-                let why = self.rejected.first().map(|rejected| rejected.failure.to_string());
+                let why = self.failed_levels.first().map(|failed| failed.failure.to_string());
                 let detail = format!(
                     "no sandbox could be built for workspace {}: {}",
                     self.workspace,
@@ -270,9 +270,9 @@ impl Isolation {
 
     /// How to get a higher level.
     fn remedy(&self) -> &'static str {
-        let last = self.rejected.last().filter(|_| self.level > IsolationLevel::L0);
-        let rejected = last.or(self.rejected.first());
-        rejected.map_or("", |rejected| rejected.failure.stage.remedy())
+        let last = self.failed_levels.last().filter(|_| self.level > IsolationLevel::L0);
+        let failed = last.or(self.failed_levels.first());
+        failed.map_or("", |failed| failed.failure.stage.remedy())
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct Isolation {
     pub(crate) minimum: IsolationLevel,
     pub(crate) workspace: String,
     /// The higher levels that failed, highest first.
-    pub(crate) rejected: Vec<RejectedLevel>,
+    pub(crate) failed_levels: Vec<FailedLevel>,
     /// The highest level that this host supports below the minimum, if commands are refused.
     pub(crate) best_below_minimum: Option<IsolationLevel>,
     /// Failed checks of the probe that do not lower the level.
@@ -53,7 +53,7 @@ pub(crate) struct Isolation {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct RejectedLevel {
+pub(crate) struct FailedLevel {
     pub(crate) level: IsolationLevel,
     pub(crate) failure: StageFailure,
 }
@@ -81,21 +81,20 @@ impl Isolation {
 
     /// Why commands are refused, if they are: the first failure at the highest level.
     pub(crate) fn failure(&self) -> Option<&StageFailure> {
-        let first = self.rejected.first().filter(|_| !self.is_ready());
-        first.map(|rejected| &rejected.failure)
+        let first = self.failed_levels.first().filter(|_| !self.is_ready());
+        first.map(|failed| &failed.failure)
     }
 
     /// How to make commands run, or how to get a higher level. `None` at the highest level.
     pub(crate) fn next_step(&self) -> Option<String> {
-        let mut stages = self.rejected.iter().map(|rejected| rejected.failure.stage);
+        let mut stages = self.failed_levels.iter().map(|failed| failed.failure.stage);
         // An obstacle to running commands at all comes before an obstacle to a higher level.
         let owner = stages.clone().find(|stage| *stage == Stage::WorkspaceOwner);
         let stage = owner.filter(|_| self.best_below_minimum.is_none()).or(stages.next())?;
 
         let step = self.host_environment.remedy(stage);
-        let is_protected =
-            |rejected: &RejectedLevel| rejected.failure.stage == Stage::ProtectedPaths;
-        Some(if self.rejected.iter().any(is_protected) {
+        let is_protected = |failed: &FailedLevel| failed.failure.stage == Stage::ProtectedPaths;
+        Some(if self.failed_levels.iter().any(is_protected) {
             let remedy = Stage::ProtectedPaths.remedy();
             format!("{step}; or for {}: {remedy}", IsolationLevel::L1)
         } else {
@@ -113,7 +112,7 @@ impl Isolation {
             return Some(format!("--minimum-level {supported}"));
         }
 
-        let mut stages = self.rejected.iter().map(|rejected| rejected.failure.stage);
+        let mut stages = self.failed_levels.iter().map(|failed| failed.failure.stage);
         let is_owner = |stage| matches!(stage, Stage::WorkspaceOwner | Stage::MapOwner);
         let stage = stages.find(|stage| is_owner(*stage))?;
         let needs_lower_level =

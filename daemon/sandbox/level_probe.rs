@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{
-    level::{IsolationLevel, LEVELS_HIGHEST_FIRST, RejectedLevel},
+    level::{FailedLevel, IsolationLevel, LEVELS_HIGHEST_FIRST},
     pool::SandboxPool,
     stage::{Stage, StageFailure},
     wire::SandboxIdentity,
@@ -16,7 +16,7 @@ pub(crate) struct ProbedIsolation {
     /// does.
     pub(crate) level: IsolationLevel,
     /// The higher levels that failed, highest first.
-    pub(crate) rejected: Vec<RejectedLevel>,
+    pub(crate) failed_levels: Vec<FailedLevel>,
     /// The user that commands run as; `None` at L0.
     pub(crate) identity: Option<SandboxIdentity>,
     /// Failed checks of the probe that do not lower the level.
@@ -32,7 +32,7 @@ impl SandboxPool {
     /// If that level is below `minimum`, the pool gives no sandboxes. Called once, before the first
     /// call.
     pub(crate) async fn probe_levels(self: &Arc<Self>, minimum: IsolationLevel) -> ProbedIsolation {
-        let mut rejected = Vec::new();
+        let mut failed_levels = Vec::new();
         let mut below_minimum = None;
 
         for level in LEVELS_HIGHEST_FIRST {
@@ -42,7 +42,7 @@ impl SandboxPool {
                     self.settle_level();
                     return ProbedIsolation {
                         level,
-                        rejected,
+                        failed_levels,
                         identity: Some(identity),
                         waived_checks: waived,
                         best_below_minimum: None,
@@ -52,19 +52,21 @@ impl SandboxPool {
                     below_minimum = Some(level);
                     break;
                 }
-                Err(failure) if level >= minimum => rejected.push(RejectedLevel { level, failure }),
+                Err(failure) if level >= minimum => {
+                    failed_levels.push(FailedLevel { level, failure })
+                }
                 Err(_) => {}
             }
         }
 
-        // Later requests for a sandbox fail at the highest rejected level, with the same error as
+        // Later requests for a sandbox fail at the highest failed level, with the same error as
         // here.
-        let highest = rejected.first().map_or(IsolationLevel::L3, |highest| highest.level);
+        let highest = failed_levels.first().map_or(IsolationLevel::L3, |highest| highest.level);
         self.restart_at_level(highest).await;
         self.set_failing(true);
         ProbedIsolation {
             level: IsolationLevel::L0,
-            rejected,
+            failed_levels,
             identity: None,
             waived_checks: Vec::new(),
             best_below_minimum: below_minimum,

@@ -78,7 +78,7 @@ pub(super) fn workspace_isolation(
         level: probe.level,
         minimum: config.minimum_level,
         workspace: workspace.to_owned(),
-        rejected: probe.rejected.clone(),
+        failed_levels: probe.failed_levels.clone(),
         best_below_minimum: probe.best_below_minimum,
         waived_checks: probe.waived_checks.clone(),
         host_environment: keeper.host_environment.clone(),
@@ -109,26 +109,26 @@ pub(super) fn log_isolation(isolation: &Isolation, failures: bool) {
 
     if isolation.is_ready() {
         tracing::info!(workspace, isolation = %isolation.level, "commands are isolated");
-        for rejected in &isolation.rejected {
+        for failed in &isolation.failed_levels {
             tracing::warn!(
                 workspace,
-                level = %rejected.level,
-                stage = rejected.failure.stage.name(),
-                errno = rejected.failure.errno_name(),
-                failure = %rejected.failure,
-                remedy = rejected.failure.stage.remedy(),
+                level = %failed.level,
+                stage = failed.failure.stage.name(),
+                errno = failed.failure.errno_name(),
+                failure = %failed.failure,
+                remedy = failed.failure.stage.remedy(),
                 "this host does not support a higher isolation level; the configuration allows this one"
             );
         }
     } else if failures {
-        for rejected in &isolation.rejected {
+        for failed in &isolation.failed_levels {
             tracing::error!(
                 workspace,
-                level = %rejected.level,
-                stage = rejected.failure.stage.name(),
-                errno = rejected.failure.errno_name(),
-                failure = %rejected.failure,
-                remedy = rejected.failure.stage.remedy(),
+                level = %failed.level,
+                stage = failed.failure.stage.name(),
+                errno = failed.failure.errno_name(),
+                failure = %failed.failure,
+                remedy = failed.failure.stage.remedy(),
                 "commands cannot be isolated and are not run"
             );
         }
@@ -157,20 +157,20 @@ pub(super) fn isolation_report(
         report += &format!("  commands are user {}\n", identity.uid);
     }
 
-    for rejected in &isolation.rejected {
+    for failed in &isolation.failed_levels {
         report += &format!(
             "  {}: {}\n  remedy: {}\n",
-            rejected.level,
-            rejected.failure,
-            rejected.failure.stage.remedy()
+            failed.level,
+            failed.failure,
+            failed.failure.stage.remedy()
         );
     }
 
     for layer in isolation.layers().iter().filter(|_| ready) {
         let mark = if layer.applied { "yes" } else { "no" };
         report += &format!("  {:<18} {mark:<4} {}\n", layer.name, layer.detail);
-        // With a rejected level, its remedy is reported above.
-        if !layer.remedy.is_empty() && isolation.rejected.is_empty() {
+        // With a failed level, its remedy is reported above.
+        if !layer.remedy.is_empty() && isolation.failed_levels.is_empty() {
             report += &format!("  {:<23} remedy: {}\n", "", layer.remedy);
         }
     }

@@ -28,14 +28,14 @@ pub(crate) struct ApprovalRecord {
     pub(crate) tool: String,
     /// Name of the tool in the caller's dialect, as in `cli_agent/create_file`. Empty if the call
     /// used the tool's own name.
-    pub(crate) said_as: String,
+    pub(crate) called_name: String,
     pub(crate) parameters: Vec<ApprovalParameter>,
     /// The first files that the call is about.
     pub(crate) files: Vec<String>,
     /// Number of files beyond `files`.
     pub(crate) more_files: u32,
     /// The rule or risk level that requires the approval.
-    pub(crate) asked_by: String,
+    pub(crate) required_by: String,
     /// Milliseconds since the Unix epoch.
     pub(crate) requested_ms: i64,
     /// Milliseconds since the Unix epoch.
@@ -126,10 +126,10 @@ impl ApprovalTable {
                         record.tool,
                         parameters,
                         files,
-                        record.asked_by,
+                        record.required_by,
                         record.requested_ms,
                         record.expires_ms,
-                        record.said_as
+                        record.called_name
                     ])
                     .map(drop)
             })
@@ -219,6 +219,8 @@ impl ApprovalTable {
     }
 }
 
+/// The columns `asked_by` and `said_as` have the names of version 0.1.0. The fields are `required_by`
+/// and `called_name`.
 const SELECT_APPROVAL: &str = "SELECT id, workspace, session, principal, call_id, tool, parameters, files, asked_by, asked_ms, expires_ms, state, decided_ms, decided_by, comment, rule_id, said_as FROM approval";
 
 fn approval_from_row(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
@@ -246,11 +248,11 @@ fn approval_from_row(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
         principal: row.get(3)?,
         call_id: row.get(4)?,
         tool: row.get(5)?,
-        said_as: row.get(16)?,
+        called_name: row.get(16)?,
         parameters: serde_json::from_str(json(6)?).unwrap_or_default(),
         files,
         more_files,
-        asked_by: label_from_row(row.get(8)?),
+        required_by: label_from_row(row.get(8)?),
         requested_ms: row.get(9)?,
         expires_ms: row.get(10)?,
         end,
@@ -302,7 +304,7 @@ mod tests {
             principal: "key:a".to_owned(),
             call_id: "c".to_owned(),
             tool: "run".to_owned(),
-            said_as: String::new(),
+            called_name: String::new(),
             parameters: vec![ApprovalParameter {
                 name: "command".to_owned(),
                 value: "a\n\"b\"".to_owned(),
@@ -311,7 +313,7 @@ mod tests {
             }],
             files: vec!["f".to_owned()],
             more_files: 3,
-            asked_by: "risk:dangerous".to_owned(),
+            required_by: "risk:dangerous".to_owned(),
             requested_ms: 1,
             expires_ms: 2,
             end: None,

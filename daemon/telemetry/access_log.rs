@@ -12,8 +12,8 @@ pub(crate) struct AccessLogEntry(Arc<Mutex<AccessLogFields>>);
 /// Fields of an access log line. `None` if unknown or not applicable.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AccessLogFields {
-    /// Name of the principal.
-    pub(crate) caller: Option<String>,
+    /// Name of the principal, such as `key:ci` or `uid:1000`.
+    pub(crate) principal: Option<String>,
     pub(crate) workspace: Option<String>,
     pub(crate) session: Option<String>,
     /// The caller's `jig-request-id`.
@@ -67,7 +67,7 @@ impl AccessLogFields {
             tool = self.tool,
             dialect = self.dialect,
             called_name = self.called_name,
-            caller = self.caller,
+            principal = self.principal,
             workspace = self.workspace,
             session = self.session,
             status = end.status,

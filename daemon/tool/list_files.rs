@@ -163,7 +163,7 @@ fn fill_page(
         response.files.push(path.to_owned());
         response.skipped_names = walk.skipped_entries();
     };
-    lock_page(page).response.ignore_files_cut = walk.truncated_ignore_files();
+    lock_page(page).response.truncated_ignore_files = walk.truncated_ignore_files();
     Ok(complete)
 }
 

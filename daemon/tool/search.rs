@@ -144,8 +144,8 @@ fn response(results: SearchResults, complete: bool) -> v1::SearchResponse {
         total_matches: saturating_u32(results.total),
         files_searched: saturating_u32(results.files_searched),
         timed_out: !complete,
-        files_left_out: saturating_u32(results.files_incomplete),
-        ignore_files_cut: results.truncated_ignore_files,
+        files_incomplete: saturating_u32(results.files_incomplete),
+        truncated_ignore_files: results.truncated_ignore_files,
     }
 }
 

@@ -52,7 +52,7 @@ async fn call_counts(daemon: &Daemon, key: Option<&str>) -> (u32, u32) {
     }
     let counts = client.get_info(request).await.unwrap().into_inner().counts;
     let counts = counts.unwrap();
-    (counts.calls_active, counts.calls_waiting)
+    (counts.calls_running, counts.calls_queued)
 }
 
 /// Waits until so many calls go on, and so many wait.

@@ -27,7 +27,7 @@ async fn call_waits_until_an_approver_allows_it() {
     assert_eq!(approval.workspace, "workspace");
     assert_eq!(approval.session, "default");
     assert_eq!(approval.principal, "uid:0");
-    assert_eq!(approval.asked_by, "risk:dangerous");
+    assert_eq!(approval.required_by, "risk:dangerous");
     let parameters: Vec<_> = approval
         .parameters
         .iter()
@@ -82,7 +82,7 @@ async fn every_kind_of_call_requires_approval() {
     daemon.run(shell("true")).await;
     let allow = async |tool: &str, by: &str, files: &[&str]| {
         let approval = await_pending_approval(&daemon).await;
-        assert_eq!((approval.tool.as_str(), approval.asked_by.as_str()), (tool, by));
+        assert_eq!((approval.tool.as_str(), approval.required_by.as_str()), (tool, by));
         assert_eq!(approval.files_affected, files);
         decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     };

@@ -184,7 +184,7 @@ async fn case_n9_command_does_not_enter_a_directory_replaced_after_approval() {
         eventually("it runs", async || daemon.file("begun").exists()).await;
         decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
         // The directories were compared; the call waits for its place.
-        eventually("it waits", async || daemon.info().await.counts.unwrap().calls_waiting == 1)
+        eventually("it waits", async || daemon.info().await.counts.unwrap().calls_queued == 1)
             .await;
         swap(&daemon);
         fs::write(daemon.file("go"), "").unwrap();

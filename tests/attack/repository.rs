@@ -96,7 +96,7 @@ async fn l1_is_unavailable_with_explicit_protection() {
     }
 
     let isolation = daemon.info().await.isolation.unwrap();
-    let last = isolation.refused.last().unwrap();
+    let last = isolation.failed_levels.last().unwrap();
     assert_eq!(last.stage, "protected_paths", "{last:?}");
 }
 

@@ -17,7 +17,7 @@ async fn call_counts(daemon: &Daemon, key: &str) -> (u32, u32) {
     let mut info = DaemonServiceClient::new(daemon.channel());
     let response = info.get_info(with_key(key, GetInfoRequest {})).await;
     let counts = response.unwrap().into_inner().counts.unwrap();
-    (counts.calls_active, counts.calls_waiting)
+    (counts.calls_running, counts.calls_queued)
 }
 
 /// What denied calls of the default session.

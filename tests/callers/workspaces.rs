@@ -214,7 +214,7 @@ async fn calls_in_another_workspace_are_not_counted() {
     };
     for (key, number) in [(&two.first, 0), (&two.other, 1), (&all, 1)] {
         let counts = counts(key).await;
-        assert_eq!((counts.calls_active, counts.runs_active), (number, number), "{counts:?}");
+        assert_eq!((counts.calls_running, counts.runs_active), (number, number), "{counts:?}");
     }
     fs::write(two.folder.path().join("go"), "").unwrap();
     running.await.unwrap().unwrap();

@@ -184,7 +184,7 @@ async fn jig_searches_text_and_edits_notebook_cells() {
     let output = workspace.run_jig(&["search", "nothing"], "", 2);
     assert!(output.starts_with("jig: files that were not searched") && output.ends_with(": 1\n"));
     assert!(workspace.run_jig(&["search", "needle"], "", 0).ends_with(&output));
-    assert_eq!(workspace.run_jig_json(&["search", "nothing"], 2)["files_left_out"], 1);
+    assert_eq!(workspace.run_jig_json(&["search", "nothing"], 2)["files_incomplete"], 1);
     fs::remove_file(workspace.daemon.file("long")).unwrap();
 
     let notebook = r#"{"cells": [{"cell_type": "code", "execution_count": null, "id": "c1", "metadata": {}, "outputs": [], "source": ["1"]}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}"#;

@@ -133,14 +133,14 @@ async fn cp_copies_directories_in_both_directions() {
         run_jig(&daemon, here.path(), &arguments, 0)
     };
     let output = cp(&["tree", ":in/tree"]);
-    assert!(output.contains("left out, a name that git takes for .git: tree/.git\n"), "{output}");
+    assert!(output.contains("skipped, a name that git takes for .git: tree/.git\n"), "{output}");
     let files =
         ["in/tree/a/.two".to_owned(), "in/tree/a/b/one".to_owned(), format!("in/tree/{long}")];
     assert_eq!(daemon.list_files().await, files);
     assert!(daemon.file("in/tree/empty/er").is_dir());
     fs::create_dir(daemon.file("in/.git")).unwrap();
     let output = cp(&[":in", "out"]);
-    assert!(output.contains("left out, a name that git takes for .git: :in/.git\n"), "{output}");
+    assert!(output.contains("skipped, a name that git takes for .git: :in/.git\n"), "{output}");
     assert_eq!(fs::read(at("out/tree/a/b/one")).unwrap(), b"1");
     assert!(at("out/tree/empty/er").is_dir());
     assert!(!at("out/.git").exists());
@@ -199,15 +199,15 @@ async fn cp_lists_entries_that_it_cannot_copy() {
         let output = run_jig(&daemon, here.path(), &arguments, 1);
         assert!(output.contains("file -> "), "{output}");
         for line in [
-            format!("jig: left out, a symbolic link: {begins}/only/link\n"),
-            format!("jig: left out, neither a file nor a directory: {begins}/fifo\n"),
-            format!("jig: left out, a name that is not UTF-8: {begins}/{name}\n"),
+            format!("jig: skipped, a symbolic link: {begins}/only/link\n"),
+            format!("jig: skipped, neither a file nor a directory: {begins}/fifo\n"),
+            format!("jig: skipped, a name that is not UTF-8: {begins}/{name}\n"),
         ] {
             assert!(output.contains(&line), "{line}: {output}");
         }
         let json = run_jig(&daemon, here.path(), &[&["--json"], &arguments[..]].concat(), 1);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-        assert_eq!(json["left_out"].as_array().unwrap().len(), 3, "{json}");
+        assert_eq!(json["skipped"].as_array().unwrap().len(), 3, "{json}");
         assert_eq!(json["files"].as_array().unwrap().len(), 1, "{json}");
     }
     assert!(daemon.file("in/only").is_dir() && here.path().join("out/only").is_dir());
@@ -226,7 +226,7 @@ async fn cp_skips_names_reserved_for_the_daemon() {
     let output = run_jig(&daemon, here.path(), &["cp", "-r", "tree", ":in"], 1);
     for path in [format!("tree/{RESERVED_NAME}"), format!("tree/sub/{RESERVED_NAME}")] {
         let why = "a name that is reserved for the daemon's own files";
-        let line = format!("jig: left out, {why}: {path}\n");
+        let line = format!("jig: skipped, {why}: {path}\n");
         assert!(output.contains(&line), "{line}: {output}");
     }
     assert_eq!(daemon.list_files().await, ["in/sub/file"]);

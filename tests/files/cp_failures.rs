@@ -113,7 +113,7 @@ async fn directory_cp_continues_after_entries_that_fail() {
         }
         assert_eq!(stderr.lines().count(), expected.len(), "{stderr}");
         for (line, path) in stderr.lines().zip(expected) {
-            let says = format!("jig: left out: {path}: ");
+            let says = format!("jig: skipped: {path}: ");
             assert!(line.starts_with(&says), "{stderr}");
         }
         assert!(stderr.contains(": NOT_A_FILE: "), "{stderr}");
@@ -121,9 +121,9 @@ async fn directory_cp_continues_after_entries_that_fail() {
         let output = fixture.run_cp(&["-r", "--json", from, to], 1);
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(json["files"].as_array().unwrap().len(), 2, "{json}");
-        let left_out = json["left_out"].as_array().unwrap();
-        assert_eq!(left_out.len(), expected.len(), "{json}");
-        assert_eq!(left_out[0]["error"]["reason"], "NOT_A_FILE", "{json}");
+        let skipped = json["skipped"].as_array().unwrap();
+        assert_eq!(skipped.len(), expected.len(), "{json}");
+        assert_eq!(skipped[0]["error"]["reason"], "NOT_A_FILE", "{json}");
         assert_eq!(json.get("error"), None, "{json}");
     }
     assert_eq!(fs::read(fixture.local_path("out/c")).unwrap(), b"new");

@@ -58,9 +58,9 @@ async fn cp_skips_gitdir_files_and_their_repositories() {
     let stderr = fixture.run_failing_cp(&["-r", ":tree", "out"]);
     assert_eq!(sorted_names(&fixture.local_path("out")), ["f"]);
     for line in [
-        "left out, a name that git takes for .git: :tree/.git\n",
-        "left out, a directory that git takes for a repository: :tree/x\n",
-        "left out because a version control tool would act on it: 2; copy it with --with-git\n",
+        "skipped, a name that git takes for .git: :tree/.git\n",
+        "skipped, a directory that git takes for a repository: :tree/x\n",
+        "skipped because a version control tool would act on them: 2; copy them with --with-git\n",
     ] {
         assert!(stderr.contains(line), "{stderr}");
     }
@@ -80,9 +80,9 @@ async fn cp_skips_directories_that_are_repositories() {
 
     let output = fixture.run_cp(&["-r", "--json", ":tree", "out"], 1);
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(json["left_out_of_vcs"], 1, "{json}");
-    assert_eq!(json["left_out"][0]["path"], ":tree/docs", "{json}");
-    assert_eq!(json["left_out"][0]["reason"], "GIT_REPOSITORY", "{json}");
+    assert_eq!(json["skipped_vcs_entries"], 1, "{json}");
+    assert_eq!(json["skipped"][0]["path"], ":tree/docs", "{json}");
+    assert_eq!(json["skipped"][0]["reason"], "GIT_REPOSITORY", "{json}");
     assert_eq!(sorted_names(&fixture.local_path("out")), ["f"]);
     assert!(!fixture.git_runs_planted_program("out"));
     // Asked for by its name, it is refused whole.
@@ -143,7 +143,7 @@ async fn cp_skips_git_names_in_both_directions() {
     for (from, to) in [("tree", ":in"), (":tree", "out")] {
         let output = fixture.run_cp(&["-r", "--json", from, to], 1);
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(json["left_out_of_vcs"], own.len() + 3, "{json}");
+        assert_eq!(json["skipped_vcs_entries"], own.len() + 3, "{json}");
     }
     for copy in [fixture.daemon.file("in"), fixture.local_path("out")] {
         assert_eq!(sorted_names(&copy), [".gitignore", "deep"]);
@@ -172,8 +172,8 @@ async fn cp_skips_other_vcs_names_in_both_directions() {
         // It is known that they are not copied, so that is no failure.
         let output = fixture.run_cp(&["-r", "--json", from, to], 0);
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(json["left_out_of_vcs"], count, "{json}");
-        assert_eq!(json["left_out"][0]["reason"], "VCS_NAME", "{json}");
+        assert_eq!(json["skipped_vcs_entries"], count, "{json}");
+        assert_eq!(json["skipped"][0]["reason"], "VCS_NAME", "{json}");
     }
     for copy in [fixture.daemon.file("in"), fixture.local_path("out")] {
         assert_eq!(sorted_names(&copy), [".hgignore", ".svn"]);

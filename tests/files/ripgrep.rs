@@ -235,7 +235,7 @@ async fn search_finds_what_ripgrep_finds() {
             let mut expected = ripgrep_matches(&daemon.file(path), &request);
             let response = daemon.tools().search(request.clone()).await;
             let response = response.unwrap().into_inner();
-            assert!(!response.timed_out && response.files_left_out == 0);
+            assert!(!response.timed_out && response.files_incomplete == 0);
             assert_eq!(response.total_matches as usize, expected.len(), "{request:?}");
             assert_eq!(response.truncated, expected.len() > 1000, "{request:?}");
             expected.truncate(1000);
@@ -367,5 +367,5 @@ async fn large_ignore_file_excludes_what_ripgrep_excludes() {
     let response = daemon.tools().list_files(request).await.unwrap();
     let response = response.into_inner();
     assert_eq!(response.files, expected[..expected.len().min(10_000)]);
-    assert_eq!(response.ignore_files_cut, 0);
+    assert_eq!(response.truncated_ignore_files, 0);
 }

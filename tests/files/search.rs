@@ -123,7 +123,7 @@ async fn slow_regex_does_not_delay_the_response() {
     assert!(answer.timed_out);
     assert_eq!(answer.matches.len(), 1);
     // What is still at work keeps its place until it ends.
-    eventually("the thread ends", async || daemon.info().await.counts.unwrap().calls_active == 0)
+    eventually("the thread ends", async || daemon.info().await.counts.unwrap().calls_running == 0)
         .await;
 }
 
@@ -144,7 +144,7 @@ async fn large_ignore_files_do_not_delay_searches() {
         let answer = daemon.tools().search(search_request("needle")).await;
         let answer = answer.unwrap().into_inner();
         let files: Vec<_> = answer.matches.iter().map(|found| &*found.file).collect();
-        assert_eq!((files.as_slice(), answer.ignore_files_cut), (expected, cut));
+        assert_eq!((files.as_slice(), answer.truncated_ignore_files), (expected, cut));
         assert!(!answer.timed_out);
     }
 }
@@ -172,7 +172,7 @@ async fn search_ends_when_its_caller_disconnects() {
     .await;
     call.abort();
     eventually("the search has ended", async || {
-        daemon.info().await.counts.unwrap().calls_active == 0
+        daemon.info().await.counts.unwrap().calls_running == 0
     })
     .await;
     let events = fs::read_to_string(events).unwrap();

@@ -60,7 +60,7 @@ async fn d13_approval_shows_the_call_as_the_agent_made_it() {
     });
     let approval = await_pending_approval(&daemon).await;
     assert_eq!(
-        (approval.tool.as_str(), approval.said_as.as_str()),
+        (approval.tool.as_str(), approval.called_name.as_str()),
         ("write_file", "cli_agent/create_file")
     );
     let shown: Vec<_> = approval
@@ -90,7 +90,7 @@ async fn d13_approval_shows_the_call_as_the_agent_made_it() {
     for record in &started {
         assert_eq!(record["allowed_by"], format!("rule:{}", rule.rule_id));
         assert_eq!(
-            (&record["dialect"], &record["said_as"]),
+            (&record["dialect"], &record["called_name"]),
             (&json!("cli_agent"), &json!("create_file"))
         );
         assert_eq!(record["tool"], "write_file");

@@ -125,7 +125,7 @@ impl BusyCaller {
         eventually("the job waits for a place", async || {
             let request = with_key(&admin.key, GetInfoRequest {});
             let response = info.get_info(request).await.unwrap().into_inner();
-            response.counts.unwrap().calls_waiting == 1
+            response.counts.unwrap().calls_queued == 1
         })
         .await;
         Self { daemon, keys, caller, job, call, admin }

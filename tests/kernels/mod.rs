@@ -118,7 +118,7 @@ async fn check_without_user_namespaces(gives_l1: bool) {
     let daemon = allowed.start().await;
     let isolation = daemon.info().await.isolation.unwrap();
     let refused: Vec<_> = isolation
-        .refused
+        .failed_levels
         .iter()
         .map(|failure| (failure.level.as_str(), failure.stage.as_str()))
         .collect();
@@ -133,7 +133,7 @@ async fn check_without_user_namespaces(gives_l1: bool) {
         assert_eq!((isolation.level.as_str(), isolation.ready), ("L0", false));
         assert_eq!(refused[..2], namespaces);
         assert_eq!(refused[2..], [("L1", "no_namespaces")]);
-        let last = isolation.refused.last().unwrap();
+        let last = isolation.failed_levels.last().unwrap();
         assert!(last.message.contains("version 2 of Landlock"), "{last:?}");
         assert!(last.remedy.contains("6.12"), "{last:?}");
         daemon.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;

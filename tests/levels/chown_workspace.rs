@@ -89,7 +89,7 @@ async fn inaccessible_workspace_is_reported() {
     // What is reported of all is what is true of the weakest.
     let isolation = daemon.info().await.isolation.unwrap();
     assert_eq!(isolation.level, "L0");
-    let last = isolation.refused.last().unwrap();
+    let last = isolation.failed_levels.last().unwrap();
     assert_eq!((last.level.as_str(), last.stage.as_str()), ("L1", "no_namespaces"));
     assert!(last.message.contains("is closed to user 61001"), "{last:?}");
 }

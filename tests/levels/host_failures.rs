@@ -91,7 +91,7 @@ async fn case_84_failing_step_below_l3_is_reported_and_nothing_runs() {
             daemon.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
             assert!(!daemon.file("ran").exists(), "{faults:?}");
             let isolation = daemon.info().await.isolation.unwrap();
-            let last = isolation.refused.last().unwrap();
+            let last = isolation.failed_levels.last().unwrap();
             let reported = (last.level.as_str(), last.stage.as_str(), last.errno.as_str());
             if reported != (level, stage, errno) {
                 wrong.push(format!("{faults:?}: {last:?}"));

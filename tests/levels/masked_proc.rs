@@ -21,7 +21,7 @@ async fn info_reports_applied_and_missing_layers() {
     let isolation = daemon.info().await.isolation.unwrap();
     assert_eq!(isolation.level, "L2");
     assert!(isolation.ready);
-    let [refused] = isolation.refused.as_slice() else {
+    let [refused] = isolation.failed_levels.as_slice() else {
         panic!("{isolation:?}");
     };
     assert_eq!(
@@ -171,7 +171,7 @@ async fn run_leaves_nothing_for_the_next() {
         let response = daemon.run(argv(&[&program, "find"])).await;
         check_no_leftovers(&response);
     }
-    eventually("no slot is lost", async || daemon.info().await.counts.unwrap().sandboxes_warm >= 2)
+    eventually("no slot is lost", async || daemon.info().await.counts.unwrap().sandboxes_idle >= 2)
         .await;
 }
 
@@ -187,7 +187,7 @@ async fn restarted_sandbox_processes_give_the_same_level() {
         assert_eq!(daemon.run(shell("true")).await.isolation, level);
         // Else one that is made at this moment would not be among those that are killed.
         eventually("all that is kept warm is there", async || {
-            daemon.info().await.counts.unwrap().sandboxes_warm >= 2
+            daemon.info().await.counts.unwrap().sandboxes_idle >= 2
         })
         .await;
         let named = |process: &Process| status_field(process.pid, "Name").as_deref() == Some(name);

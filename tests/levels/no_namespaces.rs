@@ -27,12 +27,12 @@ async fn info_reports_applied_and_missing_layers() {
     assert!(isolation.ready);
     assert_eq!(isolation.failure, None);
     let refused: Vec<_> = isolation
-        .refused
+        .failed_levels
         .iter()
         .map(|failure| (failure.level.as_str(), failure.errno.as_str()))
         .collect();
     assert_eq!(refused, [("L3", "ENOSPC"), ("L2", "ENOSPC")]);
-    for failure in &isolation.refused {
+    for failure in &isolation.failed_levels {
         assert_eq!(failure.stage, "user_namespace");
         assert!(failure.remedy.contains("max_user_namespaces"));
     }
@@ -385,7 +385,7 @@ async fn daemon_does_not_fall_back_to_l1_by_default() {
         daemon.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert!(!daemon.file("ran").exists());
         let isolation = daemon.info().await.isolation.unwrap();
-        let tried = isolation.refused.iter().map(|one| one.level.as_str());
+        let tried = isolation.failed_levels.iter().map(|one| one.level.as_str());
         let expected: &[&str] = match level {
             "L2" => &["L3", "L2"],
             _ => &["L3"],

@@ -118,7 +118,7 @@ async fn a09_each_call_has_its_events() {
     for record in &records {
         assert_eq!(record["request_id"], "req-0001");
         assert_eq!(record["tool"], "read_file");
-        assert_eq!([&record["dialect"], &record["said_as"]], ["agentbench", "read_file"]);
+        assert_eq!([&record["dialect"], &record["called_name"]], ["agentbench", "read_file"]);
     }
     assert_eq!(records[0]["params"]["path"], "f");
     assert_eq!(records[1]["status"], "success");

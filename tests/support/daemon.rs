@@ -128,7 +128,7 @@ impl Daemon {
         assert!(!self.file("ran").exists());
         let isolation = self.info().await.isolation.unwrap();
         assert_eq!(isolation.level, "L0");
-        isolation.refused
+        isolation.failed_levels
     }
 
     /// Runs a command that must be refused, for this reason.

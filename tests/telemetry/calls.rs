@@ -188,7 +188,7 @@ async fn log_calls_flag_logs_each_call() {
         for line in &lines {
             assert_eq!(line["level"], "INFO", "{line}");
             assert_eq!(line["trace_id"], id.as_str(), "{line}");
-            assert_eq!(line["caller"], "uid:0", "{line}");
+            assert_eq!(line["principal"], "uid:0", "{line}");
             assert_eq!(line["session"], "s1", "{line}");
             assert!(line["duration_sec"].is_number(), "{line}");
             assert!(line["call_id"].is_string(), "{line}");

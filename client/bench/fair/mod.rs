@@ -163,7 +163,7 @@ fn measure_beside(
 fn wait_until_idle(runtime: &Runtime, client: &Client) -> Result<(), CliError> {
     loop {
         let counts = runtime.block_on(client.get_info())?.counts.unwrap_or_default();
-        if counts.calls_active == 0 && counts.runs_active == 0 {
+        if counts.calls_running == 0 && counts.runs_active == 0 {
             return Ok(());
         }
         std::thread::sleep(Duration::from_millis(20));

@@ -18,7 +18,7 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval of the checks. Usage that stays the same for one interval counts as idle.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Number of warm sandboxes of an idle daemon.
-const IDLE_WARM_SANDBOXES: u32 = 2;
+const MIN_IDLE_SANDBOXES: u32 = 2;
 /// Process that precedes the command in a sandbox. It shares the memory of its creator.
 const INIT_NAME: &str = "jig-init";
 
@@ -48,7 +48,7 @@ impl ProcessTreeUsage {
         let mut last = None;
         loop {
             let counts = runtime.block_on(client.get_info())?.counts.unwrap_or_default();
-            if counts.runs_active == 0 && counts.sandboxes_warm >= IDLE_WARM_SANDBOXES {
+            if counts.runs_active == 0 && counts.sandboxes_idle >= MIN_IDLE_SANDBOXES {
                 let now = Some(Self::measure(daemon).map_err(unreadable_process_error)?);
                 if let (Some(now), true) = (now, now == last) {
                     return Ok(now);

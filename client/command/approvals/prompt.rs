@@ -32,7 +32,7 @@ pub(super) enum PromptAnswer {
 /// Formats the question for a terminal of `width` columns, without [`DECISION_PROMPT`].
 pub(super) fn format_question(approval: &Approval, width: usize) -> String {
     // The name that the agent uses.
-    let dialect_tool = approval.said_as.rsplit('/').next().filter(|tool| !tool.is_empty());
+    let dialect_tool = approval.called_name.rsplit('/').next().filter(|tool| !tool.is_empty());
     let tool = dialect_tool.unwrap_or(&approval.tool);
 
     let mut text = wrap_line(&format!("Tool: {tool}"), width);

@@ -194,7 +194,7 @@ impl ApprovalSession {
             }
             // The specification of `cli_agent` asks once. The rule is only shown.
             PromptAnswer::Decided(Decision::Always)
-                if approval.said_as.starts_with("cli_agent/")
+                if approval.called_name.starts_with("cli_agent/")
                     && !approval.suggested_pattern.is_empty() =>
             {
                 let text = format_rule(&approval, &approval.suggested_pattern, terminal_columns());

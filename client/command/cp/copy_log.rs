@@ -98,13 +98,13 @@ impl CopyLog {
         for (path, reason) in &entries.skipped {
             let path = escape::name(path);
             output::note(&match reason.failure() {
-                Some(failure) => format!("left out: {path}: {}", failure.summary()),
-                None => format!("left out, {}: {path}", reason.message()),
+                Some(failure) => format!("skipped: {path}: {}", failure.summary()),
+                None => format!("skipped, {}: {path}", reason.message()),
             });
         }
         if let count @ 1.. = entries.skipped_vcs_entries() {
             output::note(&format!(
-                "left out because a version control tool would act on it: {count}; copy it with --with-git"
+                "skipped because a version control tool would act on them: {count}; copy them with --with-git"
             ));
         }
 
@@ -115,13 +115,13 @@ impl CopyLog {
     pub(super) fn print_json(&self, failure: Option<&CliError>) -> Result<(), CliError> {
         let entries = self.entries();
         let files: Vec<Value> = entries.files.iter().map(CopiedFile::to_json).collect();
-        let left_out: Vec<Value> = entries
+        let skipped: Vec<Value> = entries
             .skipped
             .iter()
             .map(|(path, reason)| {
                 json!({
                     "path": path,
-                    "why": reason.message(),
+                    "message": reason.message(),
                     "reason": reason.reason(),
                     "error": reason.failure().map(CliError::to_json),
                 })
@@ -130,8 +130,8 @@ impl CopyLog {
 
         let mut json = json!({
             "files": files,
-            "left_out": left_out,
-            "left_out_of_vcs": entries.skipped_vcs_entries(),
+            "skipped": skipped,
+            "skipped_vcs_entries": entries.skipped_vcs_entries(),
         });
 
         if let (Some(failure), Some(json)) = (failure, json.as_object_mut()) {

@@ -32,7 +32,7 @@ pub(super) fn wire_approval(approval: &Approval, catalog: &Catalog) -> v1::Appro
         approval_id: record.id.clone(),
         state: state.into(),
         tool: record.tool.clone(),
-        said_as: record.said_as.clone(),
+        called_name: record.called_name.clone(),
         title: options.map(|options| options.title.clone()).unwrap_or_default(),
         risk: catalog.risk(&record.tool).into(),
         parameters: parameters
@@ -51,7 +51,7 @@ pub(super) fn wire_approval(approval: &Approval, catalog: &Catalog) -> v1::Appro
         call_id: record.call_id.clone(),
         request_time: Some(wire_time(record.requested_ms)),
         expire_time: Some(wire_time(record.expires_ms)),
-        asked_by: record.asked_by.clone(),
+        required_by: record.required_by.clone(),
         suggested_pattern: approval.suggested_pattern.clone().unwrap_or_default(),
         decide_time: end.map(|end| wire_time(end.ended_ms)),
         decided_by: end.map(|end| end.ended_by.clone()).unwrap_or_default(),

@@ -135,7 +135,7 @@ pub(super) fn requested_record(
         fields.insert("more_files".to_owned(), record.more_files.into());
     }
 
-    fields.insert("asked_by".to_owned(), record.asked_by.as_str().into());
+    fields.insert("required_by".to_owned(), record.required_by.as_str().into());
 
     fields
 }
@@ -170,7 +170,7 @@ pub(super) fn decided_record(
 
     fields.insert("state".to_owned(), end.state.name().into());
     fields.insert("decided_by".to_owned(), end.ended_by.as_str().into());
-    fields.insert("asked_by".to_owned(), record.asked_by.as_str().into());
+    fields.insert("required_by".to_owned(), record.required_by.as_str().into());
     for (name, text) in [("comment", &end.comment), ("rule_id", &end.rule_id)] {
         if !text.is_empty() {
             fields.insert(name.to_owned(), text.as_str().into());

@@ -51,12 +51,10 @@ fn commands_unavailable(workspace_context: &WorkspaceContext) -> Error {
         None => remedy,
     };
     let lower_levels: String = isolation
-        .rejected
+        .failed_levels
         .iter()
         .skip(1)
-        .map(|rejected| {
-            format!(" {} is not possible either: {}.", rejected.level, rejected.failure)
-        })
+        .map(|failed| format!(" {} is not possible either: {}.", failed.level, failed.failure))
         .collect();
     let (workspace, host) = (&isolation.workspace, &isolation.host_environment);
 

@@ -250,7 +250,7 @@ async fn probe_command_level(daemon: &Daemon) -> &'static str {
 async fn check_container(container: &Container, owner: u32, gives: ExpectedLevel) -> String {
     let daemon = start_in(container, owner, "L1").await;
     let isolation = daemon.info().await.isolation.unwrap();
-    let failed_stages: BTreeSet<_> = isolation.refused.iter().map(|one| &one.stage).collect();
+    let failed_stages: BTreeSet<_> = isolation.failed_levels.iter().map(|one| &one.stage).collect();
     let level = isolation.level.as_str();
     let expected = match gives {
         ExpectedLevel::L3 => "L3",
@@ -258,9 +258,9 @@ async fn check_container(container: &Container, owner: u32, gives: ExpectedLevel
         ExpectedLevel::L1 => "L1",
         ExpectedLevel::Unavailable(_) => "L0",
     };
-    assert_eq!(level, expected, "{}: {:?}", container.name, isolation.refused);
+    assert_eq!(level, expected, "{}: {:?}", container.name, isolation.failed_levels);
     if let ExpectedLevel::Unavailable(stage) = gives {
-        assert_eq!(isolation.refused.first().unwrap().stage, stage);
+        assert_eq!(isolation.failed_levels.first().unwrap().stage, stage);
         assert_eq!(daemon.health().await, ServingStatus::NotServing);
         daemon.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert!(!daemon.file("ran").exists());
