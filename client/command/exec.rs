@@ -112,10 +112,11 @@ pub(crate) fn exec(global: &GlobalArgs, args: ExecArgs) -> ExitCode {
     finish_with_code(global, result)
 }
 
-/// Runs a command for `jig run`, without input. Ctrl-C cancels it.
+/// Runs a command for `jig run`, without input and with the default timeout of a run. Ctrl-C
+/// cancels the command.
 pub(super) fn run(global: &GlobalArgs, request: StartRequest) -> u8 {
     let session = ExecSession {
-        start: FollowStart::Start(Box::new(request)),
+        start: FollowStart::Run(Box::new(request)),
         forwards_stdin: false,
         has_terminal: false,
         detaches: false,

@@ -19,8 +19,6 @@ use crate::{
 
 /// Maximum size of standard input in a request.
 const MAX_STDIN_BYTES: usize = 8 << 20;
-/// Default timeout. `ToolService.Run` has the same; `Start` has none.
-const DEFAULT_TIMEOUT_SEC: u32 = 120;
 
 /// Run a command in a sandbox.
 ///
@@ -36,7 +34,8 @@ const DEFAULT_TIMEOUT_SEC: u32 = 120;
 /// command succeeded but a part of its output is lost.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Timeout of the command in seconds. Default: 120.
+    /// Timeout of the command in seconds. Default: that of the daemon, which `jig info` prints; 120
+    /// unless the operator sets another.
     #[arg(long, value_name = "SEC")]
     timeout: Option<u32>,
     /// Print at most this many bytes of each stream, its start and its end, up to 10,485,760.
@@ -91,7 +90,7 @@ fn request(args: RunArgs) -> Result<RunRequest, CliError> {
 /// Converts to a request whose output is streamed. Not for calls with a request id.
 ///
 /// The daemon stores a stream in memory only, but a response survives a restart, so that only `Run`
-/// can repeat a call safely.
+/// can repeat a call safely. `Start` has no default timeout, so [`exec::run`] adds that of `Run`.
 fn to_start_request(request: RunRequest) -> StartRequest {
     StartRequest {
         command: request.command,
@@ -100,7 +99,7 @@ fn to_start_request(request: RunRequest) -> StartRequest {
         env: request.env,
         stdin: request.stdin,
         stdin_open: Some(false),
-        timeout_sec: Some(request.timeout_sec.unwrap_or(DEFAULT_TIMEOUT_SEC)),
+        timeout_sec: request.timeout_sec,
         limits: request.limits,
         ..StartRequest::default()
     }

@@ -11,6 +11,7 @@ use super::{metadata::call_context, status::to_logged_status};
 use crate::{
     api::v1::{self, GetInfoRequest, GetInfoResponse, daemon_service_server::DaemonService},
     daemon::{
+        catalog::ToolSpec,
         config::keys::AccessRole,
         egress::proxy::EgressProxy,
         netpolicy::rules::NetworkRules,
@@ -23,6 +24,7 @@ use crate::{
             stage::{Stage, StageFailure},
             wire::SandboxIdentity,
         },
+        tool::{Tool as _, WorkspaceContext, run::RunCommand},
     },
 };
 
@@ -50,11 +52,12 @@ impl DaemonService for DaemonServiceHandler {
         request: Request<GetInfoRequest>,
     ) -> Result<Response<GetInfoResponse>, Status> {
         let context = call_context(&request)?;
-        if context.workspace.is_some() {
-            self.pipeline
-                .workspace_context(&context)
-                .map_err(|error| to_logged_status(&error, &context.call_id))?;
-        }
+        // A key whose workspaces are all gone may still ask, without naming one.
+        let workspace_context = match self.pipeline.workspace_context(&context) {
+            Ok(found) => Some(found),
+            Err(_) if context.workspace.is_none() => None,
+            Err(error) => return Err(to_logged_status(&error, &context.call_id)),
+        };
 
         let principal = context.principal;
         let (start_time, started) = self.started;
@@ -66,7 +69,7 @@ impl DaemonService for DaemonServiceHandler {
             start_time: Some(start_time.into()),
             uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
             isolation: Some(self.wire_isolation(&principal)),
-            run_limits: Some(self.wire_limits()),
+            run_limits: Some(self.wire_limits(workspace_context)),
             workspaces: self.wire_workspaces(&principal),
             counts: Some(self.wire_counts(&principal)),
             egress: self.wire_egress(&principal),
@@ -146,9 +149,20 @@ impl DaemonServiceHandler {
         Some(f64::from(millis) / 1000.0)
     }
 
-    fn wire_limits(&self) -> v1::RunLimits {
-        let default_timeout_sec =
-            self.pipeline.catalog.tool("run").map_or(0, |tool| tool.options.default_timeout_sec);
+    /// The timeout of a run whose request has none, in seconds.
+    ///
+    /// It is no longer than the longest that a request may give, so that a client can send it.
+    fn default_timeout_sec(&self, workspace_context: Option<&WorkspaceContext>) -> u32 {
+        let configured = workspace_context.and_then(|context| context.run_settings.default_timeout);
+        let run_tool = self.pipeline.catalog.tool(RunCommand::NAME);
+        let timeout = configured.or_else(|| run_tool.map(ToolSpec::default_timeout));
+
+        let seconds = timeout.map_or(0, |timeout| timeout.as_millis().div_ceil(1000));
+        let longest = self.limits.wall_time.map_or(u128::MAX, |wall| u128::from(wall.as_secs()));
+        u32::try_from(seconds.min(longest)).unwrap_or(u32::MAX)
+    }
+
+    fn wire_limits(&self, workspace_context: Option<&WorkspaceContext>) -> v1::RunLimits {
         let artifact_bytes = self
             .pipeline
             .workspaces
@@ -158,7 +172,7 @@ impl DaemonServiceHandler {
         let has_own_tmp = self.isolation.level != IsolationLevel::L1;
 
         v1::RunLimits {
-            default_timeout_sec,
+            default_timeout_sec: self.default_timeout_sec(workspace_context),
             processes: self.limits.processes,
             open_files: self.limits.open_files,
             open_files_hard: self.limits.open_files_hard,

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use jig::api::v1::{LowerLimits, Outcome, RunRequest, StartRequest};
 
 use super::{LARGEST_LIMITS_TABLE, limited_command};
-use crate::support::{Daemon, Refusal, Setup, shell, start_request};
+use crate::{
+    processes::command_line::run_jig,
+    support::{Daemon, Refusal, Setup, shell, start_request},
+};
 
 /// Starts a daemon with a configuration file.
 async fn start_with_config(text: &str) -> Daemon {
@@ -142,6 +145,28 @@ async fn operator_wall_clock_ends_runs_without_a_timeout() {
     let exited =
         daemon.start_process(start_request(shell("sleep 1000"))).await.wait_for_exit().await;
     assert_eq!(exited.outcome(), Outcome::TimedOut);
+}
+
+#[tokio::test]
+async fn jig_run_has_the_default_timeout_of_the_operator() {
+    let daemon = Setup::new().workspace_table("run_timeout = \"1s\"").start().await;
+    assert_eq!(daemon.info().await.run_limits.unwrap().default_timeout_sec, 1);
+    let (code, _, stderr) = run_jig(&daemon, &["run", "exec sleep 1000"], "").await;
+    assert_eq!(code, 124, "{stderr}");
+    let longer = ["run", "--timeout", "100", "sleep 1.5"];
+    assert_eq!(run_jig(&daemon, &longer, "").await.0, 0);
+}
+
+#[tokio::test]
+async fn default_timeout_is_at_most_the_wall_clock_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("jig.toml");
+    std::fs::write(&config, "[limits]\nwall_clock = \"60s\"\n").unwrap();
+    let config = config.display().to_string();
+    let daemon = Setup::new().arguments(&["--config", &config]).start().await;
+    assert_eq!(daemon.info().await.run_limits.unwrap().default_timeout_sec, 60);
+    let (code, _, stderr) = run_jig(&daemon, &["run", "true"], "").await;
+    assert_eq!(code, 0, "{stderr}");
 }
 
 #[tokio::test]

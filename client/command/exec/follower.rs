@@ -28,6 +28,8 @@ const SLOW_START_AFTER: Duration = Duration::from_secs(2);
 pub(super) enum FollowStart {
     /// Start a command.
     Start(Box<StartRequest>),
+    /// Start a command with the default timeout of `ToolService.Run`, unless the request has one.
+    Run(Box<StartRequest>),
     /// Attach to a process from a position on.
     Attach(AttachRequest),
 }
@@ -55,6 +57,10 @@ impl ProcessFollower {
         let client = connecting.await?;
         let mut events = match start {
             FollowStart::Start(request) => note_slow_start(client.start(*request)).await?,
+            FollowStart::Run(request) => {
+                let request = with_run_timeout(&client, *request).await?;
+                note_slow_start(client.start(request)).await?
+            }
             FollowStart::Attach(request) => client.attach(request).await?,
         };
 
@@ -106,6 +112,20 @@ impl ProcessFollower {
             }
         }
     }
+}
+
+/// Gives a request without a timeout that of a run, which the operator of the daemon sets.
+async fn with_run_timeout(
+    client: &Client,
+    request: StartRequest,
+) -> Result<StartRequest, CallError> {
+    if request.timeout_sec.is_some() {
+        return Ok(request);
+    }
+
+    let limits = client.get_info().await?.run_limits;
+    let timeout_sec = limits.map(|limits| limits.default_timeout_sec).filter(|sec| *sec > 0);
+    Ok(StartRequest { timeout_sec, ..request })
 }
 
 /// Waits for the next event or a failed call. Fails if the output cannot be written.

@@ -68,7 +68,7 @@ impl ExecSession {
         let (keeps_running, forwards_stdin) = (self.keeps_running, self.forwards_stdin);
         // Without input, this side only watches the process.
         let (requested_id, is_view_only) = match &self.start {
-            FollowStart::Start(_) => (None, false),
+            FollowStart::Start(_) | FollowStart::Run(_) => (None, false),
             FollowStart::Attach(request) => (Some(request.process_id.clone()), !forwards_stdin),
         };
         let (sender, receiver) = watch::channel(None);
