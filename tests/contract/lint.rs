@@ -145,7 +145,7 @@ fn every_rpc_lists_its_errors() {
 fn lists_errors_distinguishes_lists_from_prose() {
     assert!(lists_errors(" Does.\n\n Errors:\n * `A_B`: c.\n"));
     assert!(lists_errors(" Errors (nothing was done):\n * `A` (`B`): c\n   d.\n * `E`: f."));
-    assert!(lists_errors(" Errors: none of its own.\n"));
+    assert!(lists_errors(" Errors: none beside those of every RPC.\n"));
     assert!(!lists_errors(" Errors happen.\n * `A`: b."));
     assert!(!lists_errors(" Errors:\n Many.\n"));
     assert!(!lists_errors(" Does.\n"));
