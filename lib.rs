@@ -19,7 +19,7 @@
 //!   pipeline/       what every call passes: validation, idempotency, policy, approval, admission, records;
 //!                   jobs, batches and calls by name
 //!   dialect/        one file per tool vocabulary that agents already speak
-//!   catalog/        tools and field rules, read from the descriptors; configured tools; vendor renderings
+//!   catalog/        tools and field rules, read from the descriptors; custom tools; vendor renderings
 //!   tool/           one file per tool: typed request → typed response
 //!   workspace/      files, resolved beneath a directory descriptor: read, search, change
 //!   text/           edits, patches, diffs and notebooks, as pure functions
@@ -47,41 +47,49 @@
 //! the same tools by name, with JSON parameters; `CatalogService` describes them to models in each
 //! vendor's format.
 //!
-//! A *dialect* is another vocabulary over the same tools: a table of tool names and parameters, and
-//! for each a function that calls tools of the contract and shapes their responses. A dialect has
-//! no other abilities: each of its calls is validated, authorized, admitted and recorded like any
-//! other, under both names. To add one, write a file in `daemon/dialect/` with such a table, and
-//! add a line to `dialect::ALL`.
+//! A *dialect* is another vocabulary over the same tools. It is a table of tool names and
+//! parameters. For each tool, a function calls tools of the contract and shapes their responses. A
+//! dialect has no other abilities: each of its calls is validated, authorized, admitted and recorded
+//! like any other, under both names. To add one, write a file in `daemon/dialect/` with such a
+//! table, and add a line to `dialect::ALL`.
 //!
-//! A *configured tool* (`[[tools]]`, `catalog/custom.rs`) is a command with a name and a JSON
-//! Schema. Its calls run as `run` does, but are authorized and recorded under their own name.
+//! A *custom tool* (`[[tools]]`, `catalog/custom.rs`) is a command with a name and a JSON Schema. Its calls run as `run` does, but are authorized and recorded under their own name.
 //!
 //! # Life of a call
 //!
-//! 1. **Connection.** `server` accepts it and asks the kernel for the peer's credentials. Its
-//!    layers assign a call id, start the RPC's span, catch panics, parse the deadline, and
-//!    authenticate the caller by key or by credentials.
-//! 2. **Context.** `grpc` reads the metadata into the call's context and passes the typed request
-//!    on.
-//! 3. **Validation.** `pipeline` checks each field against the rules in the descriptors; then the
-//!    tool checks what takes several fields. The error lists up to 20 violations.
-//! 4. **Idempotency.** If the call changes something and has a request id, the id is claimed in the
-//!    database. A repeat waits for the first call's response and returns it.
-//! 5. **Policy.** The operator's rules allow the call, deny it, or require approval. A call that
-//!    waits for approval holds no permit.
-//! 6. **Admission.** The call waits for a permit, fairly among callers. If it has waited here or for
-//!    approval, it is authorized again: keys and rules may have changed.
-//! 7. **Record.** The session's event log gets the start of the call. The tool's span begins.
-//! 8. **Execution.** The tool runs in a task of its own. A caller that disconnects cancels it; with a
-//!    request id the call continues for `requests.detached_timeout`. `run` takes an idle sandbox
+//! 1. **Receive.** `server` accepts the connection and asks the kernel for the peer's credentials.
+//!    Its layers assign a call id, start the RPC's span, catch panics, parse the deadline, and
+//!    authenticate the caller by key or by credentials. `grpc` reads the metadata into the call's
+//!    context.
+//! 2. **Validate.** Each field is checked against the rules in the descriptors. Then the tool
+//!    checks rules over several fields. The error lists up to 20 violations (`INVALID_PARAMS`).
+//! 3. **Claim.** If the call changes something and has a request id, it claims the id in the
+//!    database. A duplicate waits for the first call's reply and returns it. A different call with
+//!    the same id is an error (`REQUEST_ID_REUSED`).
+//! 4. **Authorize.** The operator's policy allows the call, denies it, or asks a person for approval
+//!    (`TOOL_DISABLED`, `POLICY_DENIED`, `APPROVAL_DENIED`). A call that waits for approval holds no
+//!    permit.
+//! 5. **Admit.** The call waits for its permits, fairly among callers (`RESOURCE_EXHAUSTED`,
+//!    `DRAINING`).
+//! 6. **Reauthorize.** Keys and rules may have changed while the call waited. The key must still be
+//!    valid, and the policy must still allow the call (`UNAUTHENTICATED`, `POLICY_DENIED`).
+//! 7. **Record the start.** The session's event log gets `tool_call_started`, and the tool's span
+//!    begins (`NO_SPACE`). A call that is rejected before this point has started nothing.
+//! 8. **Execute.** The tool runs in a task of its own. A caller that disconnects cancels it; with a
+//!    request id, the call continues for `requests.detached_timeout`. `run` takes an idle sandbox
 //!    from the workspace's pool, sends it the command, reads its output, and waits until every
 //!    process of the sandbox is gone.
-//! 9. **Response.** The event log gets the end. The permit is released, the response is stored for
-//!    repeats, and the caller gets it.
+//! 9. **Record the end and reply.** The event log gets `tool_call_finished`, the span ends, and the
+//!    permits are released. The reply is stored for duplicates, and the caller gets it.
 //!
-//! `ProcessService.Start` passes the same steps as the tool `run`, and returns a stream instead of
-//! waiting in step 8. It is rejected at once if too many processes run. A job passes steps 3 to 9 when its turn in the queue comes, as the caller
-//! that submitted it.
+//! `pipeline` takes steps 2 to 9 in this order for every frontend.
+//!
+//! `ProcessService.Start` takes the steps of the tool `run`, with three differences. It is rejected
+//! at once if too many processes run. It returns a stream instead of waiting in step 8. And its
+//! process may wait for a sandbox after step 5, so that callers can see and end it.
+//!
+//! A job takes steps 1 to 3 when it is submitted. When its turn in the queue comes, it is validated
+//! again and takes steps 4 to 9 as the caller that submitted it.
 //!
 //! # Dependencies
 //!
@@ -94,7 +102,7 @@
 //! | ignore, globset, grep-*, regex | walks and searches as ripgrep's |
 //! | similar, strsim | diffs; similar lines and names in errors |
 //! | reqwest, rustls, url, htmd, encoding_rs | `fetch_url`: HTTP, TLS, HTML to Markdown, character sets |
-//! | jsonschema, toml, serde | parameters of configured tools; configuration |
+//! | jsonschema, toml, serde | parameters of custom tools; configuration |
 //! | opentelemetry, tracing | spans and logs |
 //! | clap, indicatif, anstream | command line, progress and colours of `jig` |
 //!
@@ -111,12 +119,13 @@
 //! * **The daemon does not fork.** Processes that started before it had threads build the
 //!   sandboxes. The daemon talks to each sandbox over a socket and a pidfd.
 //! * **Caller paths are not opened by name.** The kernel resolves them beneath the workspace's
-//!   descriptor (`openat2`, RESOLVE_BENEATH). With Landlock of Linux 5.19 or newer, `jigd`
-//!   itself can write only to its workspaces, its state directory, its socket directories and the
-//!   cgroups of its runs. It can read these, system directories (`/etc`, `/lib`, `/proc`, `/run`,
-//!   `/usr`, devices) and the directories of its configuration and key files.
-//! * **File changes are atomic**, also when the daemon dies in the middle: a journal lists the
-//!   steps before the first, and the next start undoes what is incomplete.
+//!   descriptor (`openat2`, RESOLVE_BENEATH).
+//! * **The daemon is confined too**, with Landlock of Linux 5.19 or newer. `jigd` can write only to
+//!   its workspaces, its state directory, its socket directories and the cgroups of its runs. It can
+//!   read these, system directories (`/etc`, `/lib`, `/proc`, `/run`, `/usr`, devices) and the
+//!   directories of its configuration and key files. A daemon embedded in `jig` is not confined.
+//! * **File changes are atomic**, even if the daemon dies in the middle. A journal lists the steps
+//!   before the first one, and the next start rolls back an incomplete change.
 //! * **A request id is executed once.** It is claimed on disk before execution. If the daemon dies
 //!   during execution, repeats return `DAEMON_LOST`; the call is not executed again.
 //! * **An acknowledged job is executed once, or lost.** It is on disk before it is acknowledged,
@@ -130,7 +139,7 @@
 //! * **The end of a run does not depend on its pipes.** A run is over when its sandbox reports so
 //!   or its init's pidfd becomes readable, even if another process still holds a pipe.
 //! * **Nothing polls on a call's path.** Timers are for limits, for the memory watchdog without
-//!   cgroups, for the CPU weight of long runs, and for retries when descriptors run out. A network
+//!   cgroups, for the CPU share of long runs, and for retries when descriptors run out. A network
 //!   namespace is checked up to 20 times, 1 ms apart, before it is reused.
 //! * **Everything is bounded** by a named constant or a setting. Dropped data is counted.
 //! * **A tool is described once**, in its proto file: names, limits and defaults are read from

@@ -1,26 +1,23 @@
-//! The request pipeline. Every call takes these steps, in this order, from every frontend:
+//! The request pipeline: steps 2 to 9 of the life of a call (the [crate documentation](crate)), in
+//! that order, for every frontend.
 //!
-//! 1. **Validate**: the request must match its schema, then the tool's own rules
-//!    (`INVALID_PARAMS`).
-//! 2. **Claim**: a call with a request id claims it. A duplicate waits for the reply of the first
-//!    call (`REQUEST_ID_REUSED` if it differs from that call).
-//! 3. **Authorize**: the operator's policy allows the call, denies it, or asks a person for
-//!    approval (`TOOL_DISABLED`, `POLICY_DENIED`, `APPROVAL_DENIED`).
-//! 4. **Admit**: the call waits for its permits (`RESOURCE_EXHAUSTED`, `DRAINING`).
-//! 5. **Reauthorize**: the key must still be valid, and a policy that changed while the call waited
-//!    must still allow it (`UNAUTHENTICATED`, `POLICY_DENIED`).
-//! 6. **Record start**: the session is opened, and `tool_call_started` is appended (`NO_SPACE`).
-//! 7. **Execute**: the tool runs in a task of its own.
-//! 8. **Record end**: `tool_call_finished` is appended, the span ends, the permits are released.
-//! 9. **Reply**: the response goes to the caller, and to every duplicate.
+//! | step | code |
+//! |---|---|
+//! | 2 validate | [`Pipeline::validate`] |
+//! | 3 claim | [`Pipeline::call_once`], for calls with a request id |
+//! | 4 authorize | [`Pipeline::authorize_call`] |
+//! | 5 admit | [`Pipeline::admit_authorized`] |
+//! | 6 reauthorize | [`Pipeline::start_admitted`] |
+//! | 7 record the start | [`Pipeline::record_start`] |
+//! | 8 execute, 9 record the end | [`execute`] |
+//! | 9 reply | [`Pipeline::call`]; to all duplicates in [`once`] |
 //!
-//! A call that is rejected in steps 1 to 6 has started nothing.
+//! Without a request id, steps 2 to 7 run in the caller's future: a caller that disconnects there
+//! drops them. Steps 8 and 9 run in a task that holds the permits and is polled to its end; a caller
+//! that disconnects then only signals the tool to stop.
 //!
-//! Steps 7 and 8 run in a task that holds the permits and is polled to completion. A caller that
-//! disconnects stops waiting; the task then receives the signal to stop.
-//!
-//! In the code: [`Pipeline::call`] runs steps 1, 2 and 9, `start_call` steps 3 to 6, and
-//! [`execute`] steps 7 and 8.
+//! With a request id, steps 4 to 9 run in a task. It is stopped when no caller has waited for
+//! `detached_timeout`.
 
 pub(crate) mod access;
 pub(crate) mod admission;
@@ -152,7 +149,7 @@ struct AuthorizedCall<T: Tool> {
 /// The permits of a call.
 struct AdmittedCall {
     admission: Admission,
-    /// Delays the end of the daemon until the call runs in a task, which delays it further.
+    /// Delays shutdown until the call runs in a tracked task, which delays it further.
     task_token: TaskTrackerToken,
 }
 
@@ -169,12 +166,12 @@ struct StartedCall<T: Tool> {
 }
 
 impl Pipeline {
-    /// Returns the workspaces that `principal` may see, its default one first.
+    /// Returns the workspaces that `principal` may see, in configured order. The first is its default.
     pub(crate) fn visible_workspaces(
         &self,
         principal: &Principal,
     ) -> impl Iterator<Item = &WorkspaceContext> {
-        self.workspaces.iter().filter(|known| principal.can_see_workspace(known.workspace.name()))
+        self.workspaces.iter().filter(|context| principal.can_see_workspace(context.workspace.name()))
     }
 
     /// Returns the workspace that a call names, or the default one.
@@ -185,7 +182,7 @@ impl Pipeline {
         let mut visible = self.visible_workspaces(&context.principal);
         let found = match &context.workspace {
             None => visible.next(),
-            Some(name) => visible.find(|known| known.workspace.name() == name),
+            Some(name) => visible.find(|context| context.workspace.name() == name),
         };
 
         found.ok_or_else(|| {
@@ -194,7 +191,7 @@ impl Pipeline {
             // The error names no workspace that the caller may not see.
             let visible: Vec<_> = self
                 .visible_workspaces(&context.principal)
-                .map(|known| known.workspace.name())
+                .map(|context| context.workspace.name())
                 .collect();
             let text = format!(
                 "unknown workspace {name:?}: set jig-workspace to one of: {}",
@@ -273,8 +270,8 @@ impl Pipeline {
         self.catalog.tool(T::NAME).is_none_or(|spec| !spec.options.read_only)
     }
 
-    /// Authorizes and admits a call of the tool `T`, and records its start. Every caller that holds
-    /// the request id of `claim` waits for it.
+    /// Authorizes and admits a call of the tool `T`, and records its start. With a `claim`, all
+    /// callers that have its request id wait for the same start.
     async fn start_call<T: Tool>(
         self: &Arc<Self>,
         context: CallContext,
@@ -316,7 +313,8 @@ impl Pipeline {
         })
     }
 
-    /// Waits for the permits of an authorized call. The last waiter of `claim` ends the wait.
+    /// Waits for the permits of an authorized call. With a `claim`, the deadline of its last waiter
+    /// ends the wait.
     async fn admit_authorized<T: Tool>(
         self: &Arc<Self>,
         context: &CallContext,
