@@ -332,7 +332,7 @@ impl Error {
     pub(crate) fn internal(cause: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::new(
             Reason::Internal,
-            "a defect of the daemon; its log has the details under this call's id",
+            "internal error of the daemon: its log has the details under the id of this call (jig-call-id)",
         )
         .with_cause(cause)
     }

@@ -167,7 +167,7 @@ async fn lost_state_directory_rejects_calls_with_request_ids() {
     let log = daemon.log();
     assert_eq!(lines_containing(&log, "rejecting calls that need it").len(), 2, "{log}");
     assert_eq!(lines_containing(&log, "is in place again").len(), 2, "{log}");
-    assert_eq!(lines_containing(&log, "failed by a defect"), [""; 0]);
+    assert_eq!(lines_containing(&log, "internal error in a call"), [""; 0]);
     // Noticed without a call, too, also where only the lock is gone, which another daemon would take.
     fs::remove_file(state.join("lock")).unwrap();
     wait_for_health(&daemon, ServingStatus::NotServing).await;
@@ -223,7 +223,7 @@ async fn calls_without_request_ids_report_a_lost_state_directory() {
         assert!(!daemon.file("new").exists() && !daemon.file("copy").exists());
         assert_eq!(daemon.state_dir().exists(), is_replaced);
         let log = daemon.log();
-        assert_eq!(lines_containing(&log, "failed by a defect"), [""; 0], "{log}");
+        assert_eq!(lines_containing(&log, "internal error in a call"), [""; 0], "{log}");
     }
 }
 

@@ -46,11 +46,12 @@ use crate::{
 };
 
 /// Bytes of data in one message.
-const CHUNK_BYTES: u64 = 64 * 1024;
+const ARTIFACT_CHUNK_BYTES: u64 = 64 * 1024;
 /// Messages buffered for a slow client.
 const STREAM_BUFFER_CHUNKS: usize = 4;
 
-/// Concurrent reads, at most 204 of one caller. Each costs a descriptor and the buffered messages.
+/// Concurrent reads. With the headroom for others, one caller has at most 204. Each costs a
+/// descriptor and the buffered messages.
 const MAX_CONCURRENT_READS: usize = 272;
 
 #[derive(Debug)]
@@ -95,9 +96,7 @@ impl ArtifactService for ArtifactServiceHandler {
 
 impl ArtifactServiceHandler {
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
-        let what =
-            "artifact reads are in progress, the maximum: retry after the delay in RetryInfo";
-        Self { pipeline, limiter: FailFastLimiter::new(MAX_CONCURRENT_READS, what) }
+        Self { pipeline, limiter: FailFastLimiter::new(MAX_CONCURRENT_READS, "artifact reads") }
     }
 
     async fn open_stream(
@@ -241,7 +240,7 @@ impl ArtifactStream {
 
             tokio::select! {
                 biased;
-                () = task::sleep_until(self.deadline) => break pipeline::timeout_error("ReadArtifact"),
+                () = task::sleep_until(self.deadline) => break pipeline::stream_deadline_error("ReadArtifact"),
                 () = self.shutdown.cancelled() => {
                     let text = "the daemon is shutting down: read the rest when it is back";
                     break Error::new(Reason::Draining, text);
@@ -262,7 +261,7 @@ impl ArtifactStream {
         let Some(file) = self.file.clone() else {
             return Ok(ReadArtifactResponse { offset, ..ReadArtifactResponse::default() });
         };
-        let length = usize::try_from(self.remaining_bytes.min(CHUNK_BYTES)).unwrap_or(0);
+        let length = usize::try_from(self.remaining_bytes.min(ARTIFACT_CHUNK_BYTES)).unwrap_or(0);
         let permit = Arc::clone(&self.permit);
         let read = task::spawn_blocking(move || {
             // The thread holds the permit until it has read, even if the stream ends earlier.

@@ -3,7 +3,7 @@
 mod stream;
 mod watch_limiter;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use prost_types::Timestamp;
 use tonic::{Request, Response, Status};
@@ -15,7 +15,11 @@ use self::{
     },
     watch_limiter::{EventWatchLimiter, EventWatchPermit},
 };
-use super::{handle, response_stream::ResponseStream, truncate_page};
+use super::{
+    handle,
+    response_stream::{ResponseStream, keep_alive_interval},
+    truncate_page,
+};
 use crate::{
     api::v1::{
         ListSessionsRequest, ListSessionsResponse, SessionInfo, WatchEventsRequest,
@@ -85,9 +89,7 @@ impl EventServiceHandler {
             types: request.types,
             results: results.map(|subscription| WatchedResults { subscription, past }),
             follow: request.follow.unwrap_or(true),
-            keep_alive_interval: Duration::from_secs(u64::from(
-                request.keep_alive_sec.unwrap_or(30),
-            )),
+            keep_alive_interval: keep_alive_interval(request.keep_alive_sec),
             deadline: context.deadline,
             call_id: context.call_id,
             _permit: permit,

@@ -8,7 +8,10 @@ use prost::Message;
 use tonic::{Request, Response, Status};
 
 use self::stream::{OnDeadline, ProcessStream};
-use super::{handle, handle_once, response_stream::ResponseStream};
+use super::{
+    handle, handle_once,
+    response_stream::{ResponseStream, keep_alive_interval},
+};
 use crate::{
     api::v1::{
         self, AttachRequest, AttachResponse, ListProcessesRequest, ListProcessesResponse,
@@ -32,7 +35,7 @@ use crate::{
 };
 
 /// Retry delay when too many writes or control messages are pending.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+const PENDING_INPUT_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct ProcessServiceHandler(pub(crate) Arc<Pipeline>);
@@ -227,7 +230,7 @@ impl ProcessServiceHandler {
             .map_err(|error| match error {
                 InputWriteError::TooManyPending => {
                     let text = format!("{error}: the process reads too slowly; wait for the responses");
-                    Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
+                    Error::new(Reason::ResourceExhausted, text).retry_after(PENDING_INPUT_RETRY_AFTER)
                 }
                 InputWriteError::Closed if process.has_ended() => process_ended_error(&process),
                 InputWriteError::Closed => {
@@ -294,14 +297,10 @@ impl ProcessServiceHandler {
             ControlError::Ended => process_ended_error(process),
             ControlError::TooManyPending => {
                 let text = format!("{error}: wait for the responses");
-                Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
+                Error::new(Reason::ResourceExhausted, text).retry_after(PENDING_INPUT_RETRY_AFTER)
             }
         })
     }
-}
-
-fn keep_alive_interval(seconds: Option<u32>) -> Duration {
-    Duration::from_secs(u64::from(seconds.unwrap_or(30)))
 }
 
 fn process_ended_error(process: &ProcessHandle) -> Error {
@@ -319,7 +318,7 @@ fn position_past_end_error(requested: OutputPosition, written: OutputPosition) -
     let beyond = fields.into_iter().filter(|(_, requested, written)| requested > written);
     let violations = beyond.map(|(field, requested, written)| {
         let text =
-            format!("is {requested}, but this process has only got to {written}: check that it is the right process");
+            format!("is {requested}, but this process has written up to {written}: check that it is the right process");
         Violation::new(field, text)
     });
     Error::invalid(violations.collect())

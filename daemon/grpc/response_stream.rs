@@ -19,6 +19,9 @@ pub(super) const CLIENT_READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// What the client of a watch stream can do after it read too slowly.
 pub(super) const RESUME_HINT: &str = "watch again when the client can keep up";
 
+/// Default of `keep_alive_sec` in the contract.
+const DEFAULT_KEEP_ALIVE_SEC: u32 = 30;
+
 /// A message, or the error that ends the stream.
 pub(super) type StreamItem<T> = Result<T, Status>;
 
@@ -42,6 +45,11 @@ impl<T> StreamTerminator<T> {
             slot.send(Err(status));
         }
     }
+}
+
+/// Returns the time without a message after which a stream sends `keep_alive`.
+pub(super) fn keep_alive_interval(keep_alive_sec: Option<u32>) -> Duration {
+    Duration::from_secs(keep_alive_sec.unwrap_or(DEFAULT_KEEP_ALIVE_SEC).into())
 }
 
 /// Creates the stream that responds to a call. Buffers at most `buffer` messages for a slow client.

@@ -50,7 +50,7 @@ pub(crate) fn status_with_code(code: Code, error: &Error) -> Status {
 pub(crate) fn to_logged_status(error: &Error, call_id: &str) -> Status {
     if error.reason == Reason::Internal {
         let cause = error.cause.as_ref().map(ToString::to_string);
-        tracing::error!(call_id, cause, error = %error, "a call failed by a defect");
+        tracing::error!(call_id, cause, error = %error, "internal error in a call");
     }
     to_status(error)
 }

@@ -214,8 +214,12 @@ fn not_approved_error(record: &ApprovalRecord, end: &ApprovalEnd) -> Error {
         ApprovalEndState::Expired => format!(
             "this call of {tool} was not approved in time: retry when an approver watches (jig approvals), or set a longer deadline"
         ),
-        ApprovalEndState::Allowed | ApprovalEndState::Withdrawn | ApprovalEndState::Lost => {
+        ApprovalEndState::Withdrawn => {
             format!("this call of {tool} was withdrawn before a decision: its caller had gone")
+        }
+        // An approved call proceeds, and the next daemon stores a lost one.
+        ApprovalEndState::Allowed | ApprovalEndState::Lost => {
+            format!("this call of {tool} ended as {}, which no live call does", end.state.name())
         }
     };
     approval_error(Reason::ApprovalDenied, text, record, end)

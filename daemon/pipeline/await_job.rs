@@ -70,10 +70,8 @@ impl CallerJobs {
             return Ok(());
         }
 
-        let text = format!(
-            "is a job of the vocabulary {}, whose tools answer otherwise: wait for it in that vocabulary",
-            job.dialect
-        );
+        let text =
+            format!("is a job of the dialect {}: call wait_job in that dialect", job.dialect);
         Err(Error::invalid_field("job_id", text))
     }
 }

@@ -311,13 +311,13 @@ fn spawn_call<T: Tool>(started: StartedCall<T>, pipeline: &Arc<Pipeline>) -> Run
 where
     T::Response: Message + Default,
 {
-    let (step, timeout_at) = (started.tool_context.step.number(), started.timeout_at);
+    let (step, timeout) = (started.tool_context.step.number(), started.timeout);
     let (task, abandon_token) = started.spawn(pipeline);
     let guard = abandon_token.clone().drop_guard();
 
     let pipeline = Arc::clone(pipeline);
     let output = Box::pin(async move {
-        let response = await_with_timeout::<T>(task, timeout_at, guard).await?;
+        let response = await_with_timeout::<T>(task, timeout, guard).await?;
         json_output::<T>(&pipeline, &response)
     });
     RunningCall { step, abandon_token, output }

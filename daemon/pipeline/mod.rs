@@ -65,7 +65,7 @@ use std::{
 use prost::Message;
 use tokio_util::{sync::CancellationToken, task::task_tracker::TaskTrackerToken};
 
-pub(crate) use self::timeout::timeout_error;
+pub(crate) use self::timeout::stream_deadline_error;
 use self::{
     access::{AccessControl, principal::Principal},
     admission::{Admission, AdmissionControl, AdmissionRequest, WaitDeadline},
@@ -77,7 +77,7 @@ use self::{
     policy_input::{Authorization, PolicyInput, ReauthorizationInput},
     results::ResultBroadcaster,
     shutdown::Shutdown,
-    timeout::await_with_timeout,
+    timeout::{CallTimeout, await_with_timeout},
 };
 use crate::daemon::{
     catalog::{CanonicalText, Catalog},
@@ -158,20 +158,23 @@ struct StartedCall<T: Tool> {
     context: CallContext,
     params: T::Params,
     tool_context: ToolContext,
-    /// When the call times out, unless the tool enforces its own timeout.
-    timeout_at: Instant,
+    /// The timeout of the call, unless the tool enforces its own.
+    timeout: CallTimeout,
     /// Cancels the tool at once.
     abandon_token: CancellationToken,
     task_token: TaskTrackerToken,
 }
 
 impl Pipeline {
-    /// Returns the workspaces that `principal` may see, in configured order. The first is its default.
+    /// Returns the workspaces that `principal` may see, in configured order. The first one is its
+    /// default.
     pub(crate) fn visible_workspaces(
         &self,
         principal: &Principal,
     ) -> impl Iterator<Item = &WorkspaceContext> {
-        self.workspaces.iter().filter(|context| principal.can_see_workspace(context.workspace.name()))
+        self.workspaces
+            .iter()
+            .filter(|context| principal.can_see_workspace(context.workspace.name()))
     }
 
     /// Returns the workspace that a call names, or the default one.
@@ -258,11 +261,11 @@ impl Pipeline {
         }
 
         let started = self.start_call::<T>(context, validated, None).await?;
-        let timeout_at = started.timeout_at;
+        let timeout = started.timeout;
         let (task, abandon_token) = started.spawn(self);
 
         // The guard is dropped with the caller's future, which cancels the tool.
-        await_with_timeout::<T>(task, timeout_at, abandon_token.drop_guard()).await
+        await_with_timeout::<T>(task, timeout, abandon_token.drop_guard()).await
     }
 
     /// Whether repeating a call of the tool `T` could change something a second time.
@@ -417,7 +420,7 @@ impl Pipeline {
         };
 
         Ok(StartedCall {
-            timeout_at: Instant::now() + authorized.default_timeout,
+            timeout: CallTimeout::start(authorized.default_timeout, self.is_mutating::<T>()),
             context: authorized.context,
             params: authorized.params,
             tool_context,

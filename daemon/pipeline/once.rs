@@ -207,10 +207,10 @@ impl Pipeline {
             tracing::warn!(%error, "cannot store the step of a request");
         }
 
-        let timeout_at = started.timeout_at;
+        let timeout = started.timeout;
         let (task, abandon_token) = started.spawn(&self);
         let guard = abandon_token.clone().drop_guard();
-        let mut work = pin!(await_with_timeout::<T>(task, timeout_at, guard));
+        let mut work = pin!(await_with_timeout::<T>(task, timeout, guard));
         let result = tokio::select! {
             result = &mut work => result,
             () = claim.abandoned() => {
@@ -318,7 +318,7 @@ fn log_internal_error(error: &Error) {
     if error.reason == Reason::Internal {
         // Logged here because the stored reply does not contain the cause.
         let cause = error.cause.as_ref().map(ToString::to_string);
-        tracing::error!(cause, %error, "a call with a request id failed by a defect");
+        tracing::error!(cause, %error, "internal error in a call with a request id");
     }
 }
 

@@ -109,14 +109,14 @@ fn parse_json(text: &str, fields: ParamsFieldNames) -> Result<Map<String, Value>
         Err(_) if state.values_left.get() == 0 => reject(too_many_values_text()),
         // The error does not quote the text, which may contain secrets.
         Err(error) => {
-            reject(format!("is no JSON: line {}, column {}", error.line(), error.column()))
+            reject(format!("is not valid JSON (line {}, column {})", error.line(), error.column()))
         }
     }
 }
 
 fn too_many_values_text() -> String {
     format!(
-        "has more than {MAX_PARAM_VALUES} values, with those in lists and objects: ask for less"
+        "has more than {MAX_PARAM_VALUES} values, counting those in lists and objects: split the call"
     )
 }
 

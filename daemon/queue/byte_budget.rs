@@ -36,6 +36,18 @@ pub(crate) struct ByteReservation {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ByteBudgetExceeded(pub(crate) u64);
 
+impl ByteBudgetExceeded {
+    /// Describes the rejection of `bytes` more. `requests` names what the budget counts.
+    pub(crate) fn describe(&self, requests: &str, bytes: usize) -> String {
+        format!(
+            "{requests} of this caller hold {} bytes, and {bytes} more do not fit: they may hold {} MiB, and those of all callers {} MiB, of which a quarter is reserved for callers that have few. Retry after the delay in RetryInfo, with fewer or smaller requests at a time",
+            self.0,
+            MAX_PRINCIPAL_BYTES >> 20,
+            MAX_TOTAL_BYTES >> 20,
+        )
+    }
+}
+
 impl ByteBudget {
     /// Reserves bytes for a request of `principal`.
     pub(crate) fn reserve(

@@ -11,7 +11,7 @@ mod retry_estimate;
 mod shared_permit;
 
 pub(crate) use self::{
-    byte_budget::{ByteBudget, ByteBudgetExceeded, ByteReservation},
+    byte_budget::{ByteBudget, ByteReservation},
     deferred_permit::DeferredPermit,
     fair_queue::{PrincipalKey, Sharing},
     headroom::Headroom,

@@ -1,13 +1,13 @@
 //! Limits on incoming requests: rate, length, buffered bytes and concurrent decoding.
 //!
-//! Every call is counted before its request is read. A unary request is buffered completely before
-//! it is decoded:
+//! A call of a method with the option `rate_limited` is counted before its request is read. A unary
+//! request is buffered completely before it is decoded:
 //!
 //! ```text
 //! caller's rate ─▶ announced length ─▶ buffered bytes ─▶ permit to decode, if large ─▶ handler
 //!       │                 │                 │
 //!       ▼                 ▼                 ▼
-//!             RESOURCE_EXHAUSTED         TIMEOUT: the client sends nothing more
+//!             RESOURCE_EXHAUSTED         TIMEOUT: less than 64 KiB in 30 s
 //! ```
 //!
 //! An incomplete request uses memory for as long as its client likes, so buffered bytes are
@@ -40,10 +40,7 @@ use crate::daemon::{
     error::{Error, Reason},
     grpc::status::to_status,
     pipeline::{Pipeline, access::principal::Principal},
-    queue::{
-        Acquire, ByteBudget, ByteBudgetExceeded, ByteReservation, Limiter, Permit, PrincipalKey,
-        Sharing,
-    },
+    queue::{Acquire, ByteBudget, ByteReservation, Limiter, Permit, PrincipalKey, Sharing},
     task::{self, available_cores},
 };
 
@@ -58,7 +55,7 @@ const MIN_RESERVED_BYTES: usize = 4 << 10;
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
 const PROGRESS_BYTES: usize = 64 << 10;
 /// Retry delay when the buffers are full. They drain as fast as clients send.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+const BODY_BUDGET_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Layer that limits incoming requests.
 #[derive(Debug, Clone)]
@@ -245,14 +242,11 @@ impl BodyLimits {
 
     /// Reserves bytes of the budget for `buffer`.
     fn reserve(&self, buffer: &mut RequestBuffer<'_>, bytes: usize) -> Result<(), Error> {
-        let reservation = self.buffered.reserve(buffer.caller, bytes as u64).map_err(
-            |ByteBudgetExceeded(reserved)| {
-                let text = format!(
-                    "this caller has {reserved} bytes of requests that are not processed yet, and there is no room for {bytes} more: retry after the delay in RetryInfo, with fewer or smaller requests at a time"
-                );
-                Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
-            },
-        )?;
+        let reserved = self.buffered.reserve(buffer.caller, bytes as u64);
+        let reservation = reserved.map_err(|exceeded| {
+            let text = exceeded.describe("requests that are not decoded yet", bytes);
+            Error::new(Reason::ResourceExhausted, text).retry_after(BODY_BUDGET_RETRY_AFTER)
+        })?;
         buffer.reservations.push(reservation);
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! Enforces the client's deadline (`grpc-timeout`).
 //!
 //! tonic enforces it too, further out, but returns CANCELLED. This layer is polled first and
-//! returns DEADLINE_EXCEEDED. It drops the handler, which cancels its work.
+//! returns DEADLINE_EXCEEDED. It drops the handler, which cancels the work of a call without a
+//! request id.
 
 use std::{
     task::{Context, Poll},
@@ -14,12 +15,12 @@ use tower::{Layer, Service};
 
 use super::box_future::BoxFuture;
 use crate::daemon::{
+    error::{Error, Reason},
     grpc::{metadata::RequestDeadline, status::to_status},
-    pipeline,
 };
 
-/// Longest timeout in use. Longer ones are shortened to it.
-const MAX_DEADLINE: Duration = Duration::from_secs(366 * 24 * 3600);
+/// Longest `grpc-timeout`. Longer ones are shortened to it.
+const MAX_CLIENT_TIMEOUT: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Layer that ends calls at their deadlines.
 #[derive(Debug, Clone, Copy)]
@@ -56,12 +57,13 @@ where
         else {
             return Box::pin(self.0.call(request));
         };
-        let timed_out = move || Ok(to_status(&pipeline::timeout_error(&method)).into_http());
 
         // The timer has millisecond resolution. A call past its deadline would do much work before
         // the timer fires.
         if deadline <= Instant::now() {
-            return Box::pin(async move { timed_out() });
+            return Box::pin(
+                async move { Ok(to_status(&already_passed_error(&method)).into_http()) },
+            );
         }
 
         request.extensions_mut().insert(RequestDeadline(deadline));
@@ -70,10 +72,28 @@ where
             tokio::select! {
                 biased;
                 response = response => response,
-                () = tokio::time::sleep_until(deadline.into()) => timed_out(),
+                () = tokio::time::sleep_until(deadline.into()) => {
+                    Ok(to_status(&deadline_error(&method)).into_http())
+                }
             }
         })
     }
+}
+
+/// The error of a call whose deadline had passed before it was decoded.
+fn already_passed_error(method: &str) -> Error {
+    let text = format!(
+        "the deadline of the call (grpc-timeout) had passed when {method} received it, and nothing was started: set a longer deadline"
+    );
+    Error::new(Reason::Timeout, text)
+}
+
+/// The error of a call at its deadline.
+fn deadline_error(method: &str) -> Error {
+    let text = format!(
+        "the deadline of the call (grpc-timeout) passed before {method} ended: set a longer deadline. If the call changes something, check what it changed before you repeat it"
+    );
+    Error::new(Reason::Timeout, text)
 }
 
 /// Parses `grpc-timeout`: at most 8 digits and a unit (gRPC over HTTP/2).
@@ -96,7 +116,7 @@ fn parse_grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
         "n" => Duration::from_nanos(number),
         _ => return None,
     };
-    Some(timeout.min(MAX_DEADLINE))
+    Some(timeout.min(MAX_CLIENT_TIMEOUT))
 }
 
 #[cfg(test)]
@@ -105,7 +125,7 @@ mod tests {
 
     use http::{HeaderMap, HeaderValue};
 
-    use super::{MAX_DEADLINE, parse_grpc_timeout};
+    use super::{MAX_CLIENT_TIMEOUT, parse_grpc_timeout};
 
     #[test]
     fn malformed_timeout_is_ignored() {
@@ -120,7 +140,7 @@ mod tests {
         assert_eq!(parse("4m"), Some(Duration::from_millis(4)));
         assert_eq!(parse("5u"), Some(Duration::from_micros(5)));
         assert_eq!(parse("6n"), Some(Duration::from_nanos(6)));
-        assert_eq!(parse("99999999H"), Some(MAX_DEADLINE));
+        assert_eq!(parse("99999999H"), Some(MAX_CLIENT_TIMEOUT));
         for bad in ["", "S", "5", "-5S", "+5S", "5s", "5 S", "123456789S", "1.5S"] {
             assert_eq!(parse(bad), None, "{bad}");
         }

@@ -85,7 +85,7 @@ fn is_grpc(headers: &HeaderMap) -> bool {
 fn unsupported_media_type() -> Response<Body> {
     let error = Error::invalid_field(
         "content-type",
-        "must be application/grpc or application/grpc+proto: only gRPC is spoken here",
+        "must be application/grpc or application/grpc+proto: this server supports only gRPC",
     );
     let mut response = to_status(&error).into_http();
     *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
@@ -119,7 +119,7 @@ fn detailed_status(path: &str, headers: &HeaderMap) -> Option<Status> {
     let is_malformed = code == Code::Internal;
     let is_too_large = matches!(code, Code::OutOfRange | Code::ResourceExhausted);
     let error = if is_malformed {
-        let message = format!("the request cannot be decoded as one of {method}: {message}");
+        let message = format!("the request is not a valid request of {method}: {message}");
         Error::new(Reason::InvalidParams, message)
     } else if is_too_large {
         let message = format!("the request is too large: {message}");

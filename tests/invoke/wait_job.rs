@@ -27,7 +27,7 @@ async fn wait_job_works_in_every_dialect() {
             knows_tool,
             "{dialect}: {pending_content}"
         );
-        let (_, after_prefix) = pending_content.split_once("goes on as job ").unwrap();
+        let (_, after_prefix) = pending_content.split_once("continues as job ").unwrap();
         let job = after_prefix.split_once(':').unwrap().0;
         // One that is waited for in vain is pending, as long as its caller waits.
         let mut request = batch_request(dialect, &[("b", "wait_job", json!({ "job_id": job }))]);
@@ -58,7 +58,7 @@ async fn wait_job_works_in_every_dialect() {
             let wait = json!({ "job_id": job });
             let refused = invoke(&daemon, call(other, "wait_job", wait)).await;
             let error = refused.error.unwrap();
-            let expected = format!("a job of the vocabulary {dialect}, ");
+            let expected = format!("a job of the dialect {dialect}: ");
             assert!(error.message.contains(&expected), "{error:?}");
         }
     }

@@ -158,7 +158,7 @@ async fn attach_beyond_the_last_position_is_rejected() {
     let refusal = Refusal::from_status(&daemon.try_attach(request).await.unwrap_err());
     assert_eq!(refusal.reason, "INVALID_PARAMS");
     assert_eq!(refusal.invalid_fields(), ["after_sequence", "stderr_offset", "stdout_offset"]);
-    assert!(refusal.message.contains("only got to 2"), "{}", refusal.message);
+    assert!(refusal.message.contains("written up to 2"), "{}", refusal.message);
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ async fn every_frontend_rejects_invalid_requests_alike() {
             }
         }
     }
-    assert!(!fixture.daemon.log().contains("by a defect"));
+    assert!(!fixture.daemon.log().contains("internal error in a call"));
 }
 
 /// All of them at full size, and so many otherwise.

@@ -8,7 +8,7 @@ mod wire;
 use std::{
     collections::BTreeSet,
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use prost::Message;
@@ -20,7 +20,10 @@ use self::{
     stream::ApprovalStream,
     wire::{parse_action, wire_approval, wire_rule},
 };
-use super::{handle, handle_once, response_stream::ResponseStream};
+use super::{
+    handle, handle_once,
+    response_stream::{ResponseStream, keep_alive_interval},
+};
 use crate::{
     api::v1::{
         self, CreateRuleRequest, CreateRuleResponse, DecideApprovalRequest, DecideApprovalResponse,
@@ -90,9 +93,7 @@ impl ApprovalService for ApprovalServiceHandler {
                 watch: self.0.approvals.watch(context.principal.key())?,
                 scope: CallerScope::for_call(&self.0, &context)?,
                 pipeline: Arc::clone(&self.0),
-                keep_alive_interval: Duration::from_secs(
-                    request.keep_alive_sec.unwrap_or(30).into(),
-                ),
+                keep_alive_interval: keep_alive_interval(request.keep_alive_sec),
                 deadline: context.deadline,
                 draining: self.0.shutdown.draining_token(),
                 call_id: context.call_id,

@@ -63,7 +63,7 @@ impl ApprovalStream {
                 Err(Some(error)) => error,
                 Ok(()) | Err(None) => return,
             },
-            () = task::sleep_until(deadline) => pipeline::timeout_error("WatchApprovals"),
+            () = task::sleep_until(deadline) => pipeline::stream_deadline_error("WatchApprovals"),
             () = draining.cancelled() => {
                 let text = "the daemon is shutting down, and no approval is pending any more: watch again when it is back";
                 Error::new(Reason::Draining, text)

@@ -155,12 +155,12 @@ fn render_pending(
 ) -> (BatchResult, RenderedOutput) {
     let text = if options.can_await_jobs {
         format!(
-            "{PENDING_MESSAGE}; it goes on as job {job}: call {} with job_id {job:?} for its result",
+            "{PENDING_MESSAGE}; the call continues as job {job}: call {} with job_id {job:?} for its result",
             AwaitJob::NAME
         )
     } else {
         format!(
-            "{PENDING_MESSAGE}; it goes on as job {job}: the program that makes the calls can wait for its result"
+            "{PENDING_MESSAGE}; the call continues as job {job}: your client can wait for its result (JobService.WaitJob)"
         )
     };
 
@@ -277,7 +277,7 @@ fn render_preview(
     RenderedOutput { data, model_data: None, is_text, text }
 }
 
-/// Tells a model where to read the output of a command that a preview omits.
+/// Returns a note for models: where the output is that a preview omits.
 fn rest_note(response: &InvokeResponse, reader: Option<&str>) -> Option<String> {
     let path = Some(&response.stdout_path).filter(|path| !path.is_empty())?;
     let reader = reader?;

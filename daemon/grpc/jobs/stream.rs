@@ -16,7 +16,9 @@ use crate::{
     },
     daemon::{
         error::{Error, Reason},
-        grpc::response_stream::{self, CLIENT_READ_TIMEOUT, StreamItem, StreamTerminator},
+        grpc::response_stream::{
+            self, CLIENT_READ_TIMEOUT, StreamItem, StreamTerminator, keep_alive_interval,
+        },
         pipeline::{
             self, Pipeline,
             context::CallContext,
@@ -33,7 +35,7 @@ use crate::{
 };
 
 /// Maximum output in one message.
-const CHUNK_BYTES: usize = 64 * 1024;
+const OUTPUT_CHUNK_BYTES: usize = 64 * 1024;
 
 pub(super) struct JobStream {
     pipeline: Arc<Pipeline>,
@@ -91,9 +93,7 @@ impl JobStream {
                 cursor(request.stdout_offset, Event::Stdout),
                 cursor(request.stderr_offset, Event::Stderr),
             ],
-            keep_alive_interval: Duration::from_secs(u64::from(
-                request.keep_alive_sec.unwrap_or(30),
-            )),
+            keep_alive_interval: keep_alive_interval(request.keep_alive_sec),
             _permit: permit,
         })
     }
@@ -110,7 +110,7 @@ impl JobStream {
         let terminate = self.pipeline.shutdown.terminate_token();
         let end = tokio::select! {
             biased;
-            () = task::sleep_until(deadline) => JobStreamEnd::Failed(pipeline::timeout_error("WatchJob")),
+            () = task::sleep_until(deadline) => JobStreamEnd::Failed(pipeline::stream_deadline_error("WatchJob")),
             () = terminate.cancelled() => {
                 let text = "the daemon is shutting down: watch again when it is back";
                 JobStreamEnd::Failed(Error::new(Reason::Draining, text))
@@ -236,7 +236,7 @@ async fn read_chunk(file: Arc<File>, offset: u64) -> Result<Vec<u8>, Error> {
         if offset >= file.metadata()?.len() {
             return Ok(Vec::new());
         }
-        let mut data = vec![0; CHUNK_BYTES];
+        let mut data = vec![0; OUTPUT_CHUNK_BYTES];
         let length = file.read_at(&mut data, offset)?;
         data.truncate(length);
         Ok::<_, std::io::Error>(data)

@@ -25,7 +25,8 @@ use crate::{
     },
 };
 
-/// Concurrent transfers, at most 32 of one caller. They take long, so they need no permit of calls.
+/// Concurrent transfers. With the headroom for others, one caller has at most 32. They take long,
+/// so they need no permit of calls.
 const MAX_CONCURRENT_TRANSFERS: usize = 42;
 
 #[derive(Debug)]
@@ -48,10 +49,7 @@ impl TransferServiceHandler {
         task::spawn("expiry of uploads", Arc::clone(&upload_sessions).run_sweeper(draining));
 
         Self {
-            limiter: Arc::new(FailFastLimiter::new(
-                MAX_CONCURRENT_TRANSFERS,
-                "transfers are in progress, the maximum: retry after the delay in RetryInfo",
-            )),
+            limiter: Arc::new(FailFastLimiter::new(MAX_CONCURRENT_TRANSFERS, "transfers")),
             upload_sessions,
             pipeline,
         }

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! * The **rate limit** belongs to the caller's key ([`super::access::token_bucket`]). It counts
-//!   every request once, on arrival, whatever its outcome (`server/body_limits.rs`). A rejection
-//!   gives the exact time after which a call succeeds, unless another call with the same key comes
-//!   first.
+//!   every request of a method with the option `rate_limited` once, on arrival, whatever its outcome
+//!   (`server/body_limits.rs`). A rejection gives the exact time after which a call succeeds, unless
+//!   another call with the same key comes first.
 //! * A **call permit** is held as long as the work lasts. It limits calls in total, and calls of
 //!   one caller as its key says. Started processes and transfers last long: they have limits of
 //!   their own, and are rejected instead of queued. A call that needs a sandbox waits for a
@@ -26,8 +26,8 @@
 //! Permits are granted by fair queueing over callers, and first come first served within a caller
 //! ([`crate::daemon::queue`]). If several callers have keys, one caller does not get the last
 //! permits: these are headroom for callers with few. If several callers want start permits, there
-//! are fewer of them, so that a call has the machine nearly to itself: during a flood, a call takes
-//! its own time plus that of one call of the flood.
+//! are fewer of them. So a call beside a flood takes its own time plus that of one call of the
+//! flood.
 //!
 //! A queued call holds no thread, and its memory counts against [`ByteBudget`]. The retry delay of
 //! a rejected call is an estimate: the number of calls before it times the recent duration of a
@@ -52,8 +52,8 @@ use super::{access::principal::Principal, idempotency::Waiters, shutdown::Shutdo
 use crate::daemon::{
     error::{Error, LIMIT_KIND, Reason},
     queue::{
-        Acquire, ByteBudget, ByteBudgetExceeded, ByteReservation, DeferredPermit, Limiter, Permit,
-        Saturated, SharedPermit, Sharing,
+        Acquire, ByteBudget, ByteReservation, DeferredPermit, Limiter, Permit, Saturated,
+        SharedPermit, Sharing,
     },
     task,
     tool::response_deadline,
@@ -61,10 +61,10 @@ use crate::daemon::{
 
 /// Retry delay for long-lived work, which ends at an unknown time.
 const LONG_LIVED_RETRY_AFTER: Duration = Duration::from_secs(5);
-/// Start permits per core if several callers have keys and one of them is alone. Kept low: a caller
-/// that arrives next waits for at most this many calls. A single caller would gain a little from
-/// more. Without keys, all calls belong to one user, and there is no limit.
-const STARTING_CALLS_PER_CORE: usize = 1;
+/// Start permits per core while a single caller is active, if several callers have keys. Kept low: a
+/// caller that arrives next waits for at most this many calls. A single caller would gain a little
+/// from more. Without keys, all calls belong to one user, and there is no limit.
+const MAX_STARTING_CALLS_PER_CORE: usize = 1;
 
 /// The limiters for all calls.
 #[derive(Debug)]
@@ -182,7 +182,8 @@ pub(crate) struct Admission {
 pub(crate) struct FailFastLimiter {
     limiter: Arc<Limiter>,
     capacity: usize,
-    rejection_text: &'static str,
+    /// What the permits are for, in the plural.
+    work: &'static str,
 }
 
 impl AdmissionControl {
@@ -220,7 +221,7 @@ impl AdmissionControl {
         // would each take twice as long.
         let contended_cap = (self.cores / 2).max(1);
         self.start_limiter.reconfigure(
-            self.cores * STARTING_CALLS_PER_CORE,
+            self.cores * MAX_STARTING_CALLS_PER_CORE,
             Sharing::CapWhenContended(contended_cap),
         );
     }
@@ -267,8 +268,12 @@ impl AdmissionControl {
             &self.process_limiter,
             self.limits.max_processes,
             request.principal,
-            "processes are running, and no more may run at a time: end some (ListProcesses, SendSignal), or retry later",
-        )?;
+            "started processes",
+        )
+        .map_err(|error| {
+            let advice = "or end some processes (ListProcesses, SendSignal)";
+            Error { message: format!("{}, {advice}", error.message), ..error }
+        })?;
 
         let sandbox_permit = match request.sandbox_limiter {
             Some(limiter) => Some(self.sandbox_permit(limiter, request)?),
@@ -372,12 +377,9 @@ impl AdmissionControl {
     ) -> Result<ByteReservation, Error> {
         let principal = request.principal.key();
         let reserved = self.pending_bytes.reserve(principal, request.held_bytes as u64);
-        reserved.map_err(|ByteBudgetExceeded(bytes)| {
+        reserved.map_err(|exceeded| {
             let saturated = limiter.saturation(principal, max_in_use);
-            let text = format!(
-                "queued requests of this caller hold {bytes} bytes, and there is no room for {} more. Retry after the delay in RetryInfo, with fewer or smaller requests at a time",
-                request.held_bytes
-            );
+            let text = exceeded.describe("queued requests", request.held_bytes);
             saturated_error(text, saturated).with_metadata(LIMIT_KIND, "pending_bytes")
         })
     }
@@ -394,10 +396,10 @@ impl AdmissionControl {
 }
 
 impl FailFastLimiter {
-    /// Allows `capacity` at a time. `rejection_text` follows that number in the error.
-    pub(crate) fn new(capacity: usize, rejection_text: &'static str) -> Self {
+    /// Allows `capacity` at a time. `work` names them in errors, in the plural.
+    pub(crate) fn new(capacity: usize, work: &'static str) -> Self {
         let limiter = Limiter::new(capacity, Sharing::KeepHeadroom, 0);
-        Self { limiter, capacity, rejection_text }
+        Self { limiter, capacity, work }
     }
 
     /// Acquires a permit, unless the limit is reached or the daemon is shutting down.
@@ -407,7 +409,7 @@ impl FailFastLimiter {
         shutdown: &Shutdown,
     ) -> Result<Permit, Error> {
         shutdown.check_accepting()?;
-        try_acquire_or_explain(&self.limiter, self.capacity, principal, self.rejection_text)
+        try_acquire_or_explain(&self.limiter, self.capacity, principal, self.work)
     }
 }
 
@@ -415,7 +417,7 @@ fn try_acquire_or_explain(
     limiter: &Arc<Limiter>,
     capacity: usize,
     principal: &Principal,
-    rejection_text: &str,
+    work: &str,
 ) -> Result<Permit, Error> {
     let max_in_use = principal.concurrent_calls();
     let saturated = match limiter.try_acquire(principal.key(), max_in_use) {
@@ -424,14 +426,19 @@ fn try_acquire_or_explain(
     };
 
     let limit = capacity.min(max_in_use);
-    let text = if saturated.in_use >= limit {
-        format!("{limit} {rejection_text}")
+    let Saturated { in_use, in_use_by_others, .. } = saturated;
+    let load = if in_use >= limit {
+        format!("this caller has {in_use} {work}, its maximum")
+    } else if in_use + in_use_by_others >= capacity {
+        format!(
+            "this caller has {in_use} {work} and other callers have {in_use_by_others}, the maximum of {capacity}"
+        )
     } else {
         format!(
-            "this caller uses {} of {limit} slots, and the rest is reserved for others: {rejection_text}",
-            saturated.in_use
+            "this caller has {in_use} {work} and other callers have {in_use_by_others}, and the remaining ones of {capacity} are reserved for callers that have few"
         )
     };
+    let text = format!("{load}. Retry after the delay in RetryInfo");
     Err(Error::new(Reason::ResourceExhausted, text)
         .retry_after(LONG_LIVED_RETRY_AFTER)
         .with_metadata("limit", limit.to_string())
@@ -471,7 +478,7 @@ fn deadline_error(saturated: Saturated) -> Error {
 
 fn queue_full_error(saturated: Saturated) -> Error {
     let text = format!(
-        "the queue of this caller is full ({} running, {} queued). Retry after the delay in RetryInfo, with fewer calls at a time",
+        "the queue of this caller is full ({} running, {} queued; limits.queued_calls). Retry after the delay in RetryInfo, with fewer calls at a time",
         saturated.in_use, saturated.queued
     );
     saturated_error(text, saturated)

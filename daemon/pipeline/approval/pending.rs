@@ -47,7 +47,7 @@ use crate::daemon::{
     task,
 };
 
-/// Streams that watch at one time: at most 64 of one caller.
+/// Streams that watch at one time. With the headroom for others, one caller has at most 64.
 const MAX_APPROVAL_WATCHERS: usize = 85;
 /// Changes that a stream may lag behind. At the largest size they take about 16 MiB.
 const WATCH_BUFFER_CHANGES: usize = 1024;
@@ -340,10 +340,13 @@ impl PendingApprovals {
 
     /// Starts to watch approvals. Fails without a retry delay: streams end at an unknown time.
     pub(crate) fn watch(&self, caller: &PrincipalKey) -> Result<ApprovalWatch, Error> {
-        let Ok(permit) = self.watcher_limiter.try_acquire(caller, usize::MAX) else {
-            let text = "too many streams watch approvals, of this caller or of all: end one of them, or retry when one has ended";
-            return Err(Error::new(Reason::ResourceExhausted, text));
-        };
+        let permit = self.watcher_limiter.try_acquire(caller, usize::MAX).map_err(|saturated| {
+            let text = format!(
+                "this caller has {} streams that watch approvals and other callers have {}, of at most {MAX_APPROVAL_WATCHERS}, a quarter of which is reserved for callers that have few: end one of them, or retry when one has ended",
+                saturated.in_use, saturated.in_use_by_others
+            );
+            Error::new(Reason::ResourceExhausted, text)
+        })?;
 
         let pending = self.pending();
         Ok(ApprovalWatch {

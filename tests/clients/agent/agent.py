@@ -87,7 +87,7 @@ def reads_all(agent, run, params, read, field):
 def waits(agent, run, params, _read, _field):
     result, text = agent.batch("a", run, params("sleep 2; echo done"), 100)
     assert result.pending, text
-    job = re.search(r"goes on as job ([\w-]+):", text).group(1)
+    job = re.search(r"continues as job ([\w-]+):", text).group(1)
     assert agent.names(["wait_job"]) == ["wait_job"]
     for attempt in range(20):
         result, text = agent.batch(f"w{attempt}", "wait_job", {"job_id": job}, 5000)
