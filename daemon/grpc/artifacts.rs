@@ -169,7 +169,7 @@ impl ArtifactServiceHandler {
             let Some(session) = sessions.open_existing(workspace, id)? else {
                 return Ok((Vec::new(), None));
             };
-            // One more tells whether there is another page.
+            // One extra entry shows whether another page follows.
             let mut artifacts = session.list_artifacts(after.as_deref(), step, page_size + 1)?;
             let last = truncate_page(&mut artifacts, page_size).map(|last| last.path.clone());
             let mut visible = Vec::with_capacity(artifacts.len());

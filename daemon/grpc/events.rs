@@ -153,7 +153,7 @@ impl EventServiceHandler {
         let page_size = request.page_size.unwrap_or_default() as usize;
 
         let admission = Arc::new(pipeline.admit_rpc(&context).await?);
-        // One more tells whether there is another page.
+        // One extra entry shows whether another page follows.
         let list = move |sessions: &SessionStore, workspace: &str, _: &SessionId| {
             sessions.list(workspace, after.as_ref(), page_size + 1)
         };

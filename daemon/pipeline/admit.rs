@@ -55,7 +55,7 @@ impl Pipeline {
     /// From now on, the limiters of calls, processes, files, sandboxes and jobs keep headroom for
     /// other callers, if several callers have keys.
     pub(crate) fn keep_headroom(&self) {
-        if !self.access.has_several_key_holders() {
+        if !self.access.has_several_keys() {
             return;
         }
 

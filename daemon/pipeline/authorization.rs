@@ -123,7 +123,8 @@ impl Pipeline {
     ///
     /// Rejects the call if its key was revoked. Also rejects it if `current`, the policy now,
     /// denies it, asks for an approval that it lacks, or needs parameters that were dropped.
-    /// `canonical` is the tool's own reading of the request.
+    /// `canonical` is what [`Tool::canonical_text`](crate::daemon::tool::Tool::canonical_text) returned
+    /// for the request.
     pub(super) async fn reauthorize(
         self: &Arc<Self>,
         context: &CallContext,

@@ -21,7 +21,6 @@ use crate::{
 
 pub(crate) const MAX_REQUEST_ID_CHARS: usize = 120;
 
-/// The context of one call.
 #[derive(Debug, Clone)]
 pub(crate) struct CallContext {
     /// A ULID, created by the daemon.

@@ -105,7 +105,6 @@ pub(super) trait DynAuthorizedCall: Send {
     ) -> DialectFuture<'_, Result<RunningCall, Error>>;
 }
 
-/// A running call.
 pub(super) struct RunningCall {
     /// The step of its session.
     pub(super) step: u64,

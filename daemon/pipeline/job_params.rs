@@ -13,7 +13,8 @@ use super::{
 use crate::daemon::{error::Error, fd_exhaustion::FdRetry, store::jobs::Job};
 
 impl Pipeline {
-    /// Reads the parameters of a job. The job waits if they cannot be read now, but may exist.
+    /// Reads the parameters of a job. Returns [`StartBlocked::Transient`] if their file may exist but
+    /// cannot be read now.
     pub(super) async fn read_job_params(
         &self,
         handle: &JobHandle,

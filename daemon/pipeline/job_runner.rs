@@ -372,7 +372,7 @@ impl Pipeline {
         job: &Job,
         mut freed: watch::Receiver<()>,
     ) -> Result<(), Error> {
-        let has_free_slot = || self.approvals.has_free_slot(&job.workspace, &job.principal);
+        let has_free_permit = || self.approvals.has_free_permit(&job.workspace, &job.principal);
         loop {
             self.yield_job_slot(handle).await;
             tokio::select! {
@@ -380,13 +380,13 @@ impl Pipeline {
                 () = self.shutdown.draining_token().cancelled_owned() => return Err(Shutdown::draining_error()),
             }
 
-            if !has_free_slot() {
+            if !has_free_permit() {
                 continue;
             }
             self.await_job_slot(handle).await?;
 
             // An earlier job may have taken the approval slot.
-            if has_free_slot() {
+            if has_free_permit() {
                 return Ok(());
             }
         }

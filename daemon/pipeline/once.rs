@@ -19,7 +19,7 @@ use super::{
     Pipeline, ValidatedCall, await_with_timeout,
     context::CallContext,
     idempotency::{
-        Claim, ClaimOutcome, OnCrash, Waiter,
+        Claim, ClaimAttempt, ClaimOutcome, OnCrash, Waiter,
         reply::{decode, encode, encode_error, is_denied, is_final},
     },
 };
@@ -104,17 +104,17 @@ impl Pipeline {
         &self,
         call: &IdempotentCall,
         on_crash: OnCrash,
-    ) -> Result<Result<ClaimOutcome, Waiter<Claim>>, Error> {
+    ) -> Result<ClaimAttempt, Error> {
         self.idempotency.try_claim(&call.key, &call.request, on_crash, call.deadline).await
     }
 
     /// Deletes the stored replies of revoked keys. Does nothing without a key file.
     pub(crate) async fn drop_revoked_replies(&self) {
-        let Some(holders) = self.access.key_holders() else {
+        let Some(principals) = self.access.key_principals() else {
             return;
         };
 
-        if let Err(error) = self.idempotency.remove_revoked(holders).await {
+        if let Err(error) = self.idempotency.remove_revoked(principals).await {
             // Harmless for security: a claim contains the fingerprint of its key.
             tracing::warn!(%error, "cannot delete the stored replies of revoked keys");
         }
@@ -128,22 +128,24 @@ async fn claim_with_payload<P, F>(
     payload: P,
 ) -> Result<PayloadClaimOutcome<P>, Error>
 where
-    F: Future<Output = Result<Result<ClaimOutcome, Waiter<Claim>>, Error>>,
+    F: Future<Output = Result<ClaimAttempt, Error>>,
 {
     let mut payload = Some(payload);
     loop {
         let waiter = match claim().await? {
-            Ok(ClaimOutcome::Acquired(claim)) => {
+            ClaimAttempt::Settled(ClaimOutcome::Acquired(claim)) => {
                 // Without its payload this call cannot do the work. Dropping the claim frees the
                 // id.
                 let payload = payload.ok_or_else(released_error)?;
                 return Ok(PayloadClaimOutcome::Acquired(claim, payload));
             }
-            Ok(ClaimOutcome::Completed { reply, is_recent }) => {
+            ClaimAttempt::Settled(ClaimOutcome::Completed { reply, is_recent }) => {
                 return Ok(PayloadClaimOutcome::Completed { reply, is_recent });
             }
-            Ok(ClaimOutcome::Lost(step)) => return Ok(PayloadClaimOutcome::Lost(step)),
-            Err(waiter) => waiter,
+            ClaimAttempt::Settled(ClaimOutcome::Lost(step)) => {
+                return Ok(PayloadClaimOutcome::Lost(step));
+            }
+            ClaimAttempt::InFlight(waiter) => waiter,
         };
 
         payload = None;

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Pipeline,
     idempotency::{
-        Checkpoint, Claim, ClaimOutcome, CrashProgress, OnCrash,
+        Checkpoint, Claim, ClaimAttempt, ClaimOutcome, CrashProgress, OnCrash,
         reply::{decode, encode, is_final},
     },
     once::{IdempotentCall, abandoned_error, complete_unstarted},
@@ -107,12 +107,16 @@ impl Pipeline {
         let on_crash = if is_resumable { OnCrash::Resume } else { OnCrash::Report };
         loop {
             let waiter = match self.try_claim_call(call, on_crash).await? {
-                Ok(ClaimOutcome::Acquired(claim)) => return Ok(ControlFlow::Continue(claim)),
-                Ok(ClaimOutcome::Completed { reply, .. }) => {
+                ClaimAttempt::Settled(ClaimOutcome::Acquired(claim)) => {
+                    return Ok(ControlFlow::Continue(claim));
+                }
+                ClaimAttempt::Settled(ClaimOutcome::Completed { reply, .. }) => {
                     return decode(&reply).map(ControlFlow::Break);
                 }
-                Ok(ClaimOutcome::Lost(_)) => return Err(daemon_lost_error(method)),
-                Err(waiter) => waiter,
+                ClaimAttempt::Settled(ClaimOutcome::Lost(_)) => {
+                    return Err(daemon_lost_error(method));
+                }
+                ClaimAttempt::InFlight(waiter) => waiter,
             };
 
             let takeover = waiter.request_takeover();

@@ -33,20 +33,20 @@ pub(crate) fn struct_overhead_bytes(structure: &Struct) -> usize {
 /// The names of the request fields that hold parameters.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ParamsFieldNames {
-    /// The `Struct` field.
-    pub(crate) message: &'static str,
+    /// The `google.protobuf.Struct` field.
+    pub(crate) structure: &'static str,
     /// The field with JSON text.
     pub(crate) json_text: &'static str,
 }
 
 /// The fields of all requests except those of batches.
 pub(crate) const PARAMS_FIELDS: ParamsFieldNames =
-    ParamsFieldNames { message: "params", json_text: "params_json" };
+    ParamsFieldNames { structure: "params", json_text: "params_json" };
 
 /// Parameters as the request has them.
 #[derive(Debug)]
 pub(crate) struct RawParams {
-    message: Option<Struct>,
+    structure: Option<Struct>,
     text: String,
     fields: ParamsFieldNames,
 }
@@ -54,23 +54,23 @@ pub(crate) struct RawParams {
 impl RawParams {
     /// Takes the fields of a request. An absent `text` is empty.
     pub(crate) fn new(structure: Option<Struct>, text: String, fields: ParamsFieldNames) -> Self {
-        Self { message: structure, text, fields }
+        Self { structure, text, fields }
     }
 
     /// Returns violations if both fields are given.
     pub(crate) fn conflict_violations(&self) -> Vec<Violation> {
-        if self.message.is_none() || self.text.is_empty() {
+        if self.structure.is_none() || self.text.is_empty() {
             return Vec::new();
         }
 
-        [self.fields.message, self.fields.json_text]
+        [self.fields.structure, self.fields.json_text]
             .map(|field| Violation::new(field, "must not both be given: give one of them"))
             .into()
     }
 
     pub(crate) fn parse(self) -> Result<Map<String, Value>, Vec<Violation>> {
-        match (self.message, self.text.as_str()) {
-            (Some(structure), _) => parse_struct(structure, self.fields.message),
+        match (self.structure, self.text.as_str()) {
+            (Some(structure), _) => parse_struct(structure, self.fields.structure),
             (None, "") => Ok(Map::new()),
             (None, text) => parse_json(text, self.fields),
         }
@@ -91,7 +91,7 @@ fn parse_struct(structure: Struct, field: &str) -> Result<Map<String, Value>, Ve
 
 fn parse_json(text: &str, fields: ParamsFieldNames) -> Result<Map<String, Value>, Vec<Violation>> {
     let state = ParamsParseState {
-        field: fields.message,
+        field: fields.structure,
         values_left: Cell::new(MAX_PARAM_VALUES),
         duplicate_names: RefCell::new(Vec::new()),
     };

@@ -160,7 +160,8 @@ impl PolicyInput {
     }
 }
 
-/// Renders the given parameters for rules and approvers. `canonical` is the tool's own reading.
+/// Renders the explicit parameters for rules and approvers. `canonical` is the canonical form of a
+/// field, if the tool has one (`Tool::canonical_text`).
 pub(super) fn policy_view(
     params: &ExplicitParams,
     workspace_context: &WorkspaceContext,

@@ -3,7 +3,7 @@
 //!
 //! | name | SERVING while |
 //! |---|---|
-//! | `liveness` | the process responds: a restart fixes nothing else |
+//! | `liveness` | the process responds. A restart would not fix anything that makes it not ready |
 //! | `readiness`, and the empty name | the daemon takes calls and connections, its state directory exists, and commands can run |
 //! | a service | the same; commands count only for services that run them |
 

@@ -5,11 +5,7 @@ mod scope;
 mod stream;
 mod wire;
 
-use std::{
-    collections::BTreeSet,
-    sync::Arc,
-    time::SystemTime,
-};
+use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 
 use prost::Message;
 use tonic::{Request, Response, Status};
@@ -208,7 +204,7 @@ impl ApprovalServiceHandler {
         let last = (!token.is_empty()).then_some(token);
 
         let page_size = request.page_size.unwrap_or(100);
-        // One more tells whether there is another page.
+        // One extra entry shows whether another page follows.
         let limit = page_size.saturating_add(1);
         let candidates = if request.decided {
             let names = scope.workspaces().iter().cloned().collect();
@@ -246,7 +242,7 @@ impl ApprovalServiceHandler {
         let request = self.validate("ListRulesRequest", request)?;
         let scope = CallerScope::for_call(&self.0, context)?;
         let snapshot = self.0.policy.snapshot();
-        let all = snapshot.stored_rules().iter().chain(snapshot.policy.rules());
+        let all = snapshot.runtime_rules().iter().chain(snapshot.policy.rules());
         let mut rules = all.filter(|rule| scope.overlaps_rule(rule)).peekable();
         // Advances to the rule after the previous page.
         let token = request.page_token;

@@ -32,7 +32,7 @@ use crate::{
 const BATCH_METHOD: &str = "jig.v1.InvokeService/InvokeBatch";
 /// Fields with the parameters of a call in a batch.
 const ARGUMENT_FIELDS: ParamsFieldNames =
-    ParamsFieldNames { message: "arguments", json_text: "arguments_json" };
+    ParamsFieldNames { structure: "arguments", json_text: "arguments_json" };
 
 #[derive(Debug)]
 pub(crate) struct InvokeServiceHandler(pub(crate) Arc<Pipeline>);

@@ -114,7 +114,7 @@ impl JobService for JobServiceHandler {
             let page_size = query.limit as usize;
             let query = JobQuery {
                 tools: self.pipeline.visible_job_tools(&context),
-                // One more tells whether there is another page.
+                // One extra entry shows whether another page follows.
                 limit: query.limit + 1,
                 ..query
             };

@@ -149,7 +149,7 @@ impl ProcessStream {
             OnDeadline::EndProcess => {
                 self.reader.process().abandon();
                 timeout_error(
-                    "the command was ended with it: give it more time, or let it continue (ON_DISCONNECT_KEEP)",
+                    "the command was ended with the stream: set a longer deadline, or ON_DISCONNECT_KEEP",
                 )
             }
             OnDeadline::Detach => {

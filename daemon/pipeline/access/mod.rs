@@ -1,7 +1,7 @@
 //! Authentication: which principal a call belongs to.
 //!
 //! ```text
-//! with a key     ─▶ in the key file ─▶ its holder
+//! with a key     ─▶ in the key file ─▶ its principal
 //! without a key, if there is no key file:
 //!   process of this machine ─▶ the daemon's user or root ─▶ administrator
 //!   loopback, with --trust-loopback ─▶ administrator
@@ -45,7 +45,7 @@ pub(crate) enum PeerOrigin {
 #[derive(Debug)]
 pub(crate) struct AccessControl {
     /// `None` without a key file.
-    keys: RwLock<Option<Arc<KeyHolders>>>,
+    keys: RwLock<Option<Arc<PrincipalsByDigest>>>,
     trust: LocalTrust,
     root: Arc<Principal>,
     daemon_user: Arc<Principal>,
@@ -65,9 +65,9 @@ pub(crate) struct LocalTrust {
     pub(crate) commands_are_distinguishable: bool,
 }
 
-/// The holder of each key. The timing of a lookup reveals nothing useful: digests of keys with 256
+/// The principal of each key. The timing of a lookup reveals nothing useful: digests of keys with 256
 /// random bits can neither be chosen nor reversed.
-type KeyHolders = HashMap<KeyDigest, Arc<Principal>>;
+type PrincipalsByDigest = HashMap<KeyDigest, Arc<Principal>>;
 
 impl AccessControl {
     /// Starts without a key file: only the callers in `trust` may call.
@@ -94,18 +94,18 @@ impl AccessControl {
             return Err(problems);
         }
 
-        let previous_holders = self.holders();
-        let previous: HashMap<&str, &Arc<Principal>> = previous_holders
+        let previous_principals = self.principals();
+        let previous: HashMap<&str, &Arc<Principal>> = previous_principals
             .iter()
-            .flat_map(|holders| holders.values())
-            .map(|known| (known.name(), known))
+            .flat_map(|principals| principals.values())
+            .map(|principal| (principal.name(), principal))
             .collect();
         let mut unchanged = HashSet::new();
-        let holders = keys.keys.into_iter().map(|key| {
+        let principals = keys.keys.into_iter().map(|key| {
             let principal = Principal::from_key(&key);
-            // A known holder keeps its token bucket.
+            // A principal that existed keeps its token bucket.
             let principal = match previous.get(principal.name()) {
-                Some(known) if known.has_same_rights(&principal) => {
+                Some(known) if known.is_equivalent(&principal) => {
                     unchanged.insert(known.name());
                     Arc::clone(known)
                 }
@@ -114,8 +114,8 @@ impl AccessControl {
             };
             (key.digest, principal)
         });
-        let holders: Arc<KeyHolders> = Arc::new(holders.collect());
-        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Some(holders);
+        let principals: Arc<PrincipalsByDigest> = Arc::new(principals.collect());
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Some(principals);
         for (name, known) in &previous {
             if !unchanged.contains(name) {
                 known.revoke();
@@ -130,15 +130,15 @@ impl AccessControl {
         Ok(())
     }
 
-    /// Returns the principal of a call: the holder of its key, or a trusted local caller.
+    /// Returns the principal of a call: the one with its key, or a trusted local caller.
     pub(crate) fn authenticate(
         &self,
         key: Option<&[u8]>,
         origin: PeerOrigin,
     ) -> Result<Arc<Principal>, Error> {
         let is_trusted = self.trust.loopback && matches!(origin, PeerOrigin::Loopback { .. });
-        match (key, self.holders()) {
-            (Some(key), Some(holders)) => authenticate_key(&holders, key),
+        match (key, self.principals()) {
+            (Some(key), Some(principals)) => authenticate_key(&principals, key),
             (_, None) if is_trusted => Ok(Arc::clone(&self.loopback)),
             (None, Some(_)) => Err(unauthenticated(
                 "this daemon requires a key: send `authorization: Bearer KEY` or `x-api-key: KEY` (jig: --key or JIG_KEY; `jig key new` creates a key)",
@@ -152,29 +152,30 @@ impl AccessControl {
 
     /// Finds a principal by its name in records, if it may still call.
     pub(crate) fn find_principal(&self, name: &str) -> Option<Arc<Principal>> {
-        let Some(holders) = self.holders() else {
+        let Some(principals) = self.principals() else {
             if let Some(uid) = name.strip_prefix("uid:") {
                 return self.trusted_user(uid.parse().ok()?);
             }
             let is_loopback = self.trust.loopback && name == self.loopback.name();
             return is_loopback.then(|| Arc::clone(&self.loopback));
         };
-        let mut holders = holders.values();
-        let holder = holders.find(|holder| holder.name() == name && !holder.has_expired())?;
-        Some(Arc::clone(holder))
+        let mut principals = principals.values();
+        let principal =
+            principals.find(|principal| principal.name() == name && !principal.has_expired())?;
+        Some(Arc::clone(principal))
     }
 
     pub(crate) fn requires_key(&self) -> bool {
-        self.holders().is_some()
+        self.principals().is_some()
     }
 
-    /// Returns the holders of keys, or `None` without a key file.
-    pub(crate) fn key_holders(&self) -> Option<Vec<Arc<Principal>>> {
-        Some(self.holders()?.values().cloned().collect())
+    /// Returns the principals with keys, or `None` without a key file.
+    pub(crate) fn key_principals(&self) -> Option<Vec<Arc<Principal>>> {
+        Some(self.principals()?.values().cloned().collect())
     }
 
-    pub(crate) fn has_several_key_holders(&self) -> bool {
-        self.holders().is_some_and(|holders| holders.len() > 1)
+    pub(crate) fn has_several_keys(&self) -> bool {
+        self.principals().is_some_and(|principals| principals.len() > 1)
     }
 
     /// Returns the principal of a user, if the daemon trusts that user.
@@ -214,18 +215,18 @@ impl AccessControl {
         ))
     }
 
-    fn holders(&self) -> Option<Arc<KeyHolders>> {
+    fn principals(&self) -> Option<Arc<PrincipalsByDigest>> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         keys.clone()
     }
 }
 
-/// Finds the holder of a key.
-fn authenticate_key(holders: &KeyHolders, key: &[u8]) -> Result<Arc<Principal>, Error> {
+/// Finds the principal with a key.
+fn authenticate_key(principals: &PrincipalsByDigest, key: &[u8]) -> Result<Arc<Principal>, Error> {
     let digest = KeyDigest::from_key(key);
-    let found = holders.get_key_value(&digest);
-    let holder = found.filter(|(known, _)| known.constant_time_eq(&digest));
-    let (_, principal) = holder
+    let found = principals.get_key_value(&digest);
+    let matching = found.filter(|(known, _)| known.constant_time_eq(&digest));
+    let (_, principal) = matching
         .ok_or_else(|| unauthenticated("unknown or revoked key: ask the operator for a new one"))?;
 
     if principal.has_expired() {

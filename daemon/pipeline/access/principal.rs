@@ -19,7 +19,7 @@ use crate::daemon::{
 /// Interval at which a stream checks whether the key of its caller has expired.
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A caller that may call: the holder of a key, or a trusted local user.
+/// An authenticated caller: one with a key, or a trusted local user.
 #[derive(Debug)]
 pub(crate) struct Principal {
     name: PrincipalKey,
@@ -33,7 +33,7 @@ pub(crate) struct Principal {
     digest: Option<KeyDigest>,
     /// When the key expires.
     expires: Option<SystemTime>,
-    /// Cancelled when the key is revoked, or gets other rights or another secret.
+    /// Cancelled when the key is revoked, or gets other permissions or another secret.
     revoked: CancellationToken,
     /// `None` without a rate limit.
     bucket: Option<Arc<Mutex<TokenBucket>>>,
@@ -206,9 +206,9 @@ impl Principal {
         self.workspaces.is_none()
     }
 
-    /// Whether both have the same name, rights and key. The holder of a replaced key may be another
-    /// person.
-    pub(super) fn has_same_rights(&self, other: &Self) -> bool {
+    /// Whether both have the same name, permissions, limits, expiry and key. A replaced key may belong
+    /// to another person.
+    pub(super) fn is_equivalent(&self, other: &Self) -> bool {
         self.name == other.name
             && self.role == other.role
             && self.workspaces == other.workspaces

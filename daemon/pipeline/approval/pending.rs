@@ -134,7 +134,7 @@ impl PendingApprovals {
         draining: CancellationToken,
     ) -> Result<Arc<Approval>, Error> {
         let record = &request.approval.record;
-        let slot = self.quota.acquire(record, request.held_bytes, request.max_pending)?;
+        let permit = self.quota.acquire(record, request.held_bytes, request.max_pending)?;
         if self.requests_since_retention.fetch_add(1, Ordering::Relaxed)
             == RETENTION_INTERVAL_REQUESTS
         {
@@ -147,25 +147,25 @@ impl PendingApprovals {
         let wait = Arc::clone(self).await_decision(request, caller_gone, draining);
         let waited = task::spawn_tracked("approval", async move {
             let ended = wait.await;
-            drop(slot);
+            drop(permit);
             ended
         });
         waited.await.map_err(Error::internal)?
     }
 
-    /// Subscribes to released slots.
+    /// Subscribes to released permits.
     pub(in crate::daemon::pipeline) fn freed(&self) -> watch::Receiver<()> {
         self.quota.freed()
     }
 
     /// Whether a caller could request approval of another small call.
-    pub(in crate::daemon::pipeline) fn has_free_slot(
+    pub(in crate::daemon::pipeline) fn has_free_permit(
         &self,
         workspace: &str,
         principal: &str,
     ) -> bool {
         let max_pending = self.rules.snapshot().policy.approvals.max_pending;
-        self.quota.has_free_slot(workspace, principal, max_pending)
+        self.quota.has_free_permit(workspace, principal, max_pending)
     }
 
     async fn await_decision(

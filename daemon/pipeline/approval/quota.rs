@@ -25,7 +25,7 @@ const APPROVAL_QUOTA_RETRY_AFTER: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct ApprovalQuota {
     usage: Mutex<ApprovalQuotaUsage>,
-    /// Changes whenever a slot is released.
+    /// Changes whenever a permit is released.
     freed: watch::Sender<()>,
 }
 
@@ -42,9 +42,9 @@ struct ApprovalQuotaUsage {
     bytes: HashMap<String, usize>,
 }
 
-/// Permission to wait for approval. Dropping it frees the slot.
+/// Permission to wait for approval. Dropping it frees the permit.
 #[derive(Debug)]
-pub(super) struct ApprovalSlot {
+pub(super) struct ApprovalPermit {
     quota: Arc<ApprovalQuota>,
     workspace: String,
     principal: String,
@@ -52,13 +52,13 @@ pub(super) struct ApprovalSlot {
 }
 
 impl ApprovalQuota {
-    /// Subscribes to released slots.
+    /// Subscribes to released permits.
     pub(super) fn freed(&self) -> watch::Receiver<()> {
         self.freed.subscribe()
     }
 
-    /// Whether a small call could get a slot, with `max_pending` slots in its workspace.
-    pub(super) fn has_free_slot(
+    /// Whether a small call could get a permit, with `max_pending` permits in its workspace.
+    pub(super) fn has_free_permit(
         &self,
         workspace: &str,
         principal: &str,
@@ -69,13 +69,13 @@ impl ApprovalQuota {
         all < max_pending && is_fair(own, 1, max_pending - all)
     }
 
-    /// Acquires a slot for a call of `size` bytes, with `max_pending` slots in its workspace.
+    /// Acquires a permit for a call of `size` bytes, with `max_pending` permits in its workspace.
     pub(super) fn acquire(
         self: &Arc<Self>,
         record: &ApprovalRecord,
         size: usize,
         max_pending: usize,
-    ) -> Result<ApprovalSlot, Error> {
+    ) -> Result<ApprovalPermit, Error> {
         let (workspace, principal) = (&record.workspace, &record.principal);
         if size > MAX_PENDING_BYTES {
             let text = format!(
@@ -115,7 +115,7 @@ impl ApprovalQuota {
         *calls.entry(principal.clone()).or_default() += 1;
         *usage.bytes.entry(principal.clone()).or_default() += size;
 
-        Ok(ApprovalSlot {
+        Ok(ApprovalPermit {
             quota: Arc::clone(self),
             workspace: workspace.clone(),
             principal: principal.clone(),
@@ -157,7 +157,7 @@ fn quota_error(text: String, limit: usize) -> Error {
         .with_cause(ApprovalQuotaExceeded)
 }
 
-impl Drop for ApprovalSlot {
+impl Drop for ApprovalPermit {
     fn drop(&mut self) {
         let mut usage = self.quota.lock();
         if let Some(calls) = usage.calls.get_mut(&self.workspace) {
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn one_caller_leaves_slots_for_others() {
+    fn one_caller_leaves_permits_for_others() {
         let quota = Arc::new(ApprovalQuota::default());
         let acquire = |workspace: &str, principal: &str, max_pending| {
             quota.acquire(&record(workspace, principal), 1, max_pending)
@@ -215,23 +215,23 @@ mod tests {
         assert!(usage.calls.is_empty() && usage.bytes.is_empty());
         drop(usage);
 
-        // With one slot, the first caller gets it.
+        // With one permit, the first caller gets it.
         let _one = acquire("w", "a", 1).unwrap();
         acquire("w", "b", 1).unwrap_err();
     }
 
     #[test]
-    fn rejected_caller_learns_of_a_released_slot() {
+    fn rejected_caller_learns_of_a_released_permit() {
         let quota = Arc::new(ApprovalQuota::default());
         let acquire = || quota.acquire(&record("w", "a"), 1, 1);
-        assert!(quota.has_free_slot("w", "a", 1));
+        assert!(quota.has_free_permit("w", "a", 1));
         let held = acquire().unwrap();
-        assert!(!quota.has_free_slot("w", "a", 1) && quota.has_free_slot("other", "a", 1));
+        assert!(!quota.has_free_permit("w", "a", 1) && quota.has_free_permit("other", "a", 1));
         let freed = quota.freed();
         assert!(is_approval_quota_error(&acquire().unwrap_err()));
         assert!(!freed.has_changed().unwrap());
         drop(held);
-        assert!(freed.has_changed().unwrap() && quota.has_free_slot("w", "a", 1));
+        assert!(freed.has_changed().unwrap() && quota.has_free_permit("w", "a", 1));
 
         // A call beyond the limit can never be accepted.
         let large = quota.acquire(&record("w", "a"), MAX_PENDING_BYTES + 1, 1).unwrap_err();
@@ -244,8 +244,8 @@ mod tests {
         let acquire = |principal: &str, size| quota.acquire(&record("w", principal), size, 1000);
         acquire("a", MAX_PENDING_BYTES + 1).unwrap_err();
         let mut held = Vec::new();
-        while let Ok(slot) = acquire("a", 10 << 20) {
-            held.push(slot);
+        while let Ok(permit) = acquire("a", 10 << 20) {
+            held.push(permit);
         }
 
         assert_eq!(held.len(), 9);

@@ -50,7 +50,6 @@ pub(crate) struct ApprovalRequest {
     pub(crate) policy_snapshot: Arc<PolicySnapshot>,
 }
 
-/// The decision of an approver.
 #[derive(Debug)]
 pub(crate) enum ApprovalDecision {
     Allow,

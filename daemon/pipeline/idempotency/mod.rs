@@ -85,7 +85,6 @@ pub(crate) struct Idempotency {
 #[derive(Debug, Default)]
 struct InFlightRequests(Mutex<HashMap<RequestKey, Arc<InFlightRequest<Claim>>>>);
 
-/// The outcome of a claim.
 #[derive(Debug)]
 pub(super) enum ClaimOutcome {
     /// The holder of this claim does the work.
@@ -99,6 +98,14 @@ pub(super) enum ClaimOutcome {
     /// The daemon died during the work, could not store the reply, or has evicted it. Holds the
     /// step of the session, if known.
     Lost(Option<u64>),
+}
+
+/// The result of an attempt to claim a request id, without waiting.
+#[derive(Debug)]
+pub(super) enum ClaimAttempt {
+    Settled(ClaimOutcome),
+    /// Another call does the work.
+    InFlight(Waiter<Claim>),
 }
 
 /// The right and the duty to do the work of a request id. Dropping it without a reply releases the
@@ -164,8 +171,8 @@ impl Idempotency {
     ) -> Result<ClaimOutcome, Error> {
         loop {
             let waiter = match self.try_claim(&key, &request, on_crash, None).await? {
-                Ok(outcome) => return Ok(outcome),
-                Err(waiter) => waiter,
+                ClaimAttempt::Settled(outcome) => return Ok(outcome),
+                ClaimAttempt::InFlight(waiter) => waiter,
             };
             if let Some(reply) = waiter.wait().await {
                 return Ok(ClaimOutcome::Completed { reply, is_recent: true });
@@ -181,15 +188,15 @@ impl Idempotency {
         request: &RequestIdentity,
         on_crash: OnCrash,
         deadline: Option<Instant>,
-    ) -> Result<Result<ClaimOutcome, Waiter<Claim>>, Error> {
+    ) -> Result<ClaimAttempt, Error> {
         match self.join(key, request, deadline)? {
             JoinOutcome::Acquired(claim) => {
                 // In a task of its own: if the caller goes away, the database must still be asked,
                 // or nothing would know whether it holds the claim.
                 let storing = task::spawn_tracked("claim", claim.store(request.clone(), on_crash));
-                storing.await.map_err(Error::internal)?.map(Ok)
+                storing.await.map_err(Error::internal)?.map(ClaimAttempt::Settled)
             }
-            JoinOutcome::InFlight(waiter) => Ok(Err(waiter)),
+            JoinOutcome::InFlight(waiter) => Ok(ClaimAttempt::InFlight(waiter)),
         }
     }
 

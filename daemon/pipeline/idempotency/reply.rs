@@ -87,9 +87,9 @@ pub(in crate::daemon::pipeline) fn decode<R: Message + Default>(bytes: &[u8]) ->
 
 /// Whether the result is the reply to every later duplicate.
 ///
-/// A call that was rejected before it did anything is not final, and may be retried with the same
-/// id: rejected for its parameters, its caller's rights, the policy, or a missing approval; or for
-/// lack of capacity, disk space, a usable state directory or a sandbox.
+/// An error that means that nothing was started is not final: the id can be used again. Such errors
+/// are marked `not_started`, or have one of the reasons below: a rejection (parameters, permissions,
+/// policy, missing approval) or a shortage (capacity, disk, state directory, sandbox).
 pub(in crate::daemon::pipeline) fn is_final<R>(result: &Result<R, Error>) -> bool {
     match result {
         Ok(_) => true,

@@ -18,17 +18,17 @@ impl Idempotency {
         self.table.key_fingerprint(principal.digest().map(KeyDigest::as_bytes))
     }
 
-    /// Removes the claims and stored replies of all keys except those of `holders`.
+    /// Removes the claims and stored replies of all keys except those of `principals`.
     ///
     /// Work of a revoked key runs to its end, for its waiters. A later key with the same name
     /// claims the id anew.
     pub(crate) async fn remove_revoked(
         &self,
-        holders: impl IntoIterator<Item = Arc<Principal>>,
+        principals: impl IntoIterator<Item = Arc<Principal>>,
     ) -> Result<(), DatabaseError> {
-        let keys = holders
+        let keys = principals
             .into_iter()
-            .map(|holder| (holder.name().to_owned(), self.key_fingerprint(&holder)));
+            .map(|principal| (principal.name().to_owned(), self.key_fingerprint(&principal)));
         self.table.remove_revoked(keys.collect()).await
     }
 }

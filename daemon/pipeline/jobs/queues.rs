@@ -1,6 +1,7 @@
 //! Decides which job starts next. Pure state: no clocks, locks or files.
 //!
-//! A slot goes to the caller that has waited longest since its last slot. Of its jobs, the first
+//! A slot is the permission to run one job. It goes to the caller that has waited longest since its
+//! last slot. Of its jobs, the first
 //! one in a queue with a free slot starts. So neither the priorities nor the number of one caller's
 //! jobs delay those of another. If callers are distinguished, a quarter of all slots is headroom
 //! for callers with few: a job may run for ever, and a new caller still finds a slot.

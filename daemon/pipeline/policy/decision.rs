@@ -19,7 +19,7 @@ pub(crate) struct CompiledPolicy {
     deny_tools: BTreeSet<String>,
     /// Tools that the rest of the configuration makes useless. They count as disabled.
     unusable_tools: &'static [&'static str],
-    risk_levels: RiskActions,
+    risk_actions: RiskActions,
     rules: Vec<Arc<Rule>>,
     /// Limits on pending approvals.
     pub(crate) approvals: ApprovalsConfig,
@@ -30,7 +30,7 @@ pub(crate) struct CompiledPolicy {
 pub(crate) struct PolicySnapshot {
     pub(crate) policy: Arc<CompiledPolicy>,
     /// Rules that `ApprovalService` created, newest first.
-    stored_rules: Arc<[Arc<Rule>]>,
+    runtime_rules: Arc<[Arc<Rule>]>,
 }
 
 /// The action for a call, and what decided it.
@@ -100,7 +100,7 @@ impl CompiledPolicy {
             allow_tools: policy.allow_tools,
             deny_tools: policy.deny_tools,
             unusable_tools,
-            risk_levels: policy.risk_actions,
+            risk_actions: policy.risk_actions,
             rules,
             approvals: policy.approvals,
         })
@@ -124,21 +124,21 @@ impl CompiledPolicy {
     /// Returns the action for calls that no rule matches.
     pub(crate) fn action_for_risk(&self, risk: Risk) -> PolicyAction {
         match risk {
-            Risk::ReadOnly => self.risk_levels.read_only,
-            Risk::SafeWrite => self.risk_levels.safe_write,
-            Risk::Dangerous | Risk::Unspecified => self.risk_levels.dangerous,
+            Risk::ReadOnly => self.risk_actions.read_only,
+            Risk::SafeWrite => self.risk_actions.safe_write,
+            Risk::Dangerous | Risk::Unspecified => self.risk_actions.dangerous,
         }
     }
 }
 
 impl PolicySnapshot {
-    pub(crate) fn new(policy: Arc<CompiledPolicy>, stored_rules: Arc<[Arc<Rule>]>) -> Self {
-        Self { policy, stored_rules }
+    pub(crate) fn new(policy: Arc<CompiledPolicy>, runtime_rules: Arc<[Arc<Rule>]>) -> Self {
+        Self { policy, runtime_rules }
     }
 
     /// Returns the rules that `ApprovalService` created, newest first.
-    pub(crate) fn stored_rules(&self) -> &[Arc<Rule>] {
-        &self.stored_rules
+    pub(crate) fn runtime_rules(&self) -> &[Arc<Rule>] {
+        &self.runtime_rules
     }
 
     /// Whether a decision needs the parameters of a call: to match rules, or to show them to an
@@ -212,7 +212,7 @@ impl PolicySnapshot {
 
     /// Returns all rules, in the order in which they are matched.
     fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
-        self.stored_rules.iter().chain(&self.policy.rules)
+        self.runtime_rules.iter().chain(&self.policy.rules)
     }
 }
 

@@ -99,7 +99,7 @@ impl RuleStore {
     /// Replaces the policy of the configuration file.
     pub(crate) fn replace_policy(&self, policy: CompiledPolicy) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        let stored = current.stored_rules().iter().cloned().collect();
+        let stored = current.runtime_rules().iter().cloned().collect();
         *current = Arc::new(PolicySnapshot::new(Arc::new(policy), stored));
     }
 
@@ -122,7 +122,7 @@ impl RuleStore {
         store(to_stored_rule(&rule)).await.map_err(|error| state_database_error(&error))?;
 
         let rule = Arc::new(rule);
-        let mut rules: Vec<_> = self.snapshot().stored_rules().to_vec();
+        let mut rules: Vec<_> = self.snapshot().runtime_rules().to_vec();
         rules.push(Arc::clone(&rule));
         rules.sort_by_key(|rule| Reverse(creation_order(rule)));
         self.set_stored(rules.into_iter());
@@ -151,7 +151,7 @@ impl RuleStore {
         let updated = self.table.update(id.to_owned(), changed.enabled, expires_ms).await;
         updated.map_err(|error| state_database_error(&error))?;
 
-        let rules = snapshot.stored_rules().iter().cloned();
+        let rules = snapshot.runtime_rules().iter().cloned();
         self.set_stored(rules.map(|rule| if rule.id == id { Arc::clone(&changed) } else { rule }));
 
         Ok(changed)
@@ -175,7 +175,7 @@ impl RuleStore {
         let snapshot = self.snapshot();
         let is_old = |rule: &Arc<Rule>| rule.expires.is_some_and(|expiry| expiry < cutoff);
         let old = snapshot
-            .stored_rules()
+            .runtime_rules()
             .iter()
             .filter(|rule| is_old(rule))
             .map(|rule| rule.id.clone())
@@ -191,7 +191,7 @@ impl RuleStore {
 
         self.table.remove(ids.iter().cloned().collect()).await?;
         let snapshot = self.snapshot();
-        let rules = snapshot.stored_rules().iter().cloned();
+        let rules = snapshot.runtime_rules().iter().cloned();
         self.set_stored(rules.filter(|rule| !ids.contains(&rule.id)));
         Ok(())
     }
@@ -211,7 +211,7 @@ fn rules_to_evict(
 ) -> Result<BTreeSet<String>, Error> {
     let is_in_same_workspace = |other: &&Arc<Rule>| other.workspaces == rule.workspaces;
     let (mut expired, unexpired): (Vec<_>, Vec<_>) = snapshot
-        .stored_rules()
+        .runtime_rules()
         .iter()
         .filter(is_in_same_workspace)
         .partition(|other| other.has_expired(now));
@@ -268,7 +268,7 @@ fn find_stored<'s>(
             "is a rule of the configuration file: change it there, then send SIGHUP to the daemon";
         return Err(Error::invalid_field("rule_id", text));
     }
-    let mut rules = snapshot.stored_rules().iter();
+    let mut rules = snapshot.runtime_rules().iter();
     let found = rules.find(|rule| rule.id == id && is_visible(rule));
     found.ok_or_else(|| {
         let text = format!("unknown rule {id:?}: ListRules lists the rules");
