@@ -23,7 +23,7 @@ pub enum CopyError {
     #[error(transparent)]
     Call(#[from] CallError),
     /// Writing the data that was read failed.
-    #[error("the artifact cannot be written")]
+    #[error("cannot write the data of the artifact")]
     Write(#[source] io::Error),
 }
 

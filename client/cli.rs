@@ -51,15 +51,15 @@ pub(crate) enum CliCommand {
     Mv(command::path_changes::MvArgs),
     Rm(command::path_changes::RmArgs),
     #[command(alias = "nb")]
-    Notebook(command::nb::NbArgs),
+    Notebook(command::notebook::NotebookArgs),
     /// Show the daemon's version, isolation level, limits and current load.
     Info,
     Health(command::health::HealthArgs),
     Events(command::events::EventsArgs),
     Sessions(command::events::SessionsArgs),
     #[command(alias = "last")]
-    LastCommand(command::last::LastArgs),
-    Artifacts(command::last::ArtifactsArgs),
+    LastCommand(command::last_command::LastCommandArgs),
+    Artifacts(command::last_command::ArtifactsArgs),
     Artifact(command::artifact::ArtifactArgs),
     Tools(command::tools::ToolsArgs),
     Call(command::call::CallArgs),
@@ -114,7 +114,7 @@ pub(crate) fn cli_command() -> clap::Command {
     };
 
     let groups = COMMAND_GROUPS.iter().map(|(title, names)| {
-        let lines = names.iter().map(|name| format!("  {name:<12} {}\n", about(name)));
+        let lines = names.iter().map(|name| format!("  {name:<13} {}\n", about(name)));
         format!("{title}:\n{}\n", lines.collect::<String>())
     });
     let groups: String = groups.collect();

@@ -26,7 +26,7 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 /// Longest deadline that is sent. `grpc-timeout` has eight digits; longer deadlines are capped.
-const MAX_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_CALL_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Metadata key of the request id (idempotency key).
 const REQUEST_ID_METADATA: &str = "jig-request-id";
@@ -66,7 +66,7 @@ pub enum ConnectError {
     },
     /// No process listens at the address.
     #[error(
-        "nothing listens at {address}; start a daemon there with `jig serve --listen {address}`"
+        "nothing listens at {address}; check the address, or start a daemon there with `jig serve --listen {address}`"
     )]
     NothingListens {
         /// Address of the daemon.
@@ -144,7 +144,7 @@ impl TryFrom<Options> for CallMetadata {
 
         Ok(Self {
             metadata: metadata.into(),
-            deadline: options.deadline.map(|time| time.min(MAX_DEADLINE)),
+            deadline: options.deadline.map(|time| time.min(MAX_CALL_TIMEOUT)),
         })
     }
 }
@@ -265,7 +265,7 @@ mod tests {
             .map(|(key, value)| (key.as_str(), value.to_str().unwrap()))
             .collect();
         assert_eq!(metadata, [("authorization", "Bearer k"), ("jig-session", "s")]);
-        assert_eq!(context.deadline, Some(MAX_DEADLINE));
+        assert_eq!(context.deadline, Some(MAX_CALL_TIMEOUT));
     }
 
     #[test]

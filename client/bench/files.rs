@@ -141,11 +141,11 @@ pub(super) fn bench_files(global: &GlobalArgs, args: &FilesArgs) -> Result<(), C
     ];
 
     if let Err(reason) = bench.run_once(FilesBenchCase::GitApply) {
-        output::note(&format!("without git: {reason:?}"));
+        output::note(&format!("git is left out: {}", reason.summary()));
         kinds.retain(|kind| *kind != FilesBenchCase::GitApply);
     }
     if let Err(reason) = bench.run_once(FilesBenchCase::RipgrepList) {
-        output::note(&format!("without ripgrep: {reason:?}"));
+        output::note(&format!("ripgrep is left out: {}", reason.summary()));
         kinds.retain(|kind| !kind.is_ripgrep());
     }
 
@@ -303,13 +303,13 @@ fn targets(measured: &[(FilesBenchCase, Samples)]) -> Vec<BenchTarget> {
     let samples_of = |wanted| measured.iter().find(|(kind, _)| *kind == wanted);
     TARGETS
         .into_iter()
-        .filter_map(|(promise, tool, reference, max_ratio)| {
+        .filter_map(|(label, tool, reference, max_ratio)| {
             let (Some((_, tool)), Some((_, reference))) = (samples_of(tool), samples_of(reference))
             else {
                 return None;
             };
             Some(BenchTarget {
-                promise,
+                label,
                 measured: tool.ratio(reference),
                 unit: TargetUnit::Ratio,
                 bound: TargetBound::AtMost(max_ratio),
@@ -352,7 +352,7 @@ fn to_json(files: usize, measured: &[(FilesBenchCase, Samples)]) -> Value {
         .iter()
         .map(|target| {
             json!({
-                "target": target.promise,
+                "target": target.label,
                 "measured": target.measured,
                 "met": target.is_met(),
             })

@@ -12,11 +12,11 @@ pub(super) struct Samples {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct BenchTarget {
     /// Description of the target.
-    pub(super) promise: &'static str,
+    pub(super) label: &'static str,
     pub(super) measured: f64,
     pub(super) unit: TargetUnit,
     pub(super) bound: TargetBound,
-    /// Stricter bound, which is a goal but not a promise.
+    /// Stricter bound, which the measurement need not meet.
     pub(super) stretch: Option<TargetBound>,
 }
 
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn verdicts_follow_the_bounds() {
         let target = |measured| BenchTarget {
-            promise: "p50",
+            label: "p50",
             measured,
             unit: TargetUnit::Ratio,
             bound: TargetBound::AtMost(1.4),

@@ -17,7 +17,7 @@ pub(super) fn targets_table(targets: &[BenchTarget]) -> String {
     let mut rows = vec![["target", "bound", "measured", ""].map(String::from)];
     for target in targets {
         rows.push([
-            target.promise.to_owned(),
+            target.label.to_owned(),
             format_bound(target),
             with_unit(format!("{:.2}", target.measured), target.unit),
             target.verdict().to_owned(),

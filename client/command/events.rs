@@ -238,7 +238,7 @@ fn event_line(event: Event) -> String {
         }
         "tool_call_denied" => {
             let [principal, by] = ["principal", "denied_by"].map(text);
-            ("denied", format!("to {principal} by {by}"))
+            ("denied", format!("call of {principal}, by {by}"))
         }
         "approval_requested" => {
             let [id, principal] = ["approval_id", "principal"].map(text);
@@ -376,7 +376,7 @@ mod tests {
                     "tool_call_denied",
                     [("principal", text("key:a")), ("denied_by", text("rule:file:secrets"))],
                 ),
-                "2026-11-22T07:37:11.123Z     12  run               denied    to key:a by rule:file:secrets\n",
+                "2026-11-22T07:37:11.123Z     12  run               denied    call of key:a, by rule:file:secrets\n",
             ),
             (
                 event(

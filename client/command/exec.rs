@@ -39,10 +39,10 @@ const DEFAULT_SHELL_COMMAND: &str = "command -v bash > /dev/null && exec bash; e
 ///
 /// Example: `jig exec -it -- bash`.
 ///
-/// The words are those of `jig run`. With -t they are optional: the default is a shell. `jig exec
+/// COMMAND is given as for `jig run`. With -t it is optional: the default is a shell. `jig exec
 /// -it` works like `ssh -t`: keys, Ctrl-C and window size reach the command. At the start of a
-/// line, `~.` leaves the command, `~^Z` suspends jig, and `~?` lists these keys. Without -t, the
-/// first Ctrl-C sends SIGINT to the command, and the second one ends it.
+/// line, `~.` detaches from the command, `~^Z` suspends jig, and `~?` lists these keys. Without
+/// -t, the first Ctrl-C sends SIGINT to the command, and the second one ends it.
 ///
 /// Exit codes: that of the command; 128+n after signal n, 124 after a timeout, 130 if cancelled,
 /// 141 if standard output is closed. 125 if jig failed, if a lost connection ended the command, or
@@ -56,7 +56,8 @@ pub(crate) struct ExecArgs {
     /// Run the command in a terminal of the size of this one.
     #[arg(short, long)]
     tty: bool,
-    /// Let the command continue if this jig ends or loses its connection. `jig attach` reconnects.
+    /// Let the command continue if this client ends or loses its connection. `jig attach`
+    /// reconnects.
     #[arg(long)]
     keep: bool,
     /// Start the command, print its process id, and leave it running.
@@ -76,11 +77,11 @@ impl ExecArgs {
     }
 }
 
-/// Attach to a command that `jig exec --keep` or `--detach` started.
+/// Attach to a process that `jig ps --all` lists.
 ///
-/// Prints the stored output and then new output. Without -i, Ctrl-C leaves the command and does not
-/// affect it. With -i, it works as in `jig exec`. Exit codes are those of `jig exec`: 125 if the
-/// command succeeded but early output has been discarded.
+/// Prints the stored output and then new output. Without -i, Ctrl-C detaches from the command and
+/// does not affect it. With -i, it works as in `jig exec`. Exit codes are those of `jig exec`: 125
+/// if the command succeeded but early output has been discarded.
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
     /// Pass standard input to the command.
@@ -131,12 +132,13 @@ pub(super) fn run(global: &GlobalArgs, request: StartRequest) -> u8 {
 pub(crate) fn attach(global: &GlobalArgs, args: AttachArgs) -> ExitCode {
     let result = global.require_address().and_then(|address| {
         let id = args.process.clone();
-        // With a terminal, keys are forwarded one by one.
+        // The list says whether the process has a terminal, and whether it outlives its readers.
         let listed = connection::call_address(address, global, async |client: Client| {
             Ok(client.list_processes().await?)
         })?;
 
         let process = listed.processes.into_iter().find(|process| process.process_id == id);
+        // With a terminal, keys are forwarded one by one.
         let has_terminal = process.as_ref().is_some_and(|process| process.has_terminal);
         let keeps = process.is_some_and(|process| process.on_disconnect() == OnDisconnect::Keep);
 

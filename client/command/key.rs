@@ -101,7 +101,7 @@ mod keys {
             KeyCommand::Revoke { name } => {
                 key_admin::revoke(&path, &name).map_err(failed)?;
                 output::note(&format!(
-                    "the key {:?} is revoked once the daemon has read {}; send SIGHUP to make it read the file now",
+                    "the key {:?} is revoked in {}. Send SIGHUP to the daemon to apply it",
                     name,
                     path.display()
                 ));
@@ -141,7 +141,7 @@ mod keys {
 
         output::write_stdout(format!("{key}\n").as_bytes())?;
         output::note(&format!(
-            "key {:?} ({}) created. It is shown once; {} stores only its digest. A running daemon accepts it once it has read the file (kill -HUP)",
+            "key {:?} ({}) created. It is shown once; {} stores only its digest. A running daemon accepts it after SIGHUP",
             grant.name,
             grant.role,
             path.display()

@@ -25,7 +25,7 @@ const MIN_WIDE_COLUMNS: u16 = 120;
 /// List the running processes of the workspace that `jig run` and `jig exec` started, newest first.
 #[derive(Debug, Args)]
 pub(crate) struct PsArgs {
-    /// Also list processes that ended in the last 15 minutes.
+    /// Also list processes that have ended, for 15 minutes unless the operator sets another time.
     #[arg(short, long)]
     all: bool,
     /// Default since `jig ps` lists running processes only.

@@ -39,12 +39,14 @@ enum RulesCommand {
         rules: Vec<String>,
     },
     /// Enable a rule.
-    On {
+    #[command(alias = "on")]
+    Enable {
         /// Id of the rule.
         rule: String,
     },
     /// Disable a rule.
-    Off {
+    #[command(alias = "off")]
+    Disable {
         /// Id of the rule.
         rule: String,
     },
@@ -83,8 +85,8 @@ pub(crate) fn rules(global: &GlobalArgs, args: RulesArgs) -> ExitCode {
         RulesCommand::List => list(address, global),
         RulesCommand::Add(args) => add(address, global, args),
         RulesCommand::Rm { rules } => remove(address, global, rules),
-        RulesCommand::On { rule } => set_enabled(address, global, rule, true),
-        RulesCommand::Off { rule } => set_enabled(address, global, rule, false),
+        RulesCommand::Enable { rule } => set_enabled(address, global, rule, true),
+        RulesCommand::Disable { rule } => set_enabled(address, global, rule, false),
     });
     report_and_exit(result, global.json)
 }
@@ -207,8 +209,8 @@ fn state_text(rule: &Rule, now: SystemTime) -> &'static str {
     let ends = rule.expire_time.and_then(|time| SystemTime::try_from(time).ok());
     match (rule.enabled, ends) {
         (_, Some(end)) if end <= now => "expired",
-        (true, _) => "on",
-        (false, _) => "off",
+        (true, _) => "enabled",
+        (false, _) => "disabled",
     }
 }
 
@@ -243,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expired_rule_is_not_on() {
+    fn expired_rule_is_not_enabled() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
         let rule = |enabled, ends: Option<u64>| Rule {
             rule_id: "01A".to_owned(),
@@ -253,10 +255,10 @@ mod tests {
             ..Rule::default()
         };
         for (enabled, ends, expected) in [
-            (true, None, "on"),
-            (true, Some(101), "on"),
+            (true, None, "enabled"),
+            (true, Some(101), "enabled"),
             (true, Some(100), "expired"),
-            (false, None, "off"),
+            (false, None, "disabled"),
             (false, Some(99), "expired"),
         ] {
             let table = rules_table(&[rule(enabled, ends)], now);

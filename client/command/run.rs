@@ -231,7 +231,7 @@ fn run_notes(response: &RunResponse, has_artifacts: bool, session: Option<&str>)
 
         let session = session.map_or_else(String::new, |name| format!(" --session {name}"));
         notes.push(if has_artifacts {
-            format!("{bytes} bytes of {name} are in: jig artifact{session} {path}")
+            format!("{name} has {bytes} bytes; print all of it with: jig artifact{session} {path}")
         } else {
             format!("{name} has {bytes} bytes; raise --max-output to see more")
         });
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(
             run_notes(&response, true, Some("s")),
             [
-                "5000000 bytes of standard output are in: jig artifact --session s logs/x.txt",
+                "standard output has 5000000 bytes; print all of it with: jig artifact --session s logs/x.txt",
                 "ended: out of memory (limit: memory)",
             ]
         );

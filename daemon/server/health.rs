@@ -34,7 +34,7 @@ struct HealthReport {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct HealthConditions {
     pub(super) is_draining: bool,
-    pub(super) runs_commands: bool,
+    pub(super) can_run_commands: bool,
     /// Number of listeners that cannot accept connections.
     pub(super) failing_listeners: usize,
     pub(super) has_lost_state: bool,
@@ -66,7 +66,7 @@ impl Health {
 
 impl HealthReport {
     async fn publish(&self) {
-        let HealthConditions { is_draining, runs_commands, failing_listeners, has_lost_state } =
+        let HealthConditions { is_draining, can_run_commands, failing_listeners, has_lost_state } =
             self.conditions;
         let is_serving = !is_draining && failing_listeners == 0 && !has_lost_state;
 
@@ -76,7 +76,7 @@ impl HealthReport {
             (name, COMMAND_SERVICES.contains(&name))
         });
         for (name, needs_commands) in daemon.into_iter().chain(services) {
-            let status = if is_serving && (runs_commands || !needs_commands) {
+            let status = if is_serving && (can_run_commands || !needs_commands) {
                 ServingStatus::Serving
             } else {
                 ServingStatus::NotServing

@@ -109,7 +109,7 @@ pub(crate) struct ServerContext {
     /// Watched: health depends on whether sandboxes can be built.
     pub(crate) sandboxes: Arc<SandboxPools>,
     /// Whether commands can run at start.
-    pub(crate) runs_commands: bool,
+    pub(crate) can_run_commands: bool,
     /// Whether the files of the state directory are lost. `None` if they are not watched.
     pub(crate) state_lost: Option<watch::Receiver<bool>>,
 }
@@ -140,12 +140,12 @@ pub(crate) async fn serve(
     drain_timeout: Duration,
     announce: bool,
 ) -> io::Result<()> {
-    let ServerContext { pipeline, info, sandboxes, runs_commands, state_lost } = context;
+    let ServerContext { pipeline, info, sandboxes, can_run_commands, state_lost } = context;
     let shutdown = pipeline.shutdown.clone();
     let methods: HashSet<_> = pipeline.catalog.method_paths().map(str::to_owned).collect();
 
     let (reporter, health_service) = tonic_health::server::health_reporter();
-    let conditions = HealthConditions { runs_commands, ..HealthConditions::default() };
+    let conditions = HealthConditions { can_run_commands, ..HealthConditions::default() };
     let health = Health::start(reporter, service_names(&methods), conditions).await;
 
     let addresses = listeners.addresses();
@@ -161,7 +161,7 @@ pub(crate) async fn serve(
     if let Some(state_lost) = state_lost {
         spawn_state_watch(health.clone(), state_lost);
     }
-    let keeper_watch = spawn_keeper_watch(health.clone(), sandboxes, runs_commands);
+    let keeper_watch = spawn_keeper_watch(health.clone(), sandboxes, can_run_commands);
 
     let second_signal = trigger.wait().await;
     keeper_watch.abort();
@@ -289,7 +289,7 @@ fn spawn_state_watch(health: Health, mut state_lost: watch::Receiver<bool>) {
 fn spawn_keeper_watch(
     health: Health,
     sandboxes: Arc<SandboxPools>,
-    mut runs_commands: bool,
+    mut can_run_commands: bool,
 ) -> JoinHandle<()> {
     task::spawn("keeper watch", async move {
         loop {
@@ -297,23 +297,23 @@ fn spawn_keeper_watch(
                 () = sandboxes.keeper_died() => break,
                 can_run = sandboxes.availability_changed() => can_run,
             };
-            if can_run == runs_commands {
+            if can_run == can_run_commands {
                 continue;
             }
 
-            runs_commands = can_run;
-            if runs_commands {
+            can_run_commands = can_run;
+            if can_run_commands {
                 tracing::info!("commands can be run again");
             } else {
                 tracing::error!("no sandbox can be built: commands are rejected until one can");
             }
-            health.update(|conditions| conditions.runs_commands = runs_commands).await;
+            health.update(|conditions| conditions.can_run_commands = can_run_commands).await;
         }
 
         tracing::error!(
-            "the keeper of sandboxes has died: no commands can be run until the daemon is restarted"
+            "the keeper of sandboxes (process jig-keeper) has died: no command can run until the daemon is restarted"
         );
-        health.update(|conditions| conditions.runs_commands = false).await;
+        health.update(|conditions| conditions.can_run_commands = false).await;
     })
 }
 

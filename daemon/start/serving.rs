@@ -135,7 +135,7 @@ fn server_context(
     state_lost: Option<watch::Receiver<bool>>,
 ) -> ServerContext {
     let ProbedSandboxes { sandboxes, results } = probed;
-    let runs_commands = isolation.is_ready();
+    let can_run_commands = isolation.is_ready();
     let info = DaemonServiceHandler {
         pipeline: Arc::clone(&pipeline),
         sandboxes: Arc::clone(&sandboxes),
@@ -146,7 +146,7 @@ fn server_context(
         max_concurrent_runs: config.concurrent_runs,
         started,
     };
-    ServerContext { pipeline, info, sandboxes, runs_commands, state_lost }
+    ServerContext { pipeline, info, sandboxes, can_run_commands, state_lost }
 }
 
 /// Settings that all runs share.

@@ -361,8 +361,8 @@ async fn jig_lists_and_decides_without_a_terminal() {
     let rule = decided["rule"]["rule_id"].as_str().unwrap();
     for (words, part) in [
         (&["rules", "list"][..], "always run"),
-        (&["rules", "off", rule], "off"),
-        (&["rules", "on", rule], "on"),
+        (&["rules", "disable", rule], "disabled"),
+        (&["rules", "enable", rule], "enabled"),
         (&["rules", "add", "deny", "run", "--pattern", "rm -rf", "--days", "1"], "deny run"),
         (&["rules", "rm", rule], ""),
     ] {
@@ -373,7 +373,7 @@ async fn jig_lists_and_decides_without_a_terminal() {
     let rules = stdout_json(&run_jig(&daemon, &["rules", "list", "--json"]));
     assert_eq!(rules["rules"].as_array().unwrap().len(), 1);
     daemon.run_failing(shell("rm -rf x"), "POLICY_DENIED").await;
-    let missing = run_jig(&daemon, &["rules", "off", rule]);
+    let missing = run_jig(&daemon, &["rules", "disable", rule]);
     assert!(utf8_text(&missing.stderr).contains("RULE_NOT_FOUND"), "{missing:?}");
 }
 

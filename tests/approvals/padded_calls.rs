@@ -34,7 +34,7 @@ async fn padding_hides_nothing_and_long_calls_require_full_display() {
     // Lines that are seen are not folded: they push what is above them out of sight.
     let long = format!("echo EVIL\n{}", "# fine\n".repeat(30));
     let run = daemon.spawn_run(shell(&long));
-    terminal.await_text("lines but the terminal only 24: answer all", 1).await;
+    terminal.await_text("lines, and the terminal has 24: type all", 1).await;
     terminal.await_text(APPROVE_PROMPT, 2).await;
     for (answer, asked) in [("y\n", 3), ("always\n", 4)] {
         terminal.type_text(answer);

@@ -75,7 +75,7 @@ async fn user_can_leave_a_daemon_that_hangs_after_start() {
     user.type_keys("\r~.");
     assert_eq!(user.wait_for_exit().await, Some(130));
     let screen = user.screen_text();
-    assert!(screen.contains("left; the command ends when the daemon notices"), "{screen}");
+    assert!(screen.contains("detached; the command ends when the daemon notices"), "{screen}");
 }
 
 #[tokio::test]

@@ -99,7 +99,7 @@ impl FairReport {
 
     fn targets(&self) -> Vec<BenchTarget> {
         let target = |measurement: &FloodMeasurement| BenchTarget {
-            promise: "rise of p99, in calls of the flood",
+            label: "rise of p99, in calls of the flood",
             measured: measurement.slowdown(),
             unit: TargetUnit::Ratio,
             bound: TargetBound::AtMost(1.0),

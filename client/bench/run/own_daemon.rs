@@ -15,8 +15,8 @@ use super::{
 };
 
 const MIB: f64 = 1024.0 * 1024.0;
-/// Maximum of idle slots of a workspace. The benchmark's daemon has one workspace. In each, the init process of the last run may remain a zombie
-/// until the next sandbox is built.
+/// Maximum number of idle slots of a workspace; the benchmark's daemon has one workspace. In each
+/// slot, the init process of the last run may remain a zombie until the next sandbox is built.
 const MAX_IDLE_SLOTS: f64 = 8.0;
 
 /// Measurements that need access to the daemon's processes.
@@ -91,7 +91,7 @@ impl OwnDaemonReport {
                 "bytes": stream.bytes,
                 "pipe_bytes_per_sec": stream.pipe_bytes_per_second,
                 "jig_bytes_per_sec": stream.jig_bytes_per_second,
-                "most_resident_bytes": stream.peak_memory_bytes,
+                "peak_memory_bytes": stream.peak_memory_bytes,
             })),
             "sleeping": self.sleeping.as_ref().map(|sleeping| json!({
                 "runs": sleeping.runs,
@@ -105,7 +105,7 @@ impl OwnDaemonReport {
             })),
             "starts": self.starts.as_ref().map(|starts| json!({
                 "p50_ms": starts.times.p50().as_secs_f64() * 1e3,
-                "longest_ms": starts.times.percentile(100).as_secs_f64() * 1e3,
+                "max_ms": starts.times.percentile(100).as_secs_f64() * 1e3,
                 "idle_bytes": starts.idle_bytes,
             })),
         })
@@ -113,8 +113,8 @@ impl OwnDaemonReport {
 
     pub(super) fn targets(&self) -> Vec<BenchTarget> {
         let mut targets = Vec::new();
-        let mut add = |promise, measured: f64, unit, bound| {
-            targets.push(BenchTarget { promise, measured, unit, bound, stretch: None });
+        let mut add = |label, measured: f64, unit, bound| {
+            targets.push(BenchTarget { label, measured, unit, bound, stretch: None });
         };
 
         if let Some(stream) = &self.stream {
@@ -130,8 +130,8 @@ impl OwnDaemonReport {
 
         if let Some(sleeping) = &self.sleeping {
             let overhead = sleeping.run_bytes.saturating_sub(sleeping.bare_bytes) as f64 / MIB;
-            let promise = "overhead of a sleeping run";
-            add(promise, overhead, TargetUnit::Mebibytes, TargetBound::AtMost(1.0));
+            let label = "overhead of a sleeping run";
+            add(label, overhead, TargetUnit::Mebibytes, TargetBound::AtMost(1.0));
         }
 
         if let Some(starts) = &self.starts {
@@ -141,21 +141,21 @@ impl OwnDaemonReport {
 
         if let Some(sequence) = &self.sequence {
             let (before, after) = (sequence.before, sequence.after);
-            for (promise, before, after) in [
+            for (label, before, after) in [
                 ("more descriptors after many runs", before.descriptors, after.descriptors),
                 ("more processes after many runs", before.processes, after.processes),
                 ("more mounts after many runs", before.mounts, after.mounts),
             ] {
                 let growth = after as f64 - before as f64;
-                add(promise, growth, TargetUnit::Count, TargetBound::AtMost(0.0));
+                add(label, growth, TargetUnit::Count, TargetBound::AtMost(0.0));
             }
             let zombies = after.zombies as f64;
             let bound = TargetBound::AtMost(MAX_IDLE_SLOTS);
             add("zombies after many runs", zombies, TargetUnit::Count, bound);
             let growth = (after.bytes as f64 - before.bytes as f64) / MIB;
             // The allocator may retain some memory.
-            let promise = "more memory after many runs";
-            add(promise, growth, TargetUnit::Mebibytes, TargetBound::AtMost(4.0));
+            let label = "more memory after many runs";
+            add(label, growth, TargetUnit::Mebibytes, TargetBound::AtMost(4.0));
         }
         targets
     }

@@ -3,8 +3,8 @@
 //! Taken through their own interfaces on a similar machine: 2 cores, one connection per client,
 //! `/bin/true`.
 //!
-//! They cannot run beside jig. So only their ratio to a bare process, measured in the same hour,
-//! can be compared, not their times.
+//! They could not be measured on this machine. So the report compares only their ratios to a bare
+//! process that was measured in the same hour.
 
 /// Measurements of another server.
 #[derive(Debug)]

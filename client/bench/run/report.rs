@@ -135,7 +135,7 @@ impl RunReport {
         });
         let targets = self.targets().into_iter().map(|target| {
             json!({
-                "target": target.promise,
+                "target": target.label,
                 "bound": table::format_bound(&target),
                 "measured": target.measured,
                 "met": target.is_met(),
@@ -163,9 +163,9 @@ impl RunReport {
         let times = |kind| self.calls.times_of(kind);
         let rate = |kind| self.calls.rate_of(kind);
         let mut targets = Vec::new();
-        let mut add = |promise, measured: Option<f64>, bound, stretch| {
+        let mut add = |label, measured: Option<f64>, bound, stretch| {
             targets.extend(measured.map(|measured| BenchTarget {
-                promise,
+                label,
                 measured,
                 unit: TargetUnit::Ratio,
                 bound,

@@ -79,7 +79,7 @@ pub(super) fn terminal_lines() -> usize {
     lines.filter(|lines| *lines > 0).unwrap_or(DEFAULT_LINES).max(MIN_LINES)
 }
 
-/// Prompt of the question about a call.
+/// Prompt of the question about a call. The specification of `cli_agent` fixes the text.
 pub(super) const DECISION_PROMPT: &str = "Approve? (y/n/always): ";
 
 /// Returns whether the daemon omitted a part of the call.
@@ -96,7 +96,7 @@ pub(super) fn format_rule(approval: &Approval, pattern: &str, width: usize) -> S
     let about = format!("Rule for 30 days: allow {tool} in workspace {workspace}, where");
     if pattern.is_empty() {
         let text = format!(
-            "{about} a pattern matches. Type the pattern: none is suggested for a call like this one, because you could not see what else it allows"
+            "{about} a pattern matches. Type one: jig suggests no pattern for this call, because you could not see what else it allows"
         );
         return wrap_line(&text, width);
     }
@@ -232,7 +232,7 @@ mod tests {
         let mut approval = approval(&[("command", "cat")]);
         let show = |pattern: &str| RulePromptAnswer::Show(pattern.to_owned());
         let text = format_rule(&approval, "", 80).replace("\n    ", "");
-        assert!(text.contains("none is suggested"), "{text}");
+        assert!(text.contains("suggests no pattern"), "{text}");
         for (line, expected) in
             [("y", RulePromptAnswer::No), ("", RulePromptAnswer::No), ("^x", show("^x"))]
         {

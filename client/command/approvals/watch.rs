@@ -59,7 +59,7 @@ pub(super) fn watch(global: &GlobalArgs) -> Result<(), CliError> {
 /// State of the conversation with the user.
 #[derive(Debug, Default)]
 struct ApprovalSession {
-    waiting: BTreeMap<String, Approval>,
+    pending: BTreeMap<String, Approval>,
     /// Id of the call in question.
     current: Option<String>,
     /// Pattern of the rule in question. Empty if the user has to type one.
@@ -99,10 +99,10 @@ impl ApprovalSession {
     fn apply_event(&mut self, event: Event) -> Result<(), CliError> {
         match event {
             Event::Approval(approval) if approval.state() == ApprovalState::Pending => {
-                self.waiting.insert(approval.approval_id.clone(), approval);
+                self.pending.insert(approval.approval_id.clone(), approval);
             }
             Event::Approval(approval) => {
-                self.waiting.remove(&approval.approval_id);
+                self.pending.remove(&approval.approval_id);
                 if self.current.as_ref() == Some(&approval.approval_id) {
                     self.withdraw_question(&approval)?;
                 }
@@ -121,11 +121,12 @@ impl ApprovalSession {
         self.rule_pattern = None;
         self.discards_next_line = true;
         output::write_stdout(b"\n")?;
-        output::note(&format!(
-            "this call is no longer pending: {} by {}. Press Enter to continue",
-            state_name(approval),
-            approval.decided_by
-        ));
+        let state = state_name(approval);
+        let end = match approval.decided_by.as_str() {
+            "" | "daemon" => state,
+            decided_by => format!("{state} by {decided_by}"),
+        };
+        output::note(&format!("this call is no longer pending: {end}. Press Enter to continue"));
         Ok(())
     }
 
@@ -134,7 +135,7 @@ impl ApprovalSession {
         if self.current.is_some() || self.discards_next_line {
             return Ok(());
         }
-        let Some((id, approval)) = self.waiting.first_key_value() else {
+        let Some((id, approval)) = self.pending.first_key_value() else {
             return Ok(());
         };
 
@@ -148,10 +149,10 @@ impl ApprovalSession {
         let max_lines = terminal_lines();
         self.fully_shown = lines <= max_lines && !is_truncated(approval);
         if is_truncated(approval) {
-            output::note("a part of this call is omitted: answer all to see it");
+            output::note("a part of this call is omitted: type all to print it");
         } else if !self.fully_shown {
             output::note(&format!(
-                "this call has {lines} lines but the terminal only {max_lines}: answer all, and read from \"Tool:\" on"
+                "this call has {lines} lines, and the terminal has {max_lines}: type all to print it, then scroll up to \"Tool:\""
             ));
         }
 
@@ -169,7 +170,7 @@ impl ApprovalSession {
             self.discards_next_line = false;
             return Ok(());
         }
-        let current = self.current.as_ref().and_then(|id| self.waiting.get(id));
+        let current = self.current.as_ref().and_then(|id| self.pending.get(id));
         let Some(approval) = current.cloned() else {
             return Ok(());
         };
@@ -188,7 +189,7 @@ impl ApprovalSession {
         match parse_answer(line) {
             PromptAnswer::Decided(Decision::Allow | Decision::Always) if !self.fully_shown => {
                 output::note(
-                    "not allowed yet, because a part of this call was not shown: answer all first",
+                    "not allowed yet, because a part of this call was not shown: type all first",
                 );
                 ask_question(input, DECISION_PROMPT)
             }
@@ -213,7 +214,7 @@ impl ApprovalSession {
             PromptAnswer::ShowAll => self.show_all(client, input, approval.approval_id).await,
             PromptAnswer::Unknown => {
                 output::note(
-                    "answer y (allow this call), n (deny it), or always (allow it and similar calls)",
+                    "answer y (allow this call), n (deny it), always (allow it and similar calls), or all (print all of it)",
                 );
                 ask_question(input, DECISION_PROMPT)
             }
@@ -264,7 +265,7 @@ impl ApprovalSession {
 
         match client.decide_approval(request).await {
             Ok(response) => {
-                self.waiting.remove(&id);
+                self.pending.remove(&id);
                 let rule = response.rule.map(|rule| rule.rule_id);
                 output::note(&match (decision, rule) {
                     (Decision::Deny, _) => "denied".to_owned(),
@@ -276,7 +277,7 @@ impl ApprovalSession {
                 Ok(())
             }
             Err(error) if ["APPROVAL_DECIDED", "APPROVAL_NOT_FOUND"].contains(&error.name()) => {
-                self.waiting.remove(&id);
+                self.pending.remove(&id);
                 output::note(&format!("your answer came too late: {}", error.message));
                 Ok(())
             }
@@ -304,7 +305,7 @@ impl ApprovalSession {
         let request = WatchApprovalsRequest::default();
         let mut events = client.watch_approvals(request).await?;
 
-        self.waiting.clear();
+        self.pending.clear();
         // Pending calls come first. The call in question may not be among them.
         while let Some(event) = events.next().await? {
             if matches!(event, Event::Listed(_)) {
@@ -314,7 +315,7 @@ impl ApprovalSession {
         }
 
         if let Some(id) = self.current.take()
-            && self.waiting.contains_key(&id)
+            && self.pending.contains_key(&id)
         {
             self.current = Some(id);
         }

@@ -53,8 +53,8 @@ pub(crate) struct CpArgs {
     /// Copy a directory recursively; for `.`, its content. Skips names of repositories: `.git`,
     /// `.hg`, `.jj`, `.bzr`, `.sl`, `.pijul`, `_darcs`, `.fslckout` and `_FOSSIL_`. Also skips
     /// other directories that git takes for a repository, and anything that cannot be copied, such
-    /// as symbolic links, or where a local link is in the way. These are reported with the reason,
-    /// and the exit code is 1.
+    /// as symbolic links, or where a local link is in the way. Reports each skipped path with the
+    /// reason. The exit code is 1 if it skips more than names of repositories.
     #[arg(short, long)]
     recursive: bool,
     /// Fail if the destination exists.

@@ -27,7 +27,8 @@ use crate::{cli_error::CliError, local_error::LocalError, progress::ProgressLine
 
 /// Files up to this size are sent again from the start after a lost connection.
 const MAX_SINGLE_SHOT_BYTES: u64 = 1 << 20;
-/// Maximum size of a resumable upload: the daemon stores at most this much of all uploads together.
+/// Maximum size of a resumable upload: the daemon stores at most this much of all incomplete
+/// uploads without a connection.
 const MAX_RESUMABLE_BYTES: u64 = 64 << 30;
 /// Maximum number of upload ids to try for one file. The daemon stores fewer uploads.
 const MAX_UPLOAD_ID_ATTEMPTS: u32 = 100;

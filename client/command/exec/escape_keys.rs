@@ -2,7 +2,7 @@
 
 /// Text that `~?` prints.
 pub(super) const ESCAPE_HELP: &str = "\
-~.   leave the command
+~.   detach from the command
 ~^Z  suspend jig
 ~?   this list
 ~~   a tilde
@@ -22,8 +22,8 @@ pub(super) enum EscapeParser {
 /// Command to jig itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EscapeCommand {
-    /// Leave the process. The keys after it are ignored.
-    Leave,
+    /// Detach from the process. The keys after it are ignored.
+    Detach,
     /// Suspend jig.
     Suspend,
     /// Print the list of escape keys.
@@ -51,7 +51,7 @@ impl EscapeParser {
             }
 
             let command = match byte {
-                b'.' => Some(EscapeCommand::Leave),
+                b'.' => Some(EscapeCommand::Detach),
                 b'?' => Some(EscapeCommand::Help),
                 &CTRL_Z => Some(EscapeCommand::Suspend),
                 _ => None,
@@ -61,7 +61,7 @@ impl EscapeParser {
                 (Self::LineStart, b'~', _) => Self::Tilde,
                 (Self::Tilde, _, Some(command)) => {
                     parsed.commands.push(command);
-                    if command == EscapeCommand::Leave {
+                    if command == EscapeCommand::Detach {
                         return parsed;
                     }
                     Self::LineStart
@@ -91,16 +91,16 @@ mod tests {
 
     #[test]
     fn escapes_count_only_at_the_start_of_a_line() {
-        use EscapeCommand::{CancelStart, Help, Leave, Suspend};
+        use EscapeCommand::{CancelStart, Detach, Help, Suspend};
         for (typed, expected, commands) in [
             ("ls\r", "ls\r", &[][..]),
-            ("~.", "", &[Leave]),
-            ("ls\r~.x", "ls\r", &[Leave]),
+            ("~.", "", &[Detach]),
+            ("ls\r~.x", "ls\r", &[Detach]),
             ("a~.", "a~.", &[]),
             ("~~.\r", "~.\r", &[]),
             ("~x", "~x", &[]),
-            ("~\r~.", "~\r", &[Leave]),
-            ("~?~.", "", &[Help, Leave]),
+            ("~\r~.", "~\r", &[Detach]),
+            ("~?~.", "", &[Help, Detach]),
             ("a\r~\x1ab", "a\rb", &[Suspend]),
             ("a\x1a", "a\x1a", &[]),
             ("\x03~.", "\x03~.", &[CancelStart]),
@@ -112,7 +112,7 @@ mod tests {
                 let parsed = keys.parse(&[*byte]);
                 by_byte.bytes.extend(parsed.bytes);
                 by_byte.commands.extend(parsed.commands);
-                if by_byte.commands.contains(&Leave) {
+                if by_byte.commands.contains(&Detach) {
                     break;
                 }
             }

@@ -44,7 +44,7 @@ pub(super) async fn forward_stdin(
         let process_id = process.started().await.process_id;
         let data = match input.next_part().await {
             Some(LocalStdinPart::Data(data)) => Some(data),
-            Some(LocalStdinPart::Leave) => return Ok(FollowEnd::LeftByUser),
+            Some(LocalStdinPart::Detach) => return Ok(FollowEnd::DetachedByUser),
             Some(LocalStdinPart::ReadFailed(error)) => {
                 return Err(LocalError::new("cannot read standard input", &error).into());
             }
@@ -72,8 +72,8 @@ pub(super) async fn forward_stdin(
     }
 
     while let Some(part) = input.next_part().await {
-        if matches!(part, LocalStdinPart::Leave) {
-            return Ok(FollowEnd::LeftByUser);
+        if matches!(part, LocalStdinPart::Detach) {
+            return Ok(FollowEnd::DetachedByUser);
         }
     }
     pending().await
@@ -165,7 +165,7 @@ mod tests {
         for part in [
             LocalStdinPart::Data(b"a".to_vec()),
             LocalStdinPart::Data(b"b".to_vec()),
-            LocalStdinPart::Leave,
+            LocalStdinPart::Detach,
         ] {
             sender.send(part).await.unwrap();
         }
@@ -173,7 +173,7 @@ mod tests {
         assert!(
             matches!(input.next_part().await, Some(LocalStdinPart::Data(data)) if data == b"ab")
         );
-        assert!(matches!(input.next_part().await, Some(LocalStdinPart::Leave)));
+        assert!(matches!(input.next_part().await, Some(LocalStdinPart::Detach)));
         drop(sender);
         assert!(input.next_part().await.is_none());
     }

@@ -30,8 +30,8 @@ pub(super) enum FollowEnd {
     Exited(Box<ObservedExit>),
     /// Following stopped after the start, as requested.
     Detached,
-    /// The user left the process.
-    LeftByUser,
+    /// The user detached from the process.
+    DetachedByUser,
 }
 
 /// End of a process, and gaps in its output.
@@ -56,8 +56,8 @@ impl FollowOutcome {
                 code
             }
             Ok(FollowEnd::Detached) => self.report_process_id(global.json),
-            Ok(FollowEnd::LeftByUser) => {
-                self.report_left();
+            Ok(FollowEnd::DetachedByUser) => {
+                self.report_detached();
                 match self.process_id {
                     Some(_) if self.keeps_running => exit::SUCCESS,
                     _ => exit::CANCELLED,
@@ -66,7 +66,7 @@ impl FollowOutcome {
             Err(failure) => {
                 failure.report(global.json);
                 if self.keeps_running_after(failure) {
-                    self.report_left();
+                    self.report_detached();
                 }
                 exit_code_of(failure)
             }
@@ -85,7 +85,7 @@ impl FollowOutcome {
             Err(failure) => {
                 // The process runs, but its id could not be printed.
                 failure.report(false);
-                self.report_left();
+                self.report_detached();
                 exit_code_of(&failure)
             }
         }
@@ -106,17 +106,18 @@ impl FollowOutcome {
         may_run && (self.keeps_running || self.is_view_only)
     }
 
-    /// Reports that jig has left. Whether the daemon has noticed is unknown.
-    fn report_left(&self) {
+    /// Reports that jig has detached. Whether the daemon has noticed is unknown.
+    fn report_detached(&self) {
         output::note(&match &self.process_id {
             Some(id) if self.keeps_running => {
                 let flag = if self.forwards_stdin { "-i " } else { "" };
-                format!("left; the command continues, reattach with: jig attach {flag}{id}")
+                format!("detached; the command continues, reattach with: jig attach {flag}{id}")
             }
             None if self.keeps_running => {
-                "left; the command may have started: see `jig ps`".to_owned()
+                "detached; the command may have started: see `jig ps`".to_owned()
             }
-            _ => "left; the command ends when the daemon notices that it has no reader".to_owned(),
+            _ => "detached; the command ends when the daemon notices that it has no reader"
+                .to_owned(),
         });
     }
 }

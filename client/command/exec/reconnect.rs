@@ -7,9 +7,8 @@ use tokio::time::{Instant, sleep};
 
 /// Maximum time to try to reconnect.
 pub(super) const RECONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Initial and maximum delay between attempts.
-const RECONNECT_BACKOFF: (Duration, Duration) =
-    (Duration::from_millis(100), Duration::from_secs(2));
+const INITIAL_RECONNECT_DELAY: Duration = Duration::from_millis(100);
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(2);
 
 /// Schedule of attempts to reconnect.
 #[derive(Debug)]
@@ -31,7 +30,7 @@ pub(super) fn is_connection_loss(error: &CallError) -> bool {
 impl ReconnectAttempts {
     /// Starts a schedule now.
     pub(super) fn start() -> Self {
-        Self { started: Instant::now(), backoff: RECONNECT_BACKOFF.0 }
+        Self { started: Instant::now(), backoff: INITIAL_RECONNECT_DELAY }
     }
 
     /// Returns whether attempts have continued for at least `time`.
@@ -47,6 +46,6 @@ impl ReconnectAttempts {
     /// Waits before the next attempt.
     pub(super) async fn wait_backoff(&mut self) {
         sleep(self.backoff).await;
-        self.backoff = (self.backoff * 2).min(RECONNECT_BACKOFF.1);
+        self.backoff = (self.backoff * 2).min(MAX_RECONNECT_DELAY);
     }
 }

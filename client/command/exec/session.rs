@@ -134,10 +134,10 @@ async fn handle_commands(
 ) -> Result<FollowEnd, CliError> {
     while let Some(command) = commands.recv().await {
         match command {
-            EscapeCommand::Leave => {
+            EscapeCommand::Detach => {
                 // `forward_stdin` returns earlier if it has forwarded all earlier input.
                 sleep(MAX_FLUSH_TIME).await;
-                return Ok(FollowEnd::LeftByUser);
+                return Ok(FollowEnd::DetachedByUser);
             }
             EscapeCommand::Suspend => {
                 if let Some(terminal) = terminal {

@@ -37,8 +37,8 @@ pub(super) enum LocalStdinPart {
     Data(Vec<u8>),
     /// Reading failed.
     ReadFailed(io::Error),
-    /// The user left, after typing the earlier parts.
-    Leave,
+    /// The user detached, after typing the earlier parts.
+    Detach,
 }
 
 /// Starts to read standard input. `is_raw`: whether it is a raw terminal with escape keys.
@@ -73,11 +73,11 @@ fn forward_parts(
         };
         let read = buffer.get(..bytes).unwrap_or_default();
 
-        let mut leaves = false;
+        let mut detaches = false;
         let data = if is_raw {
             let parsed = parser.parse(read);
             for command in parsed.commands {
-                leaves |= command == EscapeCommand::Leave;
+                detaches |= command == EscapeCommand::Detach;
                 if commands.blocking_send(command).is_err() {
                     return Ok(());
                 }
@@ -90,8 +90,8 @@ fn forward_parts(
         if !data.is_empty() && parts.blocking_send(LocalStdinPart::Data(data)).is_err() {
             return Ok(());
         }
-        if leaves {
-            return Err(LocalStdinPart::Leave);
+        if detaches {
+            return Err(LocalStdinPart::Detach);
         }
     }
 }

@@ -84,7 +84,7 @@ fn notes(job: &Job, received: [u64; 2]) -> Vec<String> {
     let mut notes: Vec<_> = streams
         .filter(|(_, (received, written))| received < written)
         .map(|(name, (received, written))| {
-            format!("{name} has {written} bytes; those from {received} on are not stored")
+            format!("{name} has {written} bytes, of which the first {received} are stored")
         })
         .collect();
 
@@ -148,7 +148,7 @@ mod tests {
         let killed = Some((Outcome::Signaled, "SIGKILL", None));
         let timed_out = Some((Outcome::TimedOut, "SIGTERM", None));
         let cancelled = Some((Outcome::Cancelled, "SIGKILL", None));
-        let missing = "standard output has 20 bytes; those from 10 on are not stored";
+        let missing = "standard output has 20 bytes, of which the first 10 are stored";
         let (timeout_note, cancel_note) = ("ended: timed out", "ended: cancelled");
         for (job, expected, notes_expected) in [
             (job(Succeeded, exited(3)), 3, &[missing][..]),

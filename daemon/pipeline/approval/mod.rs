@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The first end wins. The daemon writes it to the database, records it in the session, sends it to
-//! all watchers, and then to the call. A pending call holds a task, but no thread and no permit.
+//! all watchers, and then to the call. A pending call holds a task, but no thread and no permit of
+//! admission control.
 
 pub(crate) mod pending;
 mod pending_approval;

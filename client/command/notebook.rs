@@ -23,13 +23,13 @@ use crate::{
 
 /// Read or edit the cells of a Jupyter notebook of the workspace.
 #[derive(Debug, Args)]
-pub(crate) struct NbArgs {
+pub(crate) struct NotebookArgs {
     #[command(subcommand)]
-    command: NbCommand,
+    command: NotebookCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum NbCommand {
+enum NotebookCommand {
     /// Print all cells, or one of them.
     Read {
         /// Notebook to read, relative to the workspace.
@@ -37,12 +37,12 @@ enum NbCommand {
         #[command(flatten)]
         cell: CellArgs,
     },
-    Edit(NbEditArgs),
+    Edit(NotebookEditArgs),
 }
 
 /// Replace, insert or delete one cell. Reads its text from standard input, --text or --from.
 #[derive(Debug, Args)]
-struct NbEditArgs {
+struct NotebookEditArgs {
     /// Notebook to edit, relative to the workspace.
     path: String,
     #[command(flatten)]
@@ -78,16 +78,16 @@ enum CellTypeArg {
     Raw,
 }
 
-pub(crate) fn nb(global: &GlobalArgs, args: NbArgs) -> ExitCode {
+pub(crate) fn notebook(global: &GlobalArgs, args: NotebookArgs) -> ExitCode {
     let result = match args.command {
-        NbCommand::Read { path, cell } => {
+        NotebookCommand::Read { path, cell } => {
             let request = ReadNotebookRequest { path, cell_id: cell.cell, cell_index: cell.index };
             connection::call(global, async move |client: Client| {
                 Ok(client.read_notebook(request).await?)
             })
             .and_then(|response| print(&response, global.json))
         }
-        NbCommand::Edit(args) => request(args).and_then(|request| {
+        NotebookCommand::Edit(args) => request(args).and_then(|request| {
             let mode = request.mode();
             let response = connection::call(global, async move |client: Client| {
                 Ok(client.edit_notebook(request).await?)
@@ -98,7 +98,7 @@ pub(crate) fn nb(global: &GlobalArgs, args: NbArgs) -> ExitCode {
     report_and_exit(result, global.json)
 }
 
-fn request(args: NbEditArgs) -> Result<EditNotebookRequest, CliError> {
+fn request(args: NotebookEditArgs) -> Result<EditNotebookRequest, CliError> {
     let mode = match (args.insert, args.delete) {
         (true, _) => CellEdit::Insert,
         (_, true) => CellEdit::Delete,
@@ -214,7 +214,7 @@ mod tests {
 
     fn parse(line: &str) -> Option<EditNotebookRequest> {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        let CliCommand::Notebook(NbArgs { command: NbCommand::Edit(args) }) =
+        let CliCommand::Notebook(NotebookArgs { command: NotebookCommand::Edit(args) }) =
             Cli::parse_from(&words).ok()?.command
         else {
             return None;

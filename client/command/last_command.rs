@@ -16,7 +16,7 @@ use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, json::e
 
 /// Show the last command of a session (--session), its outcome, and the start of its output.
 #[derive(Debug, Args)]
-pub(crate) struct LastArgs {}
+pub(crate) struct LastCommandArgs {}
 
 /// List the artifacts of a session (--session): outputs of commands, and patches.
 #[derive(Debug, Args)]
@@ -26,7 +26,7 @@ pub(crate) struct ArtifactsArgs {
     step: Option<u64>,
 }
 
-pub(crate) fn last(global: &GlobalArgs, LastArgs {}: LastArgs) -> ExitCode {
+pub(crate) fn last_command(global: &GlobalArgs, LastCommandArgs {}: LastCommandArgs) -> ExitCode {
     let result = global.require_address().and_then(|address| {
         let last = connection::call_address(address, global, async |client: Client| {
             Ok(client.last_command(LastCommandRequest {}).await?)
