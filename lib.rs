@@ -18,7 +18,7 @@
 //!   grpc/           one file or folder per gRPC service; errors → statuses
 //!   pipeline/       what every call passes: validation, idempotency, policy, approval, admission, records;
 //!                   jobs, batches and calls by name
-//!   dialect/        one file per tool vocabulary that agents already speak
+//!   dialect/        one file per dialect: names and parameters of tools that models know
 //!   catalog/        tools and field rules, read from the descriptors; custom tools; vendor renderings
 //!   tool/           one file per tool: typed request → typed response
 //!   workspace/      files, resolved beneath a directory descriptor: read, search, change
@@ -41,19 +41,20 @@
 //! `telemetry`, `error` and `task` are below everything that uses them. `tests/tidy.rs` reads the
 //! `use` lines and fails on an import that runs upwards and on a cycle.
 //!
-//! # Vocabularies
+//! # Dialects
 //!
 //! Every tool is an RPC of `ToolService` with its own request and response. `InvokeService` calls
 //! the same tools by name, with JSON parameters; `CatalogService` describes them to models in each
 //! vendor's format.
 //!
-//! A *dialect* is another vocabulary over the same tools. It is a table of tool names and
-//! parameters. For each tool, a function calls tools of the contract and shapes their responses. A
-//! dialect has no other abilities: each of its calls is validated, authorized, admitted and recorded
-//! like any other, under both names. To add one, write a file in `daemon/dialect/` with such a
-//! table, and add a line to `dialect::ALL`.
+//! A *dialect* is another set of names over the same tools: a table of tool names and parameters.
+//! For each tool, a function calls tools of the contract and shapes their responses. A dialect has
+//! no other abilities: each of its calls is validated, authorized, admitted and recorded like any
+//! other, under both names. To add one, write a file in `daemon/dialect/` with such a table, and
+//! add a line to `dialect::ALL`.
 //!
-//! A *custom tool* (`[[tools]]`, `catalog/custom.rs`) is a command with a name and a JSON Schema. Its calls run as `run` does, but are authorized and recorded under their own name.
+//! A *custom tool* (`[[tools]]`, `catalog/custom.rs`) is a command with a name and a JSON Schema.
+//! Its calls run as `run` does, but are authorized and recorded under their own name.
 //!
 //! # Life of a call
 //!
@@ -66,9 +67,9 @@
 //! 3. **Claim.** If the call changes something and has a request id, it claims the id in the
 //!    database. A duplicate waits for the first call's reply and returns it. A different call with
 //!    the same id is an error (`REQUEST_ID_REUSED`).
-//! 4. **Authorize.** The operator's policy allows the call, denies it, or asks a person for approval
-//!    (`TOOL_DISABLED`, `POLICY_DENIED`, `APPROVAL_DENIED`). A call that waits for approval holds no
-//!    permit.
+//! 4. **Authorize.** The operator's policy allows the call, denies it, or asks a person for
+//!    approval (`TOOL_DISABLED`, `POLICY_DENIED`, `APPROVAL_DENIED`). A call that waits for
+//!    approval holds no permit.
 //! 5. **Admit.** The call waits for its permits, fairly among callers (`RESOURCE_EXHAUSTED`,
 //!    `DRAINING`).
 //! 6. **Reauthorize.** Keys and rules may have changed while the call waited. The key must still be
@@ -121,8 +122,8 @@
 //! * **Caller paths are not opened by name.** The kernel resolves them beneath the workspace's
 //!   descriptor (`openat2`, RESOLVE_BENEATH).
 //! * **The daemon is confined too**, with Landlock of Linux 5.19 or newer. `jigd` can write only to
-//!   its workspaces, its state directory, its socket directories and the cgroups of its runs. It can
-//!   read these, system directories (`/etc`, `/lib`, `/proc`, `/run`, `/usr`, devices) and the
+//!   its workspaces, its state directory, its socket directories and the cgroups of its runs. It
+//!   can read these, system directories (`/etc`, `/lib`, `/proc`, `/run`, `/usr`, devices) and the
 //!   directories of its configuration and key files. A daemon embedded in `jig` is not confined.
 //! * **File changes are atomic**, even if the daemon dies in the middle. A journal lists the steps
 //!   before the first one, and the next start rolls back an incomplete change.

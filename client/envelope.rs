@@ -35,7 +35,7 @@ pub(crate) fn to_json(response: &InvokeResponse) -> Value {
 
 /// Returns how the command ended, without its output. `None` if the call ran no command.
 ///
-/// The byte counts of the output are 0 in vocabularies that lack them.
+/// The byte counts of the output are 0 in dialects that lack them.
 pub(crate) fn command_result(response: &InvokeResponse) -> Option<RunResponse> {
     if response.outcome() == Outcome::Unspecified {
         return None;

@@ -1,4 +1,4 @@
-//! `jig call`: calls a tool by its name, in any vocabulary.
+//! `jig call`: calls a tool by its name, in any dialect.
 
 use std::{
     io,
@@ -22,21 +22,21 @@ use crate::{
     output, style::Style,
 };
 
-/// Vocabulary whose specification defines how responses are shown to people.
+/// Dialect whose specification defines how responses are shown to people.
 const CLI_AGENT: &str = "cli_agent";
 
 /// Call a tool by its name, and print the text that the model gets.
 ///
 /// Example: `jig call read_file path=README.md end_line=3`. `jig tools` lists the tools, and `jig
 /// tools --format json-schema` their parameters. With --json, print the whole response, even if the
-/// tool failed. Vocabularies with a result object of their own (`agentbench`, `cli_agent`) print
+/// tool failed. Dialects with a result object of their own (`agentbench`, `cli_agent`) print
 /// that object.
 ///
 /// Exit codes: 0, or the exit code of the command that the tool ran; 128+n after signal n, 124
 /// after a timeout, 130 if cancelled, 125 if the tool or jig failed.
 #[derive(Debug, Args)]
 pub(crate) struct CallArgs {
-    /// Vocabulary of the tool name: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`,
+    /// Dialect of the tool name: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`,
     /// `openai` or `rauskuclaw`. Default: jig's own names.
     #[arg(long, value_name = "NAME")]
     dialect: Option<String>,

@@ -21,7 +21,7 @@ pub(crate) struct ToolsArgs {
     /// Names of the tools to list. Default: all.
     #[arg(value_name = "TOOL")]
     names: Vec<String>,
-    /// Vocabulary of the tools: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`,
+    /// Dialect of the tools: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`,
     /// `openai` or `rauskuclaw`. Default: jig's own.
     #[arg(long, value_name = "NAME")]
     dialect: Option<String>,

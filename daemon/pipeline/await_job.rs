@@ -37,7 +37,7 @@ impl JobWaiter for CallerJobs {
     ) -> Pin<Box<dyn Future<Output = Result<AwaitJobResponse, Error>> + Send + '_>> {
         Box::pin(async move {
             let found = self.pipeline.find_job(&self.context, &id).await?;
-            self.check_vocabulary(&found.job())?;
+            self.check_dialect(&found.job())?;
 
             let snapshot = match found {
                 LiveOrEndedJob::Ended(snapshot) => *snapshot,
@@ -60,7 +60,7 @@ impl JobWaiter for CallerJobs {
 impl CallerJobs {
     /// Rejects a job of another dialect than that of the call. Its result is in the terms of its
     /// own dialect, and names tools that the calling model does not have.
-    fn check_vocabulary(&self, job: &Job) -> Result<(), Error> {
+    fn check_dialect(&self, job: &Job) -> Result<(), Error> {
         let Some(origin) = &self.context.invoke_origin else {
             return Ok(());
         };

@@ -24,7 +24,7 @@ const DEFAULT_QUEUE_NAME: &str = "default";
 /// A call to run later, as a job.
 #[derive(Debug)]
 pub(crate) struct JobSubmission {
-    /// The dialect, if it is not the contract's vocabulary.
+    /// The dialect. `None` for the names of the contract.
     pub(crate) dialect: Option<&'static Dialect>,
     pub(crate) tool: String,
     pub(crate) params: Map<String, Value>,

@@ -10,8 +10,8 @@ use crate::daemon::{
 };
 
 impl Pipeline {
-    /// Returns the definitions of the tools that a caller may use, in a dialect or in the
-    /// contract's vocabulary. Configured tools are part of every vocabulary. `names` selects tools,
+    /// Returns the definitions of the tools that a caller may use, of a dialect or of the
+    /// contract. Configured tools are part of every dialect. `names` selects tools,
     /// if any.
     pub(crate) fn definitions(
         &self,

@@ -39,7 +39,7 @@ const MAX_OUTPUT_CHARS: usize = 120;
 pub(crate) struct BatchArgs {
     /// File with the calls; `-` is standard input.
     file: PathBuf,
-    /// Vocabulary of the calls, for example `rauskuclaw`. Overrides the field `dialect`.
+    /// Dialect of the calls, for example `rauskuclaw`. Overrides the field `dialect`.
     #[arg(long, value_name = "NAME")]
     dialect: Option<String>,
     /// Print the jobs without waiting for their results.

@@ -72,7 +72,7 @@ struct SubmitArgs {
     tool: String,
     #[command(flatten)]
     parameters: ToolParameters,
-    /// Vocabulary of the tool name: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`,
+    /// Dialect of the tool name: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`,
     /// `openai` or `rauskuclaw`. Default: jig's own names.
     #[arg(long, value_name = "NAME")]
     dialect: Option<String>,

@@ -36,7 +36,7 @@ const CANCELLED_TEXT: &str = "the job of this call was cancelled before it start
 /// A batch of calls.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// The dialect, if it is not the contract's vocabulary.
+    /// The dialect. `None` for the names of the contract.
     pub(crate) dialect: Option<&'static Dialect>,
     pub(crate) calls: Vec<BatchCall>,
     /// How long to wait for the results. `None` returns the ids of the jobs at once.

@@ -1,4 +1,4 @@
-//! `Invoke`: calls by tool name, in the contract's vocabulary or in a dialect. A failed call is a
+//! `Invoke`: calls by tool name: a name of the contract or of a dialect. A failed call is a
 //! normal response.
 //!
 //! ```text
@@ -58,7 +58,7 @@ const DEADLINE_SLACK: Duration = Duration::from_millis(200);
 pub(crate) struct Invocation {
     /// Id that the model gave the call. May be empty.
     pub(crate) id: String,
-    /// The dialect, if it is not the contract's vocabulary.
+    /// The dialect. `None` for the names of the contract.
     pub(crate) dialect: Option<&'static Dialect>,
     pub(crate) tool: String,
     /// The parameters, or why they are invalid.

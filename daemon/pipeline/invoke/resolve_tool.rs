@@ -1,4 +1,4 @@
-//! Resolves the name of a tool in the caller's vocabulary: the contract's, or a dialect.
+//! Resolves the name of a tool: one of the contract or of the caller's dialect.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::daemon::{
 impl Pipeline {
     /// Returns the dialect that defines a tool.
     ///
-    /// Returns `None` for configured tools, which are the same in all vocabularies; for tools that
+    /// Returns `None` for configured tools, which are the same in all dialects; for tools that
     /// the dialect borrows from the contract; and for `await_job`.
     pub(in crate::daemon::pipeline) fn dialect_of_tool(
         &self,
