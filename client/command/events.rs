@@ -13,7 +13,7 @@ use jig::{
     },
     client::{CallError, Client, Code},
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::report_and_exit;
 use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, output};
@@ -214,55 +214,16 @@ fn print(session: &SessionInfo, as_json: bool) -> Result<(), CliError> {
     output::write_stdout(line.as_bytes())
 }
 
-/// Formats an event for people: time, step, tool, event and detail.
+/// Formats an event for people: time, step, tool, state and detail.
 fn event_line(event: Event) -> String {
     let time = event.time.map(|time| time.to_string()).unwrap_or_default();
-    let record = struct_to_json(event.record.unwrap_or_default());
-    let text = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default();
-    let (what, detail) = match event.r#type.as_str() {
-        "tool_call_started" => {
-            let params = record.get("tool_params").or_else(|| record.get("params"));
-            ("started", call_detail(params))
-        }
-        "tool_call_finished" => {
-            let seconds = record.get("duration_sec").and_then(Value::as_f64);
-            let duration = seconds.map_or_else(String::new, |seconds| format!("{seconds:.3}s"));
-            let more = match (text("outcome"), record.get("exit_code")) {
-                ("EXITED", Some(code)) => format!("exit {code}"),
-                ("", _) if text("status") == "error" => {
-                    format!("{}: {}", text("error_type"), text("message"))
-                }
-                (outcome, _) => outcome.to_lowercase().replace('_', " "),
-            };
-            (text("status"), format!("{duration:>9}  {more}"))
-        }
-        "tool_call_denied" => {
-            let [principal, by] = ["principal", "denied_by"].map(text);
-            ("denied", format!("call of {principal}, by {by}"))
-        }
-        "approval_requested" => {
-            let [id, principal] = ["approval_id", "principal"].map(text);
-            // Records of version 0.1.0 have `asked_by`.
-            let by = match text("required_by") {
-                "" => text("asked_by"),
-                by => by,
-            };
-            let subject = call_detail(record.get("params"));
-            ("pending", format!("{id} of {principal}, required by {by}: {subject}"))
-        }
-        "approval_decided" => {
-            let [id, by, rule, comment] =
-                ["approval_id", "decided_by", "rule_id", "comment"].map(text);
-            let state = text("state").to_lowercase();
-            // `decided_by` may already name the rule.
-            let rule = if rule.is_empty() || by.ends_with(rule) {
-                String::new()
-            } else {
-                format!(", with rule {rule}")
-            };
-            let colon = if comment.is_empty() { "" } else { ": " };
-            ("decided", format!("{id} {state} by {by}{rule}{colon}{comment}"))
-        }
+    let record = EventRecord(struct_to_json(event.record.unwrap_or_default()));
+    let (state, detail) = match event.r#type.as_str() {
+        "tool_call_started" => ("started", record.started_detail()),
+        "tool_call_finished" => (record.text("status"), record.finished_detail()),
+        "tool_call_denied" => ("denied", record.denied_detail()),
+        "approval_requested" => ("pending", record.requested_detail()),
+        "approval_decided" => ("decided", record.decided_detail()),
         "PATCH_APPLIED" => ("patch_applied", String::new()),
         other => (other, String::new()),
     };
@@ -272,10 +233,67 @@ fn event_line(event: Event) -> String {
         format_time(&time),
         event.step,
         single_line(&event.tool),
-        single_line(what),
+        single_line(state),
         detail = shorten(&detail),
     );
     format!("{}\n", line.trim_end())
+}
+
+/// A complete record. Each method formats what its type of event adds.
+struct EventRecord(Map<String, Value>);
+
+impl EventRecord {
+    /// Returns a text field. Empty if it is absent.
+    fn text(&self, name: &str) -> &str {
+        self.0.get(name).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    fn started_detail(&self) -> String {
+        // In a dialect, `params` are those of the model.
+        call_detail(self.0.get("tool_params").or_else(|| self.0.get("params")))
+    }
+
+    fn finished_detail(&self) -> String {
+        let seconds = self.0.get("duration_sec").and_then(Value::as_f64);
+        let duration = seconds.map_or_else(String::new, |seconds| format!("{seconds:.3}s"));
+        let outcome = match (self.text("outcome"), self.0.get("exit_code")) {
+            ("EXITED", Some(code)) => format!("exit {code}"),
+            ("", _) if self.text("status") == "error" => {
+                format!("{}: {}", self.text("error_type"), self.text("message"))
+            }
+            (outcome, _) => outcome.to_lowercase().replace('_', " "),
+        };
+        format!("{duration:>9}  {outcome}")
+    }
+
+    fn denied_detail(&self) -> String {
+        format!("call of {}, by {}", self.text("principal"), self.text("denied_by"))
+    }
+
+    fn requested_detail(&self) -> String {
+        // Records of version 0.1.0 have `asked_by`.
+        let required_by = match self.text("required_by") {
+            "" => self.text("asked_by"),
+            required_by => required_by,
+        };
+        let [id, principal] = ["approval_id", "principal"].map(|name| self.text(name));
+        let call = call_detail(self.0.get("params"));
+        format!("{id} of {principal}, required by {required_by}: {call}")
+    }
+
+    fn decided_detail(&self) -> String {
+        let [id, by, rule, comment] =
+            ["approval_id", "decided_by", "rule_id", "comment"].map(|name| self.text(name));
+        let state = self.text("state").to_lowercase();
+        // `decided_by` may already name the rule.
+        let rule = if rule.is_empty() || by.ends_with(rule) {
+            String::new()
+        } else {
+            format!(", with rule {rule}")
+        };
+        let colon = if comment.is_empty() { "" } else { ": " };
+        format!("{id} {state} by {by}{rule}{colon}{comment}")
+    }
 }
 
 /// Returns the parameter that describes a call best: its command or its path.

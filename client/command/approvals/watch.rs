@@ -174,18 +174,41 @@ impl ApprovalSession {
         let Some(approval) = current.cloned() else {
             return Ok(());
         };
-        if let Some(pattern) = self.rule_pattern.take() {
-            return match parse_rule_answer(&pattern, line) {
-                RulePromptAnswer::Create => {
-                    let other = (pattern != approval.suggested_pattern).then_some(pattern);
-                    let request = decision_request(&approval, Decision::Always, other);
-                    self.decide(client, input, request).await
-                }
-                RulePromptAnswer::Show(other) => self.ask_about_rule(input, &approval, other),
-                RulePromptAnswer::No => ask_question(input, DECISION_PROMPT),
-            };
-        }
 
+        match self.rule_pattern.take() {
+            Some(pattern) => self.handle_rule_answer(client, input, &approval, pattern, line).await,
+            None => self.handle_call_answer(client, input, &approval, line).await,
+        }
+    }
+
+    /// Handles an answer to the question about the rule with `pattern`.
+    async fn handle_rule_answer(
+        &mut self,
+        client: &Client,
+        input: &mut TerminalInput,
+        approval: &Approval,
+        pattern: String,
+        line: &str,
+    ) -> Result<(), CliError> {
+        match parse_rule_answer(&pattern, line) {
+            RulePromptAnswer::Create => {
+                let other = (pattern != approval.suggested_pattern).then_some(pattern);
+                let request = decision_request(approval, Decision::Always, other);
+                self.decide(client, input, request).await
+            }
+            RulePromptAnswer::Show(other) => self.ask_about_rule(input, approval, other),
+            RulePromptAnswer::No => ask_question(input, DECISION_PROMPT),
+        }
+    }
+
+    /// Handles an answer to the question about a call.
+    async fn handle_call_answer(
+        &mut self,
+        client: &Client,
+        input: &mut TerminalInput,
+        approval: &Approval,
+        line: &str,
+    ) -> Result<(), CliError> {
         match parse_answer(line) {
             PromptAnswer::Decided(Decision::Allow | Decision::Always) if !self.fully_shown => {
                 output::note(
@@ -198,20 +221,22 @@ impl ApprovalSession {
                 if approval.called_name.starts_with("cli_agent/")
                     && !approval.suggested_pattern.is_empty() =>
             {
-                let text = format_rule(&approval, &approval.suggested_pattern, terminal_columns());
+                let text = format_rule(approval, &approval.suggested_pattern, terminal_columns());
                 output::write_stdout(text.as_bytes())?;
-                let request = decision_request(&approval, Decision::Always, None);
+                let request = decision_request(approval, Decision::Always, None);
                 self.decide(client, input, request).await
             }
             PromptAnswer::Decided(Decision::Always) => {
                 let suggested = approval.suggested_pattern.clone();
-                self.ask_about_rule(input, &approval, suggested)
+                self.ask_about_rule(input, approval, suggested)
             }
             PromptAnswer::Decided(decision) => {
-                let request = decision_request(&approval, decision, None);
+                let request = decision_request(approval, decision, None);
                 self.decide(client, input, request).await
             }
-            PromptAnswer::ShowAll => self.show_all(client, input, approval.approval_id).await,
+            PromptAnswer::ShowAll => {
+                self.show_all(client, input, approval.approval_id.clone()).await
+            }
             PromptAnswer::Unknown => {
                 output::note(
                     "answer y (allow this call), n (deny it), always (allow it and similar calls), or all (print all of it)",

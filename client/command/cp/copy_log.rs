@@ -45,12 +45,10 @@ pub(super) enum SkipReason {
 }
 
 impl CopyLog {
-    /// Records a copied file.
     pub(super) fn record_copied(&self, file: CopiedFile) {
         self.entries().files.push(file);
     }
 
-    /// Records a skipped path.
     pub(super) fn record_skipped(&self, path: String, reason: SkipReason) {
         self.entries().skipped.push((path, reason));
     }
