@@ -204,7 +204,7 @@ fn prepare(
     let (mut workspaces, keeper, runtime) = prepare_sandboxes(&config, mode)?;
     let journals = journals(&mut store, &workspaces);
     recover_workspaces(&mut workspaces, &journals)?;
-    let prepared = PreparedDaemon { config, started, workspaces, store, keeper };
+    let prepared = PreparedDaemon { config, mode, started, workspaces, store, keeper };
     Ok((prepared, runtime))
 }
 

@@ -62,9 +62,9 @@ pub(super) fn shorten_scheduler_slice() {
 
 /// Raises the soft limit of open descriptors to the hard limit, for the daemon and for the keeper.
 ///
-/// Every run holds a handful of descriptors. The kernel lets a process send one only while its user
-/// has fewer in flight than the sender may have open (unix(7), ETOOMANYREFS), so the keeper's
-/// processes need a higher limit than a command. Sandboxes have limits of their own.
+/// Every run holds several descriptors. A process can send one only while its user has fewer in
+/// flight than the process may have open (unix(7), ETOOMANYREFS). So the keeper's processes need a
+/// higher limit than a command. Sandboxes have limits of their own.
 pub(super) fn raise_descriptor_limit() -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;

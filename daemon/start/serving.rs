@@ -9,6 +9,7 @@ use std::{
 use tokio::sync::watch;
 
 use super::{
+    StartMode,
     error::{StartError, io_error},
     host_sockets::HostSockets,
     isolation::{self, KeeperEnvironment, ProbedSandboxes, StartedKeeper},
@@ -55,6 +56,7 @@ use crate::daemon::{
 /// Everything that was prepared while the process had a single thread.
 pub(super) struct PreparedDaemon {
     pub(super) config: Config,
+    pub(super) mode: StartMode,
     /// When the daemon was started, by both clocks.
     pub(super) started: (SystemTime, Instant),
     pub(super) workspaces: Vec<Workspace>,
@@ -65,15 +67,15 @@ pub(super) struct PreparedDaemon {
 /// Proves the isolation of commands, then serves calls until `shutdown`.
 ///
 /// An embedded daemon has no `reload`. It logs less, prints no addresses, and stores its database
-/// in memory.
+/// and its sessions for its own lifetime only.
 pub(super) async fn serve(
     prepared: PreparedDaemon,
     listeners: Listeners,
     shutdown: ShutdownTrigger,
     reload: Option<ConfigReloader>,
 ) -> Result<(), StartError> {
-    let standalone = reload.is_some();
-    let PreparedDaemon { config, started, workspaces, store, keeper } = prepared;
+    let PreparedDaemon { config, mode, started, workspaces, store, keeper } = prepared;
+    let is_embedded = mode == StartMode::Embedded;
     let StartedKeeper { process, environment } = keeper;
     let telemetry = Telemetry::start(config.log_calls);
     let catalog = load_catalog(&config)?;
@@ -88,14 +90,14 @@ pub(super) async fn serve(
         config: &config,
         environment: &environment,
         probed: &probed,
-        standalone,
+        is_embedded,
     };
     let workspaces = contexts.build_all(workspaces);
     let isolation = weakest_isolation(&workspaces)?;
 
-    let database = open_database(&store, standalone)?;
-    let state_lost = if standalone { Some(watch_state_files(&store, &database)?) } else { None };
-    if standalone {
+    let database = open_database(&store, is_embedded)?;
+    let state_lost = if is_embedded { None } else { Some(watch_state_files(&store, &database)?) };
+    if !is_embedded {
         generation::advance(&database, &store.generation_path())
             .await
             .map_err(database_read_error)?;
@@ -110,14 +112,14 @@ pub(super) async fn serve(
         reload.spawn(Arc::clone(&pipeline));
     }
     // The sessions of an embedded daemon are removed together with its state directory.
-    if standalone {
+    if !is_embedded {
         spawn_session_retention(&config, &pipeline);
     }
 
     let sandboxes = Arc::clone(&probed.sandboxes);
     let context = server_context(&config, pipeline, probed, isolation, proxy, started, state_lost);
     let served =
-        server::serve(listeners, context, shutdown, config.drain_timeout, standalone).await;
+        server::serve(listeners, context, shutdown, config.drain_timeout, !is_embedded).await;
 
     sandboxes.close();
     telemetry.flush().await;
@@ -169,7 +171,7 @@ struct ContextBuilder<'a> {
     probed: &'a ProbedSandboxes,
     run_settings: RunSettings,
     fetcher: Option<LimitedFetcher>,
-    standalone: bool,
+    is_embedded: bool,
 }
 
 impl ContextBuilder<'_> {
@@ -184,8 +186,8 @@ impl ContextBuilder<'_> {
             };
             let (config, name) = (self.config, workspace.name().to_owned());
             let isolation = isolation::workspace_isolation(config, self.environment, &name, probe);
-            isolation::log_isolation(&isolation, self.standalone);
-            if self.standalone {
+            isolation::log_isolation(&isolation, !self.is_embedded);
+            if !self.is_embedded {
                 protection::log(config, &name, isolation.level);
                 if let Some(warning) = unwritable::warning(&workspace) {
                     warning.log();
@@ -223,11 +225,11 @@ fn weakest_isolation(workspaces: &[WorkspaceContext]) -> Result<Arc<Isolation>, 
 }
 
 /// Opens the database: a file in the state directory, or in memory for an embedded daemon.
-fn open_database(store: &StateDir, persistent: bool) -> Result<Database, StartError> {
-    let opened = if persistent {
-        Database::open(&store.database_path(), store.has_records())
-    } else {
+fn open_database(store: &StateDir, is_embedded: bool) -> Result<Database, StartError> {
+    let opened = if is_embedded {
         Database::in_memory()
+    } else {
+        Database::open(&store.database_path(), store.has_records())
     };
     opened.map_err(StartError::Database)
 }
