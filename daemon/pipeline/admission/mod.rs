@@ -272,7 +272,7 @@ impl AdmissionControl {
         )
         .map_err(|error| {
             let advice = "or end some processes (ListProcesses, SendSignal)";
-            Error { message: format!("{}, {advice}", error.message), ..error }
+            Error { message: format!("{}, {advice}", error.message).into(), ..error }
         })?;
 
         let sandbox_permit = match request.sandbox_limiter {

@@ -109,9 +109,7 @@ impl Pipeline {
         let mut started: Vec<(String, String, BatchCallWork)> = Vec::new();
         for (index, call) in calls.into_iter().enumerate() {
             let (id, name) = (call.id.clone(), call.name.clone());
-            let is_first = started.is_empty();
-            let work =
-                self.start_batch_call(&context, &batch, index, call, is_resumed, is_first).await?;
+            let work = self.start_batch_call(&context, &batch, index, call, is_resumed).await?;
             started.push((id, name, work));
         }
 
@@ -148,7 +146,6 @@ impl Pipeline {
         index: usize,
         call: BatchCall,
         is_resumed: bool,
-        is_first: bool,
     ) -> Result<BatchCallWork, Error> {
         let BatchCall { id, name, params } = call;
         let dialect = batch.dialect;
@@ -182,10 +179,11 @@ impl Pipeline {
             }
             Err(error) => Err(error),
         };
+
         match submitted {
             Ok(job) => Ok(BatchCallWork::Job(job)),
             // Nothing was started, so the whole batch can be repeated.
-            Err(error) if is_batch_level_error(&error) && is_first => Err(error),
+            Err(error) if is_batch_level_error(&error) && index == 0 => Err(error),
             Err(error) => {
                 let timing =
                     CallTiming { tool: &name, started: started_at, ended: SystemTime::now() };
