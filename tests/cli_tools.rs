@@ -347,8 +347,8 @@ async fn invalid_parameters_are_reported_before_sending() {
     for (words, expected) in [
         (&["call", "run", "=x"][..], "has no name"),
         (&["call", "run", "--params", "file.json"], "--params - reads one from standard input"),
-        (&["call", "run", "--params", "[]"], "--params is no JSON object"),
-        (&["call", "run", "--params", "-"], "standard input is no JSON object"),
+        (&["call", "run", "--params", "[]"], "--params is not a JSON object"),
+        (&["call", "run", "--params", "-"], "standard input is not a JSON object"),
     ] {
         let (_, errors) = run_expecting_exit(&daemon, words, 125);
         assert!(errors.contains(expected), "{errors}");

@@ -36,7 +36,7 @@ impl ToolParameters {
             return Ok(params);
         };
         let text = format!(
-            "{source} is no JSON object: {error}; --params - reads one from standard input"
+            "{source} is not a JSON object: {error}; --params - reads one from standard input"
         );
         Err(CliError::Usage(text))
     }

@@ -194,7 +194,7 @@ fn validate_watch_request(request: &WatchEventsRequest) -> Result<(), Error> {
         .map(|(index, name)| Violation {
             field: format!("types[{index}]"),
             description: format!(
-                "{name:?} is no event type: use any of {}",
+                "{name:?} is not an event type: use any of {}",
                 EVENT_TYPES.join(", ")
             ),
         })

@@ -261,7 +261,7 @@ fn bind_unix(path: &Path) -> io::Result<BoundUnix> {
         if !is_socket {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "a file that is no socket exists there: remove it or choose another path",
+                "a file that is not a socket exists there: remove it or choose another path",
             ));
         }
 

@@ -174,7 +174,7 @@ fn case_n24_daemon_rejects_files_planted_at_its_socket() {
         let output = run_daemon(folder.path(), &socket);
         assert!(!output.status.success(), "{what}: {output:?}");
         let text = String::from_utf8(output.stderr).unwrap();
-        assert!(text.contains("a file that is no socket"), "{what}: {text}");
+        assert!(text.contains("a file that is not a socket"), "{what}: {text}");
         assert_eq!(fs::read_to_string(&victim).unwrap(), VICTIM_CONTENT, "{what}");
         assert!(!folder.path().join("made").exists(), "{what}");
     }

@@ -105,7 +105,7 @@ async fn cli_reports_invalid_job_arguments() {
     for (arguments, code, part) in [
         (&["submit", "run", "command"][..], 64, "NAME=VALUE"),
         (&["submit", "run", "comand=x"], 1, "params.comand"),
-        (&["submit", "run", "--params", "{"], 64, "--params is no JSON object"),
+        (&["submit", "run", "--params", "{"], 64, "--params is not a JSON object"),
         (&["submit", "dance"], 1, "UNKNOWN_TOOL"),
         (&["get", "nothing"], 1, "JOB_NOT_FOUND"),
         (&["ls", "--state", "sleeping"], 64, "queued"),
