@@ -42,13 +42,13 @@ const EXPECTED_IN_ALL_CONTAINERS: ExpectedFailures = &[
     ),
 ];
 
-/// At L2.
+/// The daemon gives L2 there.
 const EXPECTED_IN_PODMAN: ExpectedFailures = &[(
     "each run has a network namespace of its own at L2",
     &["reused_networks::clean_runs_reuse_network_namespaces"],
 )];
 
-/// At L1.
+/// The daemon gives L1 there.
 const EXPECTED_IN_DOCKER: ExpectedFailures = &[
     (
         "the daemon runs no command: L1 has neither a proxy nor the daemon's network",

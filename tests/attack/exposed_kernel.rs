@@ -13,15 +13,15 @@ fn setups_with_sockets() -> [Setup; 4] {
     ]
 }
 
-/// Whether a command can make sockets.
+/// Whether a command can create sockets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SocketSupport {
     Available,
     Unavailable,
 }
 
-/// Checks the answers to `program`: `always`, and `made` for its sockets, whose third column holds
-/// the answers without socket support (at L1).
+/// Checks the answers to `program`: those in `always`, and those in `socket_answers`, whose third
+/// column holds the answers without socket support (at L1).
 async fn check_program(
     daemon: &Daemon,
     program: &str,

@@ -12,7 +12,7 @@ use crate::{
 struct RepositoryLayout {
     /// The content of the file `.git`, if that exists.
     pointer: Option<&'static str>,
-    /// The path of the git directory, with a slash.
+    /// The path of the git directory, with a trailing slash; empty for the workspace itself.
     prefix: &'static str,
     /// Whether the repository has no working tree.
     is_bare: bool,

@@ -59,8 +59,8 @@ async fn wait_for_swapper(swapper: JoinHandle<Result<RunResponse, Status>>) {
     assert_eq!(response.outcome(), Outcome::Exited, "{response:?}");
 }
 
-/// Makes a call repeatedly: `rounds` times, until it has succeeded often enough, and until each of
-/// the `unfinished` calls has. Returns how often it ended in which way: "OK" or the reason of a
+/// Repeats a call until all calls have run `rounds` times and succeeded often enough. `unfinished`
+/// counts those that have not. Returns how often the call ended in each way: "OK" or the reason of a
 /// refusal.
 async fn repeat_call(
     daemon: &Daemon,
@@ -87,7 +87,7 @@ async fn repeat_call(
             is_done = true;
             unfinished.fetch_sub(1, Ordering::Relaxed);
         }
-        // No task stops before each call has succeeded often enough: others may depend on its effects.
+        // A call that is done continues as long as other calls may depend on its effects.
         if unfinished.load(Ordering::Relaxed) == 0 {
             break;
         }

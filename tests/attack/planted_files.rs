@@ -73,7 +73,8 @@ fn chown_to_other_user(path: &Path) {
 /// Creates something at a path. The second path is the file that must not change.
 type Plant = fn(&Path, &Path);
 
-/// What another user can plant at a name, and the daemon's message about it.
+/// What another user, or a process that came first, can plant at a name, and the daemon's message
+/// about it.
 const PLANTED_FILES: &[(&str, Plant, &str)] = &[
     (
         "a link to a file",

@@ -367,8 +367,7 @@ impl TracedDaemon {
         panic!("{tool:?} {path} makes more than {MAX_SYSTEM_CALLS} system calls");
     }
 
-    /// What a call did that it must not do, swap or no swap. It must leave one of the `expected`
-    /// trees.
+    /// Lists what a call did although it must not. It must leave one of the `expected` trees.
     fn find_violations(
         &self,
         tool: Tool,

@@ -32,9 +32,9 @@ fn outcome_and_limit(response: &RunResponse) -> (Outcome, &str) {
     (response.outcome(), response.limit.as_str())
 }
 
-/// The existing cgroups of a daemon's runs. `below` is the daemon's cgroup.
-fn run_cgroups(daemon: &Daemon, below: &str) -> Vec<PathBuf> {
-    let runs = PathBuf::from(CGROUP_ROOT).join(below);
+/// The existing cgroups of a daemon's runs. `parent` is relative to the root of the hierarchy.
+fn run_cgroups(daemon: &Daemon, parent: &str) -> Vec<PathBuf> {
+    let runs = PathBuf::from(CGROUP_ROOT).join(parent);
     let runs = runs.join(format!("jig-runs-{}", daemon.pid()));
     let entries = fs::read_dir(&runs).unwrap_or_else(|error| panic!("{runs:?}: {error}"));
     let paths = entries.map(|entry| entry.unwrap().path());
@@ -100,7 +100,7 @@ async fn check_process_limit(daemon: &Daemon) {
 }
 
 /// Checks that the cgroups of ended runs are removed, however the runs ended.
-async fn check_cgroups_are_removed(daemon: &Daemon, below: &str) {
+async fn check_cgroups_are_removed(daemon: &Daemon, parent: &str) {
     let mark = Mark::new();
     let calls = [
         daemon.spawn_run(mark.on(shell("sleep 100"))),
@@ -117,7 +117,7 @@ async fn check_cgroups_are_removed(daemon: &Daemon, below: &str) {
         daemon.run(shell("true")).await;
 
         // The remaining cgroups belong to idle sandboxes, with one process each.
-        run_cgroups(daemon, below).iter().all(|run| {
+        run_cgroups(daemon, parent).iter().all(|run| {
             let members = fs::read_to_string(run.join("cgroup.procs")).unwrap_or_default();
             members.lines().count() == 1
         })
