@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
@@ -34,6 +35,27 @@ static inline void answer(const char *attempt, long result)
 
 // A system call by its number, without a wrapper of the C library.
 #define CALL(name, ...) syscall(SYS_##name, ##__VA_ARGS__)
+
+// Connects a non-blocking socket. No answer within a second is ETIMEDOUT, which is not a prompt failure.
+static inline long connect_promptly(int end, const void *address, socklen_t length)
+{
+    if (connect(end, address, length) == 0)
+        return 0;
+    if (errno != EINPROGRESS)
+        return -1;
+
+    struct pollfd ready = {.fd = end, .events = POLLOUT};
+    if (poll(&ready, 1, 1000) == 0) {
+        errno = ETIMEDOUT;
+        return -1;
+    }
+
+    int error = 0;
+    socklen_t size = sizeof error;
+    getsockopt(end, SOL_SOCKET, SO_ERROR, &error, &size);
+    errno = error;
+    return error ? -1 : 0;
+}
 
 static inline void die(const char *attempt)
 {

@@ -121,6 +121,7 @@ static bool concerns(const struct call *call, const __uint64_t *args, int fd, in
     if (fd < 0 || (int)args[fd] < 0)
         return false;
     path_of((int)args[fd], target);
+
     // A link in /proc to a descriptor names the file behind it.
     if (path >= 0 && !strncmp(target, "/proc/", 6) && *name && strspn(name, "0123456789") == strlen(name)) {
         path_of(atoi(name), target);
@@ -195,6 +196,7 @@ int main(int count, char **arguments)
     if (count != 2 || !getcwd(workspace, sizeof workspace))
         return 2;
     daemon_pid = atoi(arguments[1]);
+
     // The daemon may create threads while the list is read: repeat until there are no new threads.
     if (!seize_all())
         die("PTRACE_SEIZE");

@@ -9,14 +9,16 @@ int main(void)
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct sets[2] = {0};
     answer("capget", CALL(capget, &header, sets));
-    uint64_t found = 0;
+
+    uint64_t any = 0;
     for (int half = 0; half < 2; half++)
-        found |= sets[half].effective | sets[half].permitted | sets[half].inheritable;
+        any |= sets[half].effective | sets[half].permitted | sets[half].inheritable;
     for (int capability = 0; capability < 64; capability++) {
-        found |= prctl(PR_CAPBSET_READ, capability, 0, 0, 0) == 1;
-        found |= prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_IS_SET, capability, 0, 0) == 1;
+        any |= prctl(PR_CAPBSET_READ, capability, 0, 0, 0) == 1;
+        any |= prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_IS_SET, capability, 0, 0) == 1;
     }
-    printf("capabilities: %s\n", found ? "some" : "none");
+    printf("capabilities: %s\n", any ? "some" : "none");
+
     for (int half = 0; half < 2; half++)
         sets[half] = (struct __user_cap_data_struct){~0U, ~0U, ~0U};
     answer("capset", CALL(capset, &header, sets));
@@ -24,6 +26,7 @@ int main(void)
     answer("set securebits", prctl(PR_SET_SECUREBITS, 0, 0, 0, 0));
     answer("keep capabilities", prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0));
     answer("take back no_new_privs", prctl(PR_SET_NO_NEW_PRIVS, 0, 0, 0, 0));
+
     answer("setuid", CALL(setuid, 0));
     answer("setreuid", CALL(setreuid, 0, 0));
     answer("setresuid", CALL(setresuid, 0, 0, 0));

@@ -33,6 +33,7 @@ static void leave(void)
     answer("message queue", msgget(KEY, IPC_CREAT | 0666));
     answer("POSIX message queue", mq_open("/left", O_CREAT | O_RDWR, 0666, NULL));
     answer("keyring", CALL(add_key, "user", "left", "left", 4, -3));
+
     // A connection closed by its listener stays in TIME_WAIT for a minute.
     struct sockaddr_in local = {
         .sin_family = AF_INET, .sin_port = htons(PORT), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};

@@ -20,6 +20,7 @@ int main(void)
                 printf("pair of family %d type %d: made, or another error\n", family, type), others++;
         }
     printf("other families: %s\n", others ? "some" : "none");
+
     answer("AF_VSOCK", CALL(socket, AF_VSOCK, SOCK_STREAM, 0));
     answer("AF_VSOCK, more bits", CALL(socket, 0x100000000 | AF_VSOCK, SOCK_STREAM, 0));
     answer("AF_ALG", CALL(socket, AF_ALG, SOCK_SEQPACKET, 0));
@@ -38,6 +39,7 @@ int main(void)
     };
     for (size_t link = 0; link < sizeof links / sizeof *links; link++)
         answer(links[link].name, CALL(socket, AF_NETLINK, SOCK_RAW, links[link].protocol));
+
     answer("raw ICMP", CALL(socket, AF_INET, SOCK_RAW, IPPROTO_ICMP));
     answer("raw IP", CALL(socket, AF_INET, SOCK_RAW, IPPROTO_RAW));
     answer("raw ICMPv6", CALL(socket, AF_INET6, SOCK_RAW, IPPROTO_ICMPV6));

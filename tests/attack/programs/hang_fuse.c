@@ -18,6 +18,7 @@ int main(int count, char **arguments)
         die("mount");
     puts("mounted");
     fflush(stdout);
+
     static char request[1 << 20];
     for (;;) {
         struct pollfd ready[] = {{.fd = device, .events = POLLIN}, {.fd = 0, .events = POLLIN}};
@@ -40,6 +41,7 @@ int main(int count, char **arguments)
         if (write(device, &reply, sizeof reply) < 0)
             die("write");
     }
+
     // Closing the device ends the connection, and with it all waiting requests.
     close(device);
     umount2(arguments[1], MNT_DETACH);

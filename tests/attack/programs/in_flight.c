@@ -11,9 +11,10 @@ int main(void)
     getrlimit(RLIMIT_NOFILE, &limit);
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
+
     union {
         struct cmsghdr header;
-        char room[CMSG_SPACE(MAX_DESCRIPTORS_PER_MESSAGE * sizeof(int))];
+        char bytes[CMSG_SPACE(MAX_DESCRIPTORS_PER_MESSAGE * sizeof(int))];
     } control = {0};
     char byte = 'x';
     struct iovec data = {&byte, 1};
@@ -24,6 +25,7 @@ int main(void)
     int null = open("/dev/null", O_RDONLY);
     for (int index = 0; index < MAX_DESCRIPTORS_PER_MESSAGE; index++)
         memcpy(CMSG_DATA(&control.header) + index * sizeof(int), &null, sizeof null);
+
     long sent = 0;
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_DGRAM, 0, ends))

@@ -69,10 +69,12 @@ int main(int count, char **arguments)
         }
         filter[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, refuse);
     }
+
     filter[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     struct sock_fprog program = {length, filter};
     if (next + 1 >= count)
         return 64;
+
     if (geteuid() != 0)
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     if (CALL(seccomp, SECCOMP_SET_MODE_FILTER, 0, &program))

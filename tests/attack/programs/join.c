@@ -17,6 +17,7 @@ int main(void)
     answer("pidfd of process 1", init);
     answer("enter the mount namespace of process 1", CALL(setns, init, CLONE_NEWNS));
     answer("enter all of process 1", CALL(setns, init, CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWPID));
+
     // NS_GET_USERNS returns the namespace that owns ours, NS_GET_PARENT the parent of ours.
     int own = open("/proc/self/ns/net", O_RDONLY);
     answer("owner of the network namespace", CALL(ioctl, own, 0xb701, 0));

@@ -33,9 +33,11 @@ int main(void)
     answer("mount_setattr", CALL(mount_setattr, AT_FDCWD, "/", 0, &writable, sizeof writable));
     answer("mount_setattr of all below", CALL(mount_setattr, AT_FDCWD, "/", AT_RECURSIVE, &writable, sizeof writable));
     answer("mount_setattr of a descriptor", CALL(mount_setattr, open("/usr", O_PATH), "", AT_EMPTY_PATH | AT_RECURSIVE, &writable, sizeof writable));
+
     // OPEN_TREE_CLONE with AT_RECURSIVE: the copy could be made writable while it is mounted nowhere.
     answer("open_tree clone of all below", CALL(open_tree, AT_FDCWD, "/usr", 1 | AT_RECURSIVE));
     answer("open_tree_attr clone of all below", syscall(467, AT_FDCWD, "/usr", 1 | AT_RECURSIVE, &writable, sizeof writable));
+
     // A remount without MS_BIND changes the file system wherever it is mounted.
     static const char *const SAME[] = {"/usr", "/bin", "/etc", "/proc", "/proc/sys", "/dev", "/workspace"};
     for (unsigned place = 0; place < sizeof SAME / sizeof *SAME; place++) {

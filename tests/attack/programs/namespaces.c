@@ -38,10 +38,12 @@ int main(void)
         snprintf(attempt, sizeof attempt, "clone %s, more bits", kinds[kind].name);
         clones(attempt, flag | 0xdead00000000);
     }
+
     unshares("unshare user and mount", CLONE_NEWUSER | CLONE_NEWNS);
     unshares("unshare time", CLONE_NEWTIME);
     unshares("unshare files", CLONE_FILES);
     clones("clone alone", 0);
+
     struct clone_args arguments = {.flags = CLONE_NEWUSER, .exit_signal = SIGCHLD};
     long child = CALL(clone3, &arguments, sizeof arguments);
     if (child == 0)

@@ -25,6 +25,7 @@ int main(int count, char **arguments)
     answer("signal its group", kill(-process, 0));
     answer("signal its thread", CALL(tgkill, process, process, 0));
     answer("queue a signal", sigqueue(process, SIGUSR1, (union sigval){.sival_int = SIGKILL}));
+
     // On output of a pipe or a change in a directory, the kernel signals the process that the owner names.
     int ends[2], directory = open(".", O_RDONLY | O_DIRECTORY);
     answer("name it for a pipe", pipe(ends) ? -1 : fcntl(ends[0], F_SETOWN, process));

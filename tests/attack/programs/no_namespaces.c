@@ -29,6 +29,7 @@ int main(int count, char **arguments)
         put(path, "0 0 4294967295");
         _exit(0);
     }
+
     // The mount namespace must be new too, as in a container: otherwise mounting would fail whatever the limit is.
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS))
         die("unshare");

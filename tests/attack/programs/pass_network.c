@@ -4,7 +4,6 @@
 #include "attack.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/un.h>
 
 #define SOCKETS 10
@@ -12,22 +11,53 @@ enum { NAMESPACE = SOCKETS, PROCESSES, COUNT };
 
 static long reach(int end, const char *address, int port)
 {
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port)};
-    inet_pton(AF_INET, address, &to.sin_addr);
-    if (connect(end, (void *)&to, sizeof to) == 0)
-        return 0;
-    if (errno != EINPROGRESS)
-        return -1;
-    struct pollfd ready = {.fd = end, .events = POLLOUT};
-    if (poll(&ready, 1, 1000) == 0) {
-        errno = ETIMEDOUT;
-        return -1;
-    }
-    socklen_t size = sizeof errno;
-    int error = 0;
-    getsockopt(end, SOL_SOCKET, SO_ERROR, &error, &size);
-    errno = error;
-    return error ? -1 : 0;
+    struct sockaddr_in target = {.sin_family = AF_INET, .sin_port = htons(port)};
+    inet_pton(AF_INET, address, &target.sin_addr);
+    return connect_promptly(end, &target, sizeof target);
+}
+
+// The message that carries the descriptors.
+static char byte = 'x';
+static struct iovec data = {&byte, 1};
+static union {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(COUNT * sizeof(int))];
+} control;
+static struct msghdr message = {
+    .msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+
+static int give(int end, const struct sockaddr_un *address)
+{
+    struct sockaddr_in port = {
+        .sin_family = AF_INET, .sin_port = htons(8080), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(listener, (void *)&port, sizeof port) || listen(listener, 1))
+        die("listen");
+
+    int passed[COUNT];
+    for (int index = 0; index < SOCKETS; index++)
+        passed[index] = socket(AF_INET, (index % 2 ? SOCK_DGRAM : SOCK_STREAM) | SOCK_NONBLOCK, 0);
+    passed[NAMESPACE] = open("/proc/self/ns/net", O_RDONLY);
+    passed[PROCESSES] = open("/proc", O_RDONLY | O_DIRECTORY);
+    control.header = (struct cmsghdr){
+        .cmsg_len = CMSG_LEN(sizeof passed), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(&control.header), passed, sizeof passed);
+
+    while (connect(end, (void *)address, sizeof *address))
+        usleep(1000); // until the other run listens
+    if (sendmsg(end, &message, 0) != 1)
+        die("sendmsg");
+    return read(end, &byte, 1); // until the other run has made all attempts
+}
+
+static void take(int end, const struct sockaddr_un *address, int passed[COUNT])
+{
+    if (bind(end, (void *)address, sizeof *address) || listen(end, 1))
+        die("listen");
+    int giver = accept(end, NULL, NULL);
+    if (recvmsg(giver, &message, 0) != 1 || control.header.cmsg_len != CMSG_LEN(COUNT * sizeof(int)))
+        die("recvmsg");
+    memcpy(passed, CMSG_DATA(&control.header), COUNT * sizeof(int));
 }
 
 int main(int count, char **arguments)
@@ -37,40 +67,11 @@ int main(int count, char **arguments)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     strncpy(address.sun_path, arguments[2], sizeof address.sun_path - 1);
     int end = socket(AF_UNIX, SOCK_STREAM, 0);
-    char byte = 'x';
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(COUNT * sizeof(int))];
-    } control = {0};
-    struct iovec data = {&byte, 1};
-    struct msghdr message = {
-        .msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    if (!strcmp(arguments[1], "give"))
+        return give(end, &address);
+
     int passed[COUNT];
-    if (!strcmp(arguments[1], "give")) {
-        struct sockaddr_in port = {
-            .sin_family = AF_INET, .sin_port = htons(8080), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-        int listener = socket(AF_INET, SOCK_STREAM, 0);
-        if (bind(listener, (void *)&port, sizeof port) || listen(listener, 1))
-            die("listen");
-        for (int index = 0; index < SOCKETS; index++)
-            passed[index] = socket(AF_INET, (index % 2 ? SOCK_DGRAM : SOCK_STREAM) | SOCK_NONBLOCK, 0);
-        passed[NAMESPACE] = open("/proc/self/ns/net", O_RDONLY);
-        passed[PROCESSES] = open("/proc", O_RDONLY | O_DIRECTORY);
-        control.header = (struct cmsghdr){
-            .cmsg_len = CMSG_LEN(sizeof passed), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-        memcpy(CMSG_DATA(&control.header), passed, sizeof passed);
-        while (connect(end, (void *)&address, sizeof address))
-            usleep(1000); // until the other run listens
-        if (sendmsg(end, &message, 0) != 1)
-            die("sendmsg");
-        return read(end, &byte, 1); // until the other run has made all attempts
-    }
-    if (bind(end, (void *)&address, sizeof address) || listen(end, 1))
-        die("listen");
-    int giver = accept(end, NULL, NULL);
-    if (recvmsg(giver, &message, 0) != 1 || control.header.cmsg_len != CMSG_LEN(sizeof passed))
-        die("recvmsg");
-    memcpy(passed, CMSG_DATA(&control.header), sizeof passed);
+    take(end, &address, passed);
     int daemon = atoi(arguments[3]), next = 2;
     answer("own socket to the giver's port", reach(socket(AF_INET, SOCK_STREAM, 0), "127.0.0.1", 8080));
     answer("passed socket to the daemon's port", reach(passed[0], "127.0.0.1", daemon));
@@ -82,6 +83,7 @@ int main(int count, char **arguments)
         snprintf(attempt, sizeof attempt, "udp %s", arguments[index]);
         answer(attempt, reach(passed[next++], arguments[index], 53));
     }
+
     answer("enter the namespace", CALL(setns, passed[NAMESPACE], CLONE_NEWNET));
     answer("owner of the namespace", CALL(ioctl, passed[NAMESPACE], 0xb701, 0)); // NS_GET_USERNS
     static const char *const files[] = {"1/environ", "1/root", "1/ns/net"};

@@ -13,11 +13,12 @@ int main(int count, char **arguments)
     char byte = 'x';
     union {
         struct cmsghdr header;
-        char room[CMSG_SPACE(sizeof(int))];
+        char bytes[CMSG_SPACE(sizeof(int))];
     } control = {0};
     struct iovec data = {&byte, 1};
     struct msghdr message = {
         .msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+
     if (!strcmp(arguments[1], "take")) {
         unlink(arguments[2]);
         if (bind(end, (void *)&address, sizeof address) || listen(end, 1))
@@ -35,6 +36,7 @@ int main(int count, char **arguments)
                 usleep(1000);
         }
     }
+
     control.header = (struct cmsghdr){
         .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
     memcpy(CMSG_DATA(&control.header), &(int){STDOUT_FILENO}, sizeof(int));

@@ -13,6 +13,7 @@ int main(void)
     fcntl(1, F_SETFL, O_NONBLOCK | O_ASYNC);
     fcntl(1, F_SETFL, O_NONBLOCK | O_DIRECT); // packet mode
     ioctl(1, FIONBIO, &(int){1});
+
     // Opens both ends again: reads the daemon's data, and writes through a second descriptor.
     int reader = open("/proc/self/fd/1", O_RDONLY | O_NONBLOCK);
     int writer = open("/proc/self/fd/1", O_WRONLY | O_NONBLOCK);

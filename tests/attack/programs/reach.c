@@ -2,20 +2,19 @@
 #include "attack.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/un.h>
 
-static long to(const char *kind, const char *target, const char *port)
+static long try_target(const char *kind, const char *target, const char *port)
 {
     struct sockaddr_storage storage = {0};
     socklen_t length;
     int internet = !strcmp(kind, "tcp") || !strcmp(kind, "udp");
     if (!internet) {
         struct sockaddr_un *name = (void *)&storage;
-        int hidden = !strcmp(kind, "abstract");
+        int abstract = !strcmp(kind, "abstract");
         name->sun_family = AF_UNIX;
-        strncpy(name->sun_path + hidden, target, sizeof name->sun_path - 1 - hidden);
-        length = hidden ? offsetof(struct sockaddr_un, sun_path) + 1 + strlen(target) : sizeof *name;
+        strncpy(name->sun_path + abstract, target, sizeof name->sun_path - 1 - abstract);
+        length = abstract ? offsetof(struct sockaddr_un, sun_path) + 1 + strlen(target) : sizeof *name;
     } else if (strchr(target, ':')) {
         struct sockaddr_in6 *six = (void *)&storage;
         six->sin6_family = AF_INET6;
@@ -29,26 +28,14 @@ static long to(const char *kind, const char *target, const char *port)
         inet_pton(AF_INET, target, &four->sin_addr);
         length = sizeof *four;
     }
+
     int datagram = !strcmp(kind, "udp");
     int end = socket(storage.ss_family, (datagram ? SOCK_DGRAM : SOCK_STREAM) | SOCK_NONBLOCK, 0);
     if (end < 0)
         return -1;
     if (datagram)
         return sendto(end, "x", 1, 0, (void *)&storage, length) < 0 ? -1 : 0;
-    if (connect(end, (void *)&storage, length) == 0)
-        return 0;
-    if (errno != EINPROGRESS)
-        return -1;
-    struct pollfd ready = {.fd = end, .events = POLLOUT};
-    if (poll(&ready, 1, 1000) == 0) {
-        errno = ETIMEDOUT; // no refusal within the second is not a prompt failure
-        return -1;
-    }
-    socklen_t size = sizeof errno;
-    int error = 0;
-    getsockopt(end, SOL_SOCKET, SO_ERROR, &error, &size);
-    errno = error;
-    return error ? -1 : 0;
+    return connect_promptly(end, &storage, length);
 }
 
 int main(int count, char **arguments)
@@ -56,7 +43,7 @@ int main(int count, char **arguments)
     char attempt[160];
     for (int index = 1; index + 2 < count; index += 3) {
         snprintf(attempt, sizeof attempt, "%s %s %s", arguments[index], arguments[index + 1], arguments[index + 2]);
-        answer(attempt, to(arguments[index], arguments[index + 1], arguments[index + 2]));
+        answer(attempt, try_target(arguments[index], arguments[index + 1], arguments[index + 2]));
     }
     return 0;
 }

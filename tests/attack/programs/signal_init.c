@@ -17,6 +17,7 @@ int main(void)
         info.si_signo = signal;
         CALL(rt_sigqueueinfo, 1, signal, &info);
     }
+
     // Process 1 must still reap.
     if (fork() == 0) {
         if (fork() == 0)

@@ -25,6 +25,7 @@ int main(int count, char **arguments)
     struct sock_fprog program = {sizeof refuse / sizeof *refuse, refuse};
     if (count < 2)
         return 64;
+
     // Like an engine, without no_new_privs: root may load the filter so, other users may not.
     if (geteuid() != 0)
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
