@@ -245,6 +245,7 @@ async fn case_62_tools_preserve_attributes_access_lists_and_modes() {
         daemon.output(shell(script)).await;
         let response = daemon.run(shell("touch own; chattr +i own")).await;
         assert_ne!(response.exit_code, Some(0), "{response:?}");
+
         Tool::Delete.call(&daemon, "own").await.unwrap();
 
         setxattr(daemon.file("f"), "user.mark", b"stays", XattrFlags::empty()).unwrap();
@@ -262,6 +263,7 @@ async fn case_62_tools_preserve_attributes_access_lists_and_modes() {
         assert_eq!(get_attribute("user.mark"), b"stays");
         assert_eq!(get_attribute(acl), list);
         assert_eq!(fs::metadata(daemon.file("f")).unwrap().mode() & 0o777, 0o644);
+
         Tool::Delete.call(&daemon, "closed").await.unwrap();
         assert!(!daemon.file("closed").exists());
     }

@@ -123,6 +123,7 @@ async fn case_50_command_cannot_create_set_id_files() {
 
         let response = daemon.run(shell("chmod u+s plain")).await;
         assert_ne!(response.exit_code, Some(0), "{response:?}");
+
         let response = daemon.run(shell("install -m 4755 plain installed")).await;
         assert_ne!(response.exit_code, Some(0), "{response:?}");
 
@@ -318,6 +319,7 @@ async fn case_54_working_directory_cannot_use_leaked_descriptors() {
             "PATH_ESCAPE",
         ];
         assert!(allowed_reasons.contains(&reason.as_str()), "{number}: {reason}");
+
         fs::remove_file(&link).unwrap();
     }
 

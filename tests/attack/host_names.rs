@@ -176,6 +176,7 @@ async fn case_n14_proxy_checks_resolves_and_forwards_the_same_name() {
         }
 
         assert_eq!(names.questions().split_off(earlier_questions), [normalized, normalized]);
+
         let heads = site.heads().split_off(earlier_requests);
         let [proxied_head, tunnelled_head] = heads.as_slice() else {
             panic!("{host}: {heads:?}");

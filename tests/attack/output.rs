@@ -227,6 +227,7 @@ async fn case_24_output_pipe_tricks_do_not_affect_the_daemon() {
             assert!(response.stdout.ends_with("the end\n"));
             assert!(response.stdout_bytes <= (8 << 20) + (1 << 16) + 100);
         }
+
         assert_eq!(daemon.output(shell("echo after")).await, "after\n");
     }
 }

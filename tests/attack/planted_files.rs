@@ -133,10 +133,9 @@ fn case_n24_daemon_rejects_files_planted_in_its_state_directory() {
             let planted = state.join(name);
             plant(&planted, &victim);
             let output = run_daemon(folder.path(), &folder.path().join("sock"));
-
             assert!(!output.status.success(), "{what} at {name}: {output:?}");
-            let text = String::from_utf8(output.stderr).unwrap();
 
+            let text = String::from_utf8(output.stderr).unwrap();
             for part in [*message, "cannot be trusted", &planted.display().to_string()] {
                 assert!(text.contains(part), "{what} at {name}: {text}");
             }
@@ -144,6 +143,7 @@ fn case_n24_daemon_rejects_files_planted_in_its_state_directory() {
 
             let link_target = folder.path().join("made");
             assert!(!link_target.exists(), "{what} at {name}");
+
             let entries = fs::read_dir(folder.path().join("victims")).unwrap();
             assert_eq!(entries.count(), 0, "{what} at {name}");
         }
@@ -174,6 +174,7 @@ fn case_n24_daemon_rejects_files_planted_at_its_socket() {
         }
         let output = run_daemon(folder.path(), &socket);
         assert!(!output.status.success(), "{what}: {output:?}");
+
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(text.contains("a file that is not a socket"), "{what}: {text}");
         assert_eq!(fs::read_to_string(&victim).unwrap(), VICTIM_CONTENT, "{what}");
@@ -198,6 +199,7 @@ async fn case_n24_daemon_accepts_a_link_of_its_own_user() {
             (daemon.state_dir().join("sessions"), daemon.state_dir().join("moved"));
         let status = Command::new("cp").arg("-a").args([&sessions, &moved]).status();
         assert!(status.unwrap().success());
+
         fs::remove_dir_all(&sessions).unwrap();
         symlink(&moved, &sessions).unwrap();
         std::os::unix::fs::lchown(&sessions, user, user).unwrap();

@@ -45,10 +45,11 @@ async fn daemon_protects_replaced_files_from_the_next_command() {
         fs::rename(daemon.file(".git/hooks"), daemon.file("hooks")).unwrap();
         fs::rename(daemon.file("hooks"), daemon.file(".git/hooks")).unwrap();
         check_commands_fail(&daemon, "a move").await;
+
         fs::remove_file(daemon.file(".git/info/attributes")).unwrap();
         check_commands_fail(&daemon, "a removal").await;
-
         assert!(daemon.file(".git/info/attributes").exists(), "the daemon creates it again");
+
         let output = daemon.output(shell("git config user.name")).await;
         assert_eq!(output, "p\n");
     }

@@ -50,6 +50,7 @@ async fn case_n18_path_with_the_workspace_prefix_is_outside() {
                 assert_all_tools_fail(&daemon, &format!("{root}{path}"), &["PATH_ESCAPE"]).await;
             }
         }
+
         for path in [
             "../workspace-evil/f",
             "./../workspace-evil/f",

@@ -163,6 +163,7 @@ async fn fetch_denies_addresses_in_every_spelling() {
             };
             assert!(refusal.message.contains(expected_message), "{literal}: {refusal:?}");
         }
+
         assert_eq!(sites.map(|site| site.connection_count()), [0; 4]);
     }
 }

@@ -232,6 +232,7 @@ async fn join_all<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
                 *done = Some(value);
             }
         }
+
         if done.iter().all(Option::is_some) {
             std::task::Poll::Ready(())
         } else {
