@@ -1,6 +1,6 @@
 //! Arguments that describe the command to run in a sandbox.
 
-use std::{collections::BTreeMap, ffi::OsString};
+use std::{collections::BTreeMap, ffi::OsString, num::IntErrorKind};
 
 use clap::{Args, ValueEnum as _};
 use jig::api::v1::LowerLimits;
@@ -53,6 +53,7 @@ impl CommandLine {
     pub(super) fn limits(&self) -> Option<LowerLimits> {
         let mut lower = LowerLimits::default();
         for (name, value) in &self.limits {
+            // `parse_limit` rejects values that do not fit.
             let small = u32::try_from(*value).unwrap_or(u32::MAX);
             match name {
                 LimitName::Cpu => lower.cpu_sec = Some(small),
@@ -90,6 +91,20 @@ enum LimitName {
     Output,
 }
 
+impl LimitName {
+    /// Largest value that the contract can carry.
+    fn max_value(self) -> u64 {
+        match self {
+            Self::Memory | Self::FileSize | Self::Tmp | Self::Output => u64::MAX,
+            Self::Cpu
+            | Self::Processes
+            | Self::OpenFiles
+            | Self::OpenFilesTotal
+            | Self::TmpInodes => u32::MAX.into(),
+        }
+    }
+}
+
 fn parse_limit(text: &str) -> Result<(LimitName, u64), String> {
     let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
     let Ok(name) = LimitName::from_str(name, false) else {
@@ -108,11 +123,18 @@ fn parse_limit(text: &str) -> Result<(LimitName, u64), String> {
         None => (value, 0),
     };
 
-    let number: Option<u64> = digits.parse().ok();
-    let number = number
-        .and_then(|number| number.checked_mul(1 << shift))
-        .ok_or_else(|| format!("not a number: {value:?}; K, M and G stand for KiB, MiB and GiB"))?;
-    Ok((name, number))
+    let number = match digits.parse::<u64>() {
+        Ok(number) => number.checked_mul(1 << shift),
+        Err(error) if *error.kind() == IntErrorKind::PosOverflow => None,
+        Err(_) => {
+            return Err(format!("not a number: {value:?}; K, M and G stand for KiB, MiB and GiB"));
+        }
+    };
+
+    match number {
+        Some(number) if number <= name.max_value() => Ok((name, number)),
+        _ => Err(format!("too large: {value:?}; the maximum is {}", name.max_value())),
+    }
 }
 
 fn parse_variable(text: &str) -> Result<(String, String), String> {
@@ -140,6 +162,21 @@ mod tests {
             assert!(parse_limit(text).is_err(), "{text}");
         }
         assert!(parse_limit("mem=1").unwrap_err().contains("memory, processes"));
+    }
+
+    #[test]
+    fn limits_that_do_not_fit_are_rejected() {
+        for (text, max) in [
+            ("memory=99999999999G", u64::MAX),
+            ("memory=99999999999999999999", u64::MAX),
+            ("processes=5000000000", u32::MAX.into()),
+            ("cpu=4G", u32::MAX.into()),
+        ] {
+            let problem = parse_limit(text).unwrap_err();
+            assert!(problem.starts_with("too large"), "{problem}");
+            assert!(problem.ends_with(&max.to_string()), "{problem}");
+        }
+        assert_eq!(parse_limit("processes=4294967295"), Ok((LimitName::Processes, 4_294_967_295)));
     }
 
     #[test]
