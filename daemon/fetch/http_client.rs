@@ -19,7 +19,7 @@ use rustls_platform_verifier::BuilderVerifierExt as _;
 use tokio::sync::OnceCell;
 use url::Url;
 
-use super::error::{fetch_error, origin};
+use super::error::{cause, fetch_error, origin};
 use crate::daemon::{error::Error, task};
 
 /// Part of the request's time that connecting may take.
@@ -94,7 +94,7 @@ impl PinnedHttpClient {
                     "{} cannot be verified: the daemon's host has no CA certificates ({error}); the operator can install the package ca-certificates",
                     origin(url)
                 );
-                fetch_error(text, "no certificates of authorities")
+                fetch_error(text, cause::NO_CA_CERTIFICATES)
             })
         });
         config.await.cloned()
@@ -133,16 +133,20 @@ fn request_error(url: &Url, error: &reqwest::Error) -> Error {
     while let Some(source) = root.source() {
         root = source;
     }
-    let kind = root.downcast_ref::<io::Error>().map(io::Error::kind);
-    let cause = match kind {
-        Some(ErrorKind::ConnectionRefused) => "connection refused".to_owned(),
-        Some(ErrorKind::ConnectionReset) => "connection reset".to_owned(),
+    let root_text = root.to_string();
+    let io_error = root.downcast_ref::<io::Error>();
+    let (cause, problem) = match io_error.map(io::Error::kind) {
+        Some(ErrorKind::ConnectionRefused) => (cause::CONNECTION_REFUSED, "connection refused"),
+        Some(ErrorKind::ConnectionReset) => (cause::CONNECTION_RESET, "connection reset"),
         Some(ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable) => {
-            "host unreachable".to_owned()
+            (cause::HOST_UNREACHABLE, "host unreachable")
         }
-        _ if error.is_connect() && error.is_timeout() => "connecting took too long".to_owned(),
-        _ => root.to_string(),
+        _ if error.is_connect() && error.is_timeout() => {
+            (cause::CONNECT_TIMEOUT, "connecting took too long")
+        }
+        _ if error.is_connect() => (cause::CONNECTION_FAILED, root_text.as_str()),
+        _ => (cause::TRANSFER_FAILED, root_text.as_str()),
     };
-    let text = format!("request to {} failed: {cause}", origin(url));
-    fetch_error(text, &cause)
+    let text = format!("request to {} failed: {problem}", origin(url));
+    fetch_error(text, cause)
 }

@@ -39,7 +39,7 @@ use tokio::sync::Semaphore;
 use url::Url;
 
 use self::{
-    error::{fetch_error, origin},
+    error::{cause, fetch_error, origin},
     http_client::PinnedHttpClient,
     target::{FetchTarget, strip_final_dot},
 };
@@ -132,7 +132,7 @@ impl Fetcher {
             "{} redirects more than {MAX_REDIRECTS} times: give the URL at the end of the redirects",
             origin(&url)
         );
-        Err(fetch_error(text, "too many redirects"))
+        Err(fetch_error(text, cause::TOO_MANY_REDIRECTS))
     }
 
     /// Checks one URL against the policy, and sends a request for it.
@@ -170,7 +170,7 @@ impl Fetcher {
                 "{} answers with {content_type}, which is not text: fetch it with a command that stores it as a file",
                 origin(&url)
             );
-            fetch_error(text, "the content is no text").with_metadata("content_type", &content_type)
+            fetch_error(text, cause::NOT_TEXT).with_metadata("content_type", &content_type)
         })?;
         let (content, is_content_cut) = match format {
             ContentFormat::Text | ContentFormat::Markdown if decode::is_html(&content_type) => {
@@ -226,11 +226,11 @@ impl Fetcher {
             }
             ResolveError::LookupFailed(error) => {
                 let text = format!("{host} could not be resolved: {error}");
-                fetch_error(text, "the name could not be looked up")
+                fetch_error(text, cause::DNS_FAILED)
             }
             ResolveError::TimedOut => {
                 let text = format!("{host} could not be resolved in time");
-                fetch_error(text, "the name could not be looked up in time")
+                fetch_error(text, cause::DNS_TIMEOUT)
             }
         }
     }
@@ -249,7 +249,7 @@ fn redirect_target(
     let location = String::from_utf8_lossy(location.as_bytes());
     url.join(&location).map(Some).map_err(|error| {
         let text = format!("{} redirects to an invalid URL: {error}", origin(url));
-        fetch_error(text, "a redirect to what is no URL")
+        fetch_error(text, cause::INVALID_REDIRECT)
     })
 }
 

@@ -49,18 +49,20 @@ pub(crate) fn parse_url(text: &str) -> Result<Url, String> {
         start.is_some_and(|start| start.eq_ignore_ascii_case(scheme))
     };
     if !has_scheme("http://") && !has_scheme("https://") {
-        return Err(format!("is no URL that can be fetched: {URL_HINT}"));
+        return Err(format!("is not a URL that can be fetched: {URL_HINT}"));
     }
     // URL parsers ignore some of these characters, and do not agree on which.
     let is_ambiguous =
         |letter: char| letter.is_whitespace() || letter.is_control() || letter == '\\';
     if text.contains(is_ambiguous) {
-        return Err(format!("is no URL (it holds a space, a backslash or the like): {URL_HINT}"));
+        return Err(format!(
+            "is not a URL (it holds a space, a backslash or the like): {URL_HINT}"
+        ));
     }
 
     let url = Url::parse(text)
         .map(strip_final_dot)
-        .map_err(|error| format!("is no URL ({error}): {URL_HINT}"))?;
+        .map_err(|error| format!("is not a URL ({error}): {URL_HINT}"))?;
     match FetchTarget::from_url(&url) {
         Ok(_) => Ok(url),
         Err(problem) => Err(format!("{problem}: {URL_HINT}")),
@@ -124,16 +126,16 @@ mod tests {
     #[test]
     fn errors_contain_the_problem_and_a_hint() {
         for (text, part) in [
-            ("", "is no URL that can be fetched"),
-            ("example.com", "is no URL that can be fetched"),
-            ("file:///etc/passwd", "is no URL that can be fetched"),
-            ("ftp://example.com/", "is no URL that can be fetched"),
-            ("http:example.com", "is no URL that can be fetched"),
-            ("http://", "is no URL ("),
-            ("http://exa mple.com/", "is no URL ("),
-            ("http://[::1/", "is no URL ("),
-            ("http://1.2.3.4.5/", "is no URL ("),
-            ("http://example.com:99999/", "is no URL ("),
+            ("", "is not a URL that can be fetched"),
+            ("example.com", "is not a URL that can be fetched"),
+            ("file:///etc/passwd", "is not a URL that can be fetched"),
+            ("ftp://example.com/", "is not a URL that can be fetched"),
+            ("http:example.com", "is not a URL that can be fetched"),
+            ("http://", "is not a URL ("),
+            ("http://exa mple.com/", "is not a URL ("),
+            ("http://[::1/", "is not a URL ("),
+            ("http://1.2.3.4.5/", "is not a URL ("),
+            ("http://example.com:99999/", "is not a URL ("),
             ("http://example.com:0/", "names port 0"),
             ("http://good.example\\@evil.example/", "a backslash"),
             ("http://good.example\t.evil.example/", "a space"),

@@ -240,7 +240,7 @@ async fn fetch_verifies_tls_certificates() {
         match fetched {
             Ok(fetched) => fetched.content == "over TLS",
             Err(refusal) => {
-                assert_eq!(refusal.metadata["cause"], "connection refused");
+                assert_eq!(refusal.metadata["cause"], "connection_refused");
                 false
             }
         }

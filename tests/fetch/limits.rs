@@ -162,8 +162,8 @@ async fn fetch_reports_causes_of_network_errors() {
     });
 
     for (url, cause) in [
-        ("http://site.jig.test:81/", "connection refused"),
-        ("http://missing.jig.test/", "the name could not be looked up"),
+        ("http://site.jig.test:81/", "connection_refused"),
+        ("http://missing.jig.test/", "dns_failed"),
     ] {
         let refusal = fetch_failing(&daemon, url_request(url), "FETCH_ERROR").await;
         assert_eq!(refusal.metadata["cause"], cause, "{refusal:?}");

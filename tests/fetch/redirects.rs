@@ -117,9 +117,9 @@ async fn fetch_limits_redirects() {
     assert_eq!(fetched.content, "hello");
 
     for (path, cause) in [
-        ("11", "too many redirects"),
-        ("loop", "too many redirects"),
-        ("nonsense", "a redirect to what is no URL"),
+        ("11", "too_many_redirects"),
+        ("loop", "too_many_redirects"),
+        ("nonsense", "invalid_redirect"),
     ] {
         let url = format!("http://site.jig.test/{path}");
         let refusal = fetch_failing(&daemon, url_request(&url), "FETCH_ERROR").await;

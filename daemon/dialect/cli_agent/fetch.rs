@@ -88,7 +88,10 @@ fn explain_failure(error: &Error, seconds: u64) -> Option<(&'static str, String,
     } else if error.reason == Reason::FetchError {
         (
             "fetch_error",
-            format!("Failed to fetch - {}", metadata_value("cause").unwrap_or_default()),
+            format!(
+                "Failed to fetch - {}",
+                metadata_value("cause").unwrap_or_default().replace('_', " ")
+            ),
             "Check the URL, and try again later",
         )
     } else if error.reason == Reason::EgressDenied {
