@@ -118,7 +118,7 @@ async fn failed_call_reports_reason_and_remedy() {
     let (output, errors) = run_expecting_exit(&daemon, &["call", "read_file", "paht=lines"], 125);
     assert_eq!(output, "");
     assert!(
-        errors.starts_with("jig: invalid_params: paht: is not known: path was probably meant"),
+        errors.starts_with("jig: invalid_params: paht: is unknown: did you mean path?"),
         "{errors}"
     );
     assert_eq!(errors.lines().count(), 2, "{errors}");
@@ -354,7 +354,7 @@ async fn invalid_parameters_are_reported_before_sending() {
         assert!(errors.contains(expected), "{errors}");
     }
     let (_, errors) = run_expecting_exit(&daemon, &["call", "raed_file", "path=x"], 125);
-    assert!(errors.contains("read_file was probably meant"), "{errors}");
+    assert!(errors.contains("did you mean read_file?"), "{errors}");
     let (_, errors) =
         run_expecting_exit(&daemon, &["call", "run", "command=true", "timeout_sec=0"], 125);
     assert_eq!(errors.matches("it must be from 1").count(), 1, "{errors}");

@@ -257,7 +257,7 @@ impl Catalog {
     /// The error message for an unknown tool, with a suggestion.
     pub(crate) fn unknown_tool_message(&self, name: &str) -> String {
         let known: Vec<_> = self.tool_names().chain(self.custom_tools.keys().copied()).collect();
-        format!("there is {}", suggest::unknown_tool_message(name, &known))
+        suggest::unknown_tool_message(name, &known)
     }
 
     /// The paths of all methods of `jig.v1`, such as `jig.v1.ToolService/Run`.

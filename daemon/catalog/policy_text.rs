@@ -49,11 +49,11 @@ pub(crate) struct PolicyText {
 impl PolicyText {
     /// The texts that rules match for a call whose parameters are JSON.
     ///
-    /// The first text is `given`. Rules that ask or deny also match the parameters as `read`, with
+    /// The first text is `explicit`. Rules that ask or deny also match the parameters as `read`, with
     /// paths normalized by `normalize_path`, with and without defaults. Otherwise another spelling
     /// would evade the rule.
     pub(crate) fn from_json(
-        given: &Map<String, Json>,
+        explicit: &Map<String, Json>,
         read: &Map<String, Json>,
         normalize_path: impl Fn(&str) -> Option<String>,
     ) -> Vec<Self> {
@@ -65,14 +65,14 @@ impl PolicyText {
             Json::Object(fields.collect()).to_string()
         };
 
-        let text = Json::Object(given.clone()).to_string();
+        let text = Json::Object(explicit.clone()).to_string();
         let mut texts = vec![Self {
             // A path with `..` may lead elsewhere than it seems.
             may_allow: !text.contains(".."),
             text,
         }];
 
-        for text in [render_read(&|name| given.contains_key(name)), render_read(&|_| true)] {
+        for text in [render_read(&|name| explicit.contains_key(name)), render_read(&|_| true)] {
             if texts.iter().all(|known| known.text != text) {
                 texts.push(Self { text, may_allow: false });
             }
@@ -353,7 +353,7 @@ fn scalar_to_json(value: &Value) -> Json {
     }
 }
 
-/// The given fields and the defaults that policies include, in the order of the contract. Secrets
+/// The explicit fields and the defaults that policies include, in the order of the contract. Secrets
 /// and content of files appear with their size only.
 fn display_params(
     rules: &MessageRules,

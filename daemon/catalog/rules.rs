@@ -24,13 +24,13 @@ pub(super) const MAX_RECORDED_PARAMS_BYTES: usize = 16 * 1024;
 pub(super) struct MessageValidation<T> {
     /// The request, with defaults filled in.
     pub(super) request: T,
-    /// The given fields for a record: JSON without secrets and content of files.
+    /// The explicit fields for a record: JSON without secrets and content of files.
     pub(super) params: serde_json::Value,
     /// Fields that are invalid.
     pub(super) violations: Vec<Violation>,
-    /// The given fields. Present with `keep_explicit`.
+    /// The explicit fields. Present with `keep_explicit`.
     pub(super) explicit: Option<DynamicMessage>,
-    /// The given fields, encoded.
+    /// The explicit fields, encoded.
     pub(super) encoded: Vec<u8>,
 }
 
@@ -110,7 +110,7 @@ impl MessageRules {
             .collect()
     }
 
-    /// The given path fields, with their values.
+    /// The explicit path fields, with their values.
     pub(super) fn explicit_paths<'a>(
         &'a self,
         message: &'a DynamicMessage,
@@ -158,7 +158,7 @@ impl MessageRules {
         }
     }
 
-    /// Validates `request` and fills in defaults. `keep_explicit` keeps the given fields.
+    /// Validates `request` and fills in defaults. `keep_explicit` keeps the explicit fields.
     pub(super) fn validate<T: Message + Default>(
         &self,
         request: T,
@@ -251,7 +251,7 @@ impl MessageRules {
         changed
     }
 
-    /// The given fields as JSON, with the size in place of secret or large values.
+    /// The explicit fields as JSON, with the size in place of secret or large values.
     fn redacted_json(&self, message: &DynamicMessage) -> Result<serde_json::Value, Error> {
         let mut visible = DynamicMessage::new(self.message.clone());
         let mut hidden = Vec::new();
@@ -290,7 +290,7 @@ fn check_field(
     let (field, rules) = (&field.descriptor, &field.rules);
     if !message.has_field(field) {
         if rules.required {
-            violations.push(Violation::new(name, "must be given"));
+            violations.push(Violation::new(name, "is required"));
         }
         return;
     }

@@ -10,12 +10,12 @@ const MIN_SUBSTRING_BYTES: usize = 3;
 /// The error text for a parameter that is not among the `known` ones.
 pub(crate) fn unknown_parameter_message(name: &str, known: &[&str]) -> String {
     if known.is_empty() {
-        return "is not known: there are no parameters".to_owned();
+        return "is unknown: there are no parameters".to_owned();
     }
     let all = known.join(", ");
     match closest_name(name, known) {
-        Some(meant) => format!("is not known: {meant} was probably meant; there are {all}"),
-        None => format!("is not known; there are {all}"),
+        Some(meant) => format!("is unknown: did you mean {meant}? Known: {all}"),
+        None => format!("is unknown. Known: {all}"),
     }
 }
 
@@ -23,12 +23,12 @@ pub(crate) fn unknown_parameter_message(name: &str, known: &[&str]) -> String {
 /// caller may access.
 pub(crate) fn unknown_tool_message(name: &str, known: &[&str]) -> String {
     if known.is_empty() {
-        return format!("no tool {name:?}, and none that is open to you");
+        return format!("unknown tool {name:?}: your key allows no tools");
     }
     let all = known.join(", ");
     match closest_name(name, known) {
-        Some(meant) => format!("no tool {name:?}: {meant} was probably meant; there are {all}"),
-        None => format!("no tool {name:?}; there are {all}"),
+        Some(meant) => format!("unknown tool {name:?}: did you mean {meant}? Known: {all}"),
+        None => format!("unknown tool {name:?}. Known: {all}"),
     }
 }
 

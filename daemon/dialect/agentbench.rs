@@ -220,7 +220,7 @@ fn apply_patch(
         }
         if let Some(line) = first_malformed_header(text) {
             return Err(malformed_patch(&format!(
-                "line {line} is no hunk header: it must read @@ -LINE,COUNT +LINE,COUNT @@"
+                "line {line} is not a hunk header: it must read @@ -LINE,COUNT +LINE,COUNT @@"
             )));
         }
 

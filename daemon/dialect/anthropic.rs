@@ -107,7 +107,7 @@ fn bash(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRespons
             if params.flag("restart") {
                 return Ok(DialectResponse::text("tool has been restarted."));
             }
-            return Err(Error::invalid_field("command", "must be given"));
+            return Err(Error::invalid_field("command", "is required"));
         };
 
         let result = tools.call(CanonicalCall::new("run", json!({ "command": command }))).await?;
@@ -150,7 +150,7 @@ fn edit(mut params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRes
             _ => {
                 let text = required_text(&mut params, "insert_text")?;
                 let Some(line) = params.integer("insert_line") else {
-                    return Err(Error::invalid_field("insert_line", "must be given"));
+                    return Err(Error::invalid_field("insert_line", "is required"));
                 };
                 insert(&path, line, &text, tools).await
             }
@@ -193,7 +193,7 @@ async fn str_replace(
 
 fn required_text(params: &mut DialectParams, name: &str) -> Result<String, Error> {
     let text = params.text(name).map(str::to_owned);
-    text.ok_or_else(|| Error::invalid_field(name, "must be given for this command"))
+    text.ok_or_else(|| Error::invalid_field(name, "is required for this command"))
 }
 
 async fn view(

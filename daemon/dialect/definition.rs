@@ -172,7 +172,7 @@ impl Dialect {
         self.own(name).ok_or_else(|| {
             let visible = self.tools.iter().filter(|tool| is_visible(tool));
             let known: Vec<_> = visible.map(|tool| tool.name).collect();
-            let text = format!("{} has {}", self.name, suggest::unknown_tool_message(name, &known));
+            let text = format!("{}: {}", self.name, suggest::unknown_tool_message(name, &known));
             Error::new(Reason::UnknownTool, text).with_metadata("tool", name)
         })
     }

@@ -40,7 +40,7 @@ pub(super) fn translate_error(aliases: FieldAliases, mut error: Error) -> Error 
         let is_complete = lines.split(", ").count().to_string() == count;
         let more = if is_complete { "" } else { ", …" };
         Some(format!(
-            "{old} is there {count} times, at lines {lines}{more}; give more of the text around the one that you mean; nothing was changed"
+            "{old} occurs {count} times (lines {lines}{more}); include more of the surrounding text; nothing was changed"
         ))
     } else if is(Reason::StringNotFound) {
         let rest = error.message.strip_prefix(edit);
@@ -50,7 +50,7 @@ pub(super) fn translate_error(aliases: FieldAliases, mut error: Error) -> Error 
         rest.and_then(|rest| Some(format!("{}{rest}", translate_field(aliases, "start_line")?)))
     } else if is(Reason::BinaryFile) {
         let rest = error.message.strip_suffix(BASE64_HINT_SUFFIX);
-        rest.map(|rest| format!("{rest}: it is no text"))
+        rest.map(|rest| format!("{rest}: it is not text"))
     } else {
         None
     };
@@ -71,7 +71,7 @@ pub(super) fn suggestion(parameters: &[ParameterSpec], reason: Reason) -> Option
     if reason == Reason::BinaryFile && !has_encoding() {
         return Some("Look at it with a command.");
     }
-    (reason == Reason::StringNotUnique).then_some("Give more of the text around it.")
+    (reason == Reason::StringNotUnique).then_some("Include more of the surrounding text.")
 }
 
 fn translate_violation(aliases: FieldAliases, violation: Violation) -> Violation {
@@ -119,9 +119,9 @@ mod tests {
     #[test]
     fn edit_errors_use_the_names_of_the_dialect() {
         for (aliases, index, text, old, begin) in [
-            (SINGLE_EDIT, 0, "a a", "a", "old_string is there 2 times, at lines 1, 1; give more"),
-            (RENAMED_EDIT, 0, "a\na", "a", "old_str is there 2 times, at lines 1, 2; give more"),
-            (&[], 1, "-a a", "a", "edits[1].old_string is there 2 times, at lines 1, 1; give"),
+            (SINGLE_EDIT, 0, "a a", "a", "old_string occurs 2 times (lines 1, 1); include"),
+            (RENAMED_EDIT, 0, "a\na", "a", "old_str occurs 2 times (lines 1, 2); include"),
+            (&[], 1, "-a a", "a", "edits[1].old_string occurs 2 times (lines 1, 1); include"),
             (SINGLE_EDIT, 0, "b", "a", "old_string is not in the file; nothing was changed; "),
             (RENAMED_EDIT, 0, "b", "a", "old_str is not in the file; "),
             (&[], 1, "-", "a", "edits[1].old_string is not in the file as the edits before"),
@@ -154,6 +154,6 @@ mod tests {
             "\"f\" is not UTF-8: for Base64 set encoding to ENCODING_BASE64",
         );
         let error = translate_error(&[], binary);
-        assert_eq!(error.message, "\"f\" is not UTF-8: it is no text");
+        assert_eq!(error.message, "\"f\" is not UTF-8: it is not text");
     }
 }

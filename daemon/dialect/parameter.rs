@@ -349,7 +349,7 @@ impl DialectParamsReader {
                     Some(default) => {
                         read.insert(parameter.name.to_owned(), default.json());
                     }
-                    None if parameter.is_required => self.report(&path, "must be given".to_owned()),
+                    None if parameter.is_required => self.report(&path, "is required".to_owned()),
                     None => {}
                 },
                 Some(value) => {

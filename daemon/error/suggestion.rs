@@ -41,7 +41,9 @@ impl Reason {
                 "Read the file again, and make a new change."
             }
             Self::PatchParseError => "Give a unified diff, as git diff writes it.",
-            Self::StringNotUnique => "Give more of the text around it, or change all occurrences.",
+            Self::StringNotUnique => {
+                "Include more of the surrounding text, or change all occurrences."
+            }
             Self::CommandNotExecutable => "Run it by its interpreter, or make it executable.",
             Self::ApprovalDecided => "List the pending approvals.",
             Self::NoCommandHistory => "Run a command first.",

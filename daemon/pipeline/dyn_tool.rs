@@ -177,7 +177,7 @@ pub(super) fn find(
                 && pipeline.require_enabled_tool(tool, None).is_ok()
         };
         let known: Vec<_> = tool_names(&pipeline.catalog).filter(is_available).collect();
-        let text = format!("there is {}", suggest::unknown_tool_message(name, &known));
+        let text = suggest::unknown_tool_message(name, &known);
         Error::new(Reason::UnknownTool, text).with_metadata("tool", name)
     })
 }

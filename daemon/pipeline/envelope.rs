@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn error_contains_everything_of_a_status() {
-        let error = Error::invalid_field("path", "must be given").with_metadata("path", "x");
+        let error = Error::invalid_field("path", "is required").with_metadata("path", "x");
         let response = error_response(timed_response(&timing()), &error);
         assert_eq!(response.status(), InvokeStatus::Error);
         assert_eq!(response.data, None);

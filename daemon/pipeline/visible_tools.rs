@@ -82,7 +82,7 @@ fn select_by_name(
         .enumerate()
         .filter(|(_, name)| !known.contains(&name.as_str()))
         .map(|(index, name)| {
-            let text = format!("there is {}", suggest::unknown_tool_message(name, &known));
+            let text = suggest::unknown_tool_message(name, &known);
             Violation::new(format!("names[{index}]"), text)
         })
         .collect();

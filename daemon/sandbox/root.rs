@@ -60,8 +60,8 @@ const HOST_REVEALING_FILE_SYSTEMS: &[&str] = &[
     "efivarfs",
     "mqueue",
 ];
-/// The most revealing of them by statfs(2) magic number: PROC_SUPER_MAGIC, SYSFS_MAGIC,
-/// CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC.
+/// The most revealing of them by statfs(2) magic number, for a check of the opened tree itself:
+/// PROC_SUPER_MAGIC, SYSFS_MAGIC, CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC.
 const HOST_REVEALING_MAGIC_NUMBERS: &[rustix::fs::FsWord] =
     &[0x9fa0, 0x6265_6572, 0x0027_e0eb, 0x6367_7270];
 /// An empty directory of the root, used to mask others.
@@ -216,7 +216,7 @@ fn pivot_into_root() -> Result<(), StageFailure> {
         // chroot(2) needs CAP_SYS_CHROOT, which sandboxes drop and their probe checks.
         Err(refused @ (Errno::PERM | Errno::INVAL | Errno::NOSYS)) => {
             mount_move(".", "/").map_err(|_| {
-                at_stage(Stage::PivotRoot, "and moving the root is refused too")(refused)
+                at_stage(Stage::PivotRoot, "its fallback, MS_MOVE, is refused too")(refused)
             })?;
             chroot(".").map_err(at_stage(Stage::PivotRoot, "chroot"))?;
         }
@@ -317,7 +317,7 @@ fn system_mounts() -> Result<Vec<RootMount>, StageFailure> {
         if !is_character || (rustix::fs::major(device), rustix::fs::minor(device)) != *number {
             return Err(StageFailure::other(
                 Stage::OpenSource,
-                format!("{} is not the device with that name", path.display()),
+                format!("{} is not the character device {}:{}", path.display(), number.0, number.1),
             ));
         }
         let tree = open_source(&path, attribute::NOSUID | attribute::NOEXEC)?;

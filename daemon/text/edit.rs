@@ -68,7 +68,7 @@ impl StringEdit {
         };
 
         if old.is_empty() {
-            return Err(violation("old_string", "must be given and not be empty"));
+            return Err(violation("old_string", "is required and must not be empty"));
         }
         if old == new {
             let problem = "must differ from old_string: the edit would change nothing";
@@ -209,7 +209,7 @@ fn not_unique_error(index: usize, text: &str, finder: &Finder<'_>, occurrences: 
     Error::new(
         Reason::StringNotUnique,
         format!(
-            "edits[{index}]: old_string is there {occurrences} times, at lines {lines}{more}{}; give more of the text around the one that you mean, or take OCCURRENCE_FIRST or OCCURRENCE_ALL; nothing was changed",
+            "edits[{index}]: old_string occurs {occurrences} times (lines {lines}{more}){}; include more of the surrounding text, or set occurrence to OCCURRENCE_FIRST or OCCURRENCE_ALL; nothing was changed",
             after_earlier_edits(index),
         ),
     )
@@ -299,7 +299,7 @@ mod tests {
         let error = error.unwrap_err();
         assert_eq!(error.reason, Reason::StringNotUnique);
         let expected =
-            "edits[1]: old_string is there 12 times, at lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, … as";
+            "edits[1]: old_string occurs 12 times (lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, …) as";
         assert!(error.message.starts_with(expected), "{error}");
         for (old, new, field) in [("", "a", "old_string"), ("a", "a", "new_string")] {
             let violation =

@@ -82,7 +82,7 @@ fn parse_edit(
         None
     };
 
-    let source_missing = "must be given, empty or not, unless a cell is deleted";
+    let source_missing = "is required, empty or not, unless a cell is deleted";
     let selector_missing = "either it or cell_index must be given, unless a cell is inserted";
     match (mode, selector, kind, request.source) {
         (v1::CellEdit::Delete, Some(selector), _, _) => Some(CellChange::Delete(selector)),
@@ -90,7 +90,7 @@ fn parse_edit(
             Some(CellChange::Insert(selector, NewCell { kind, source }))
         }
         (v1::CellEdit::Insert, _, None, _) => {
-            require("cell_type", "must be given for a cell that is inserted")
+            require("cell_type", "is required for a cell that is inserted")
         }
         (v1::CellEdit::Unspecified | v1::CellEdit::Replace | v1::CellEdit::Insert, _, _, None) => {
             require("source", source_missing)

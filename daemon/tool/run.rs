@@ -43,7 +43,7 @@ use crate::{
 
 /// How long a command holds the start permit of its call: as long as starting one takes. After that
 /// the kernel schedules the command.
-pub(super) const START_PERMIT_HOLD: Duration = Duration::from_millis(3);
+pub(super) const COMMAND_START_PERMIT_HOLD: Duration = Duration::from_millis(3);
 
 #[derive(Debug)]
 pub(crate) struct RunCommand;
@@ -64,7 +64,7 @@ impl Tool for RunCommand {
     const NAME: &'static str = "run";
     const NEEDS_SANDBOX: bool = true;
     const ENFORCES_OWN_TIMEOUT: bool = true;
-    const START_PERMIT_HOLD: Duration = START_PERMIT_HOLD;
+    const START_PERMIT_HOLD: Duration = COMMAND_START_PERMIT_HOLD;
     type Request = v1::RunRequest;
     type Response = v1::RunResponse;
     type Params = Params;
@@ -111,7 +111,10 @@ impl Tool for RunCommand {
         if let (Some(timeout), Some(wall)) = (timeout, limits.wall_time)
             && timeout > wall
         {
-            let text = format!("must be at most {}, which the operator set", wall.as_secs());
+            let text = format!(
+                "must be at most {} seconds, the daemon's limit (limits.wall_clock)",
+                wall.as_secs()
+            );
             violations.push(Violation::new("timeout_sec", text));
         }
 
@@ -167,7 +170,7 @@ fn parse_program(
             None
         }
         (None, []) => {
-            violations.push(Violation::new("command", "must be given, unless argv is"));
+            violations.push(Violation::new("command", "is required, unless argv is given"));
             None
         }
         (Some(command), []) if command.trim().is_empty() => {

@@ -62,11 +62,11 @@ fn classify_path(errno: Errno, path: &str, expected: ExpectedKind) -> Option<(Re
         }
         (Errno::NOENT | Errno::NOTDIR, ExpectedKind::File) => (
             Reason::FileNotFound,
-            format!("{path:?} does not exist: list its directory to see what is there"),
+            format!("{path:?} does not exist: list its directory for the existing names"),
         ),
         (Errno::NOENT, ExpectedKind::Directory) => (
             Reason::DirectoryNotFound,
-            format!("no directory is at {path:?}: list its parent to see what is there"),
+            format!("there is no directory {path:?}: list its parent for the existing names"),
         ),
         (Errno::NOTDIR, ExpectedKind::Directory) => (
             Reason::NotADirectory,

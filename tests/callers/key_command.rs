@@ -62,7 +62,7 @@ fn invalid_key_commands_are_rejected_and_change_nothing() {
         (&["new", "x", "--burst", "1"], 64, "--calls-per-second"),
         (&["new", "x", "--calls-per-second", "0"], 1, "from 1 to"),
         (&["new", "x", "--expires", "soon"], 64, "--expires"),
-        (&["new", "x", "--for-tool", "rnu"], 1, "there is no tool \"rnu\"; there are apply_patch,"),
+        (&["new", "x", "--for-tool", "rnu"], 1, "unknown tool \"rnu\". Known: apply_patch,"),
         (&["revoke", "nobody"], 1, "jig key list"),
         (&["revoke"], 64, "NAME"),
     ] {

@@ -104,7 +104,7 @@ fn contradictions(field: &FieldDescriptor, rules: &FieldRules) -> Vec<&'static s
         found.push("policy_includes_default without a default");
     }
     if rules.path && field.kind() != Kind::String {
-        found.push("a path, but it is no text");
+        found.push("a path, but it is not text");
     }
     let Some(default) = &rules.default_value else {
         return found;

@@ -69,8 +69,8 @@ async fn b9_error_names_the_parameter_with_too_many_arguments() {
 async fn b9_daemon_reports_all_invalid_parameters_and_runs_nothing() {
     let daemon = start_with_tools().await;
     for (tool, params, expected) in [
-        ("say_arguments", json!({}), vec![("word", "must be given")]),
-        ("say_arguments", json!({"word": null}), vec![("word", "must be given")]),
+        ("say_arguments", json!({}), vec![("word", "is required")]),
+        ("say_arguments", json!({"word": null}), vec![("word", "is required")]),
         (
             "say_arguments",
             json!({"wrod": "x", "word": 5, "number": -1, "rest": ["a", 2]}),
@@ -78,7 +78,7 @@ async fn b9_daemon_reports_all_invalid_parameters_and_runs_nothing() {
                 ("number", "less than the minimum of 0"),
                 ("rest[1]", "must be of type string"),
                 ("word", "must be of type string"),
-                ("wrod", "word was probably meant"),
+                ("wrod", "did you mean word?"),
             ],
         ),
         (

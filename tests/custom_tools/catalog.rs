@@ -192,6 +192,6 @@ async fn b13_dracode_call_responds_like_dracode_tools() {
     assert_eq!(late.text, "Error: Process timed out");
     let refused = call("say_arguments", json!({"extra": 1})).await;
     assert_eq!(refused.status(), InvokeStatus::Error);
-    assert!(refused.text.starts_with("Error: word: must be given"), "{}", refused.text);
+    assert!(refused.text.starts_with("Error: word: is required"), "{}", refused.text);
     assert!(!refused.text.contains("extra"), "{}", refused.text);
 }

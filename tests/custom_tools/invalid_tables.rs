@@ -58,7 +58,7 @@ fn check_reports_every_invalid_tool_table() {
         ),
         (
             tool("x", "argv = ['y']") + "[policy]\ndeny_tools = ['z']",
-            vec!["policy.deny_tools: there is no tool \"z\"", "write_file, x"],
+            vec!["policy.deny_tools: unknown tool \"z\"", "write_file, x"],
         ),
     ] {
         let report = check_output(&tools);

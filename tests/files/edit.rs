@@ -159,7 +159,7 @@ async fn failed_edit_leaves_the_file_unchanged() {
         (
             edit_request("f", vec![good, replace_unique("(", "[")]),
             "STRING_NOT_UNIQUE",
-            "edits[1]: old_string is there 3 times, at lines 1, 2, 3",
+            "edits[1]: old_string occurs 3 times (lines 1, 2, 3)",
         ),
     ] {
         let request_text = format!("{request:?}");

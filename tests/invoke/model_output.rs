@@ -339,10 +339,9 @@ async fn list_tools_filters_by_name() {
     ] {
         assert_eq!(list(dialect, names).await.unwrap(), listed, "{dialect}");
     }
-    for (dialect, name, expected) in [
-        ("", "raed_file", "read_file was probably meant"),
-        ("claude", "read_file", "there are Read, "),
-    ] {
+    for (dialect, name, expected) in
+        [("", "raed_file", "did you mean read_file?"), ("claude", "read_file", "Known: Read, ")]
+    {
         let refusal = Refusal::from_status(&list(dialect, &["run", name]).await.unwrap_err());
         assert_eq!(refusal.reason, "INVALID_PARAMS");
         assert!(refusal.invalid_fields().contains(&"names[1]"), "{refusal:?}");

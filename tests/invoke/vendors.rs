@@ -128,7 +128,7 @@ async fn anthropic_bash_returns_text() {
             Some("abnormal_exit"),
         ),
         (json!({"restart": true}), "tool has been restarted.", None),
-        (json!({}), "command: must be given", Some("invalid_params")),
+        (json!({}), "command: is required", Some("invalid_params")),
     ] {
         let response = invoke(&daemon, call("anthropic", "bash", params)).await;
         assert_eq!(response.text, text);
@@ -211,7 +211,7 @@ async fn anthropic_text_editor_shows_and_changes_files() {
         ),
         (
             json!({"command": "create", "path": "x"}),
-            "file_text: must be given for this command",
+            "file_text: is required for this command",
             "invalid_params",
         ),
     ] {

@@ -55,7 +55,7 @@ impl CustomTool {
         }
 
         let mut violations = Vec::new();
-        // Collects all violations before it reports any.
+        // Collecting all violations walks the whole schema, so only small requests get that.
         if bytes.saturating_mul(self.validation_cost()) <= MAX_EXHAUSTIVE_VALIDATION_WORK {
             let errors = self.validator.iter_errors(&params);
             for error in errors.take(MAX_VIOLATIONS + 1) {
@@ -77,7 +77,7 @@ impl CustomTool {
         match error.kind() {
             ValidationErrorKind::Required { property } => {
                 let name = property.as_str().unwrap_or_default();
-                violations.push(Violation::new(path_of(name), "must be given"));
+                violations.push(Violation::new(path_of(name), "is required"));
             }
             ValidationErrorKind::AdditionalProperties { unexpected } => {
                 let is_top_level = path.is_empty();
@@ -87,7 +87,7 @@ impl CustomTool {
                     let text = if is_top_level {
                         suggest::unknown_parameter_message(name, &known)
                     } else {
-                        "is not known".to_owned()
+                        "is unknown".to_owned()
                     };
                     violations.push(Violation::new(path_of(name), text));
                 }
@@ -287,7 +287,7 @@ fn report_rounded_integers(
             }
         }
         Json::Number(number) if number.is_f64() && has_type(schema, "integer") => {
-            let text = "is too large to be passed on as it is: the most are 64 bits";
+            let text = "must be an integer of at most 64 bits";
             violations.push(Violation::new(path, text));
         }
         Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => {}

@@ -115,8 +115,8 @@ fn all_violations_are_reported_without_secrets() {
         "files[1]: must be of type string",
         "key: must be of type string",
         "lines: the value is less than the minimum of 1",
-        "word: must be given",
-        "wrod: is not known: word was probably meant; there are exact, files, key, lines, word",
+        "word: is required",
+        "wrod: is unknown: did you mean word? Known: exact, files, key, lines, word",
     ];
     assert_eq!(violations, expected);
 

@@ -148,7 +148,7 @@ fn misfits_and_broken_rules_are_reported_together() {
                 "start_line",
                 "must be a whole number from 1 to 4294967295; this is a string"
             ),
-            violation("path", "must be given"),
+            violation("path", "is required"),
             violation("end_line", "is 0; it must be at least 1"),
         ]
     );

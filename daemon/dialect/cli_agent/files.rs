@@ -348,7 +348,7 @@ pub(super) fn explain_error(
 
     explanation.or_else(|| {
         let text = format!("Path '{path}' is not a regular file");
-        (error.reason == Reason::NotAFile).then_some((text, "Use list_dir to see what is there"))
+        (error.reason == Reason::NotAFile).then_some((text, "Use list_dir to see its entries"))
     })
 }
 

@@ -129,7 +129,7 @@ impl AddressRange {
         };
 
         let first: IpAddr =
-            address.parse().map_err(|_| format!("{address:?} is no address: {RANGE_HINT}"))?;
+            address.parse().map_err(|_| format!("{address:?} is not an address: {RANGE_HINT}"))?;
         let max_prefix = match first {
             IpAddr::V4(_) => 32,
             IpAddr::V6(_) => 128,
@@ -138,9 +138,7 @@ impl AddressRange {
             None => max_prefix,
             Some(digits) => {
                 digits.parse().ok().filter(|prefix| *prefix <= max_prefix).ok_or_else(|| {
-                    format!(
-                        "{digits:?} is no length from 0 to {max_prefix} of a prefix: {RANGE_HINT}"
-                    )
+                    format!("prefix length {digits:?} must be from 0 to {max_prefix}: {RANGE_HINT}")
                 })?
             }
         };

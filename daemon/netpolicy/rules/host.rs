@@ -115,7 +115,7 @@ impl HostRule {
             Some((host, port)) if !port.ends_with(']') => {
                 let number = port.parse().ok().filter(|number| *number != 0);
                 let number = number
-                    .ok_or_else(|| format!("{port:?} is no port from 1 to 65535: {HOST_HINT}"))?;
+                    .ok_or_else(|| format!("port {port:?} must be from 1 to 65535: {HOST_HINT}"))?;
                 (host, Some(number))
             }
             _ => (text, None),

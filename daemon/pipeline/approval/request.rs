@@ -215,7 +215,7 @@ pub(super) fn rule_pattern_for(
 ) -> Result<RulePattern, Error> {
     let Some(pattern) = given else {
         let suggested = approval.suggested_pattern.as_deref().ok_or_else(|| {
-            let text = "must be given: the daemon suggests none for a call that is too large, that names files with .. in the path, or that has an environment or a standard input, which approvers do not see";
+            let text = "is required: the daemon suggests none for a call that is too large, that names files with .. in the path, or that has an environment or a standard input, which approvers do not see";
             Error::invalid_field("pattern", text)
         })?;
         return RulePattern::parse(suggested).map_err(Error::internal);

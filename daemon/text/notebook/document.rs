@@ -125,7 +125,7 @@ impl<'a> Notebook<'a> {
 /// Parses the fields of a cell.
 pub(super) fn cell_fields(cell: &str, index: usize) -> Result<JsonContainer<'_>, Error> {
     if !cell.starts_with('{') {
-        return Err(not_a_notebook(&format!("cells[{index}] is no object")));
+        return Err(not_a_notebook(&format!("cells[{index}] is not an object")));
     }
     JsonContainer::parse(cell, MAX_FIELDS)
         .map_err(|problem| not_a_notebook(&format!("cells[{index}] cannot be read: {problem}")))

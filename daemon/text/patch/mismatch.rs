@@ -32,9 +32,9 @@ impl HunkRef<'_> {
     ) -> Error {
         let first = at.min(text.len());
         let mut message = if is_already_applied(hunk, text, first) {
-            "the file already has its new lines: leave the hunk out".to_owned()
+            "it is already applied: remove this hunk".to_owned()
         } else {
-            "the file has its context and removed lines nowhere".to_owned()
+            "its context and removed lines are not in the file".to_owned()
         };
 
         if let Some(index) = difference

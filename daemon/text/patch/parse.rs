@@ -203,7 +203,7 @@ fn resolve_name(
     // names and so reveals their prefixes.
     let pair = names
         .or(marker_names)
-        .ok_or_else(|| parse_error(at, "the end of the first name is ambiguous"))?;
+        .ok_or_else(|| parse_error(at, "the `diff --git` line does not show where its first name ends: add the lines `---` and `+++`"))?;
     match file_names::strip_names(&pair, strip, at)? {
         (Some(old), Some(new)) if old == new => Ok(old),
         (Some(name), None) | (None, Some(name)) => Ok(name),

@@ -357,7 +357,7 @@ fn not_found_error(path: &str) -> Error {
     Error::new(
         Reason::FileNotFound,
         format!(
-            "the patch changes {path:?}, which does not exist: list its directory to see what is there"
+            "the patch changes {path:?}, which does not exist: list its directory for the existing names"
         ),
     )
     .with_metadata("path", path)

@@ -58,7 +58,7 @@ impl LimitLowering<'_> {
     fn lower<T: Copy + Ord + Display>(&mut self, limit: &mut T, requested: Option<T>, field: &str) {
         match requested {
             Some(requested) if requested > *limit => {
-                let text = format!("must be at most {limit}, which the operator set");
+                let text = format!("must be at most {limit}, the daemon's limit");
                 self.violations.push(Violation::new(format!("limits.{field}"), text));
             }
             Some(requested) => *limit = requested,
@@ -69,8 +69,7 @@ impl LimitLowering<'_> {
     /// Rejects a limit on temporary files at L1, where they are in a directory on a disk.
     fn reject_unenforced<T>(&mut self, requested: Option<T>, field: &str) {
         if requested.is_some() {
-            let text =
-                "cannot be given at isolation L1, where the size of temporary files is not limited";
+            let text = "is not enforced at isolation level L1: leave it out";
             self.violations.push(Violation::new(format!("limits.{field}"), text));
         }
     }

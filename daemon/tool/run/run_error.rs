@@ -98,11 +98,7 @@ pub(super) fn error_type(error: &RunError) -> &'static str {
 pub(super) fn error_of_run(error: RunError, spec: &CommandSpec) -> Error {
     match error {
         RunError::NotStarted(failure) => error_of_start(failure, spec),
-        RunError::SandboxTimeout => Error::new(
-            Reason::ResourceExhausted,
-            "no sandbox became free within timeout_sec: too many commands run at once. Retry later, or raise limits.concurrent_runs",
-        )
-        .retry_after(SANDBOX_RETRY_DELAY),
+        RunError::SandboxTimeout => sandbox_timeout_error(spec.timeout),
         RunError::Abandoned => Error::new(
             Reason::Timeout,
             "the caller stopped waiting before the command started; nothing was run",
@@ -120,6 +116,14 @@ pub(super) fn error_of_run(error: RunError, spec: &CommandSpec) -> Error {
             "the sandbox was lost while the command ran: its changes until then persist, and the artifacts hold the output that was read",
         ),
     }
+}
+
+fn sandbox_timeout_error(timeout: Option<Duration>) -> Error {
+    let seconds = timeout.unwrap_or_default().as_secs();
+    let text = format!(
+        "no sandbox became free within the {seconds} s of the command's timeout: too many commands run at once. Retry later; the operator can raise limits.concurrent_runs"
+    );
+    Error::new(Reason::ResourceExhausted, text).retry_after(SANDBOX_RETRY_DELAY)
 }
 
 fn error_of_start(failure: StageFailure, spec: &CommandSpec) -> Error {
@@ -153,6 +157,10 @@ fn cwd_error(errno: i32, spec: &CommandSpec) -> Option<Error> {
 
 /// The program could not be executed, by the errno of `execve`.
 fn program_error(errno: i32, program: &Program) -> Option<Error> {
+    let field = match program {
+        Program::Shell(_) | Program::DefaultShell(_) => "command",
+        Program::Argv(_) => "argv",
+    };
     let program = match program {
         Program::Shell(_) => "/bin/sh".to_owned(),
         Program::DefaultShell(_) => default_shell().to_string_lossy().into_owned(),
@@ -183,8 +191,8 @@ fn program_error(errno: i32, program: &Program) -> Option<Error> {
         ),
         libc::E2BIG => {
             return Some(Error::invalid_field(
-                "argv",
-                "arguments and environment are larger than the kernel accepts",
+                field,
+                "is larger than the kernel accepts, together with the environment",
             ));
         }
         libc::ENAMETOOLONG => {

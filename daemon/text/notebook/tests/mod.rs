@@ -191,7 +191,7 @@ fn other_files_are_rejected() {
         (r#"{"nbformat": 3, "worksheets": []}"#, "its nbformat is 3"),
         (r#"{"nbformat": 4}"#, "no array cells"),
         (r#"{"nbformat": 4, "cells": {}}"#, "no array cells"),
-        (r#"{"nbformat": 4, "cells": [{}, 1]}"#, "cells[1] is no object"),
+        (r#"{"nbformat": 4, "cells": [{}, 1]}"#, "cells[1] is not an object"),
         (&format!(r#"{{"nbformat": 4, "cells": {deep}"#), "it is not JSON"),
         (
             &format!(r#"{{"nbformat": 4, "cells": [{}{{}}]}}"#, "{},".repeat(MAX_CELLS)),
