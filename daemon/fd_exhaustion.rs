@@ -22,7 +22,8 @@ use crate::daemon::{
 const MAX_RETRIES: u32 = 3;
 /// Pause before the first retry. It doubles for each further one.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
-const MAX_BACKOFF: Duration = Duration::from_secs(5);
+/// Pause after accept(2) failed for lack of descriptors or memory: it would fail again at once.
+pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Retry delay in errors to clients, after all retries have failed.
 const CLIENT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
@@ -110,7 +111,7 @@ impl FdRetry {
     fn next_backoff(&mut self) -> Option<Duration> {
         let pause = self.backoff;
         self.retries_left = self.retries_left.checked_sub(1)?;
-        self.backoff = (pause * 2).min(MAX_BACKOFF);
+        self.backoff = pause * 2;
 
         let next_attempt = Instant::now() + pause;
         self.deadline.is_none_or(|deadline| next_attempt < deadline).then_some(pause)

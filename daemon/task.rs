@@ -19,7 +19,7 @@ where
         tracing::trace!(task = name, "task started");
         future.await
     };
-    #[expect(clippy::disallowed_methods, reason = "this is the place")]
+    #[expect(clippy::disallowed_methods, reason = "only this module spawns: it adds the span")]
     tokio::spawn(future.instrument(span))
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn spawn_blocking<T: Send + 'static>(
     function: impl FnOnce() -> T + Send + 'static,
 ) -> JoinHandle<T> {
     let span = tracing::Span::current();
-    #[expect(clippy::disallowed_methods, reason = "this is the place")]
+    #[expect(clippy::disallowed_methods, reason = "only this module spawns: it adds the span")]
     tokio::task::spawn_blocking(move || span.in_scope(function))
 }
 

@@ -1,4 +1,4 @@
-//! Configured tools: each runs a command. Its parameters are defined by a JSON Schema.
+//! Custom tools (`[[tools]]`): each runs a command. Its parameters are defined by a JSON Schema.
 
 mod arguments;
 mod parameters;

@@ -8,7 +8,7 @@ use crate::daemon::sandbox::limits::RunLimits;
 /// Least memory in which a program can start.
 ///
 /// Its arguments and environment take up to 2 MiB while its process still holds the memory of the
-/// slot's keeper. With less memory, the kernel would kill the keeper with it.
+/// slot keeper. With less memory, the kernel would kill the keeper with it.
 const MIN_MEMORY_BYTES: u64 = 4 << 20;
 /// One run may have this fraction of all epoll watches of a user.
 const EPOLL_WATCHES_DIVISOR: u64 = 16;

@@ -113,7 +113,7 @@ impl Protection {
     }
 
     fn default_for(root: &Path) -> Self {
-        if !git_directory::is_there(root) {
+        if !git_directory::has_repository(root) {
             return Self::default();
         }
         match git_paths(root) {

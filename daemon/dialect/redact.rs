@@ -1,4 +1,4 @@
-//! Parameters of a call as given, for approval requests and for records.
+//! Redacts the explicit parameters of a call, for approval requests and for records.
 
 use serde_json::{Map, Value as Json};
 
@@ -10,10 +10,10 @@ const MAX_NAME_CHARS: usize = 64;
 /// Unknown parameters in the record of one call.
 const MAX_RECORDED_UNKNOWN_PARAMS: usize = 16;
 
-/// The given parameters, for a record. Redacted and unknown parameters appear with their size only.
-pub(super) fn redact_params(parameters: &[ParameterSpec], given: &Map<String, Json>) -> Json {
+/// The explicit parameters, for a record. Redacted and unknown parameters appear with their size only.
+pub(super) fn redact_params(parameters: &[ParameterSpec], explicit: &Map<String, Json>) -> Json {
     let find = |name: &String| parameters.iter().find(|parameter| parameter.name == name);
-    let (known, unknown): (Vec<_>, Vec<_>) = given
+    let (known, unknown): (Vec<_>, Vec<_>) = explicit
         .iter()
         .filter(|(_, value)| !value.is_null())
         .partition(|(name, _)| find(name).is_some());
@@ -49,16 +49,16 @@ fn redact_value(kind: ParameterKind, value: &Json) -> Json {
     }
 }
 
-/// The given parameters, for people: in the order of the tool's definition. Long and redacted
+/// The explicit parameters, for people: in the order of the tool's definition. Long and redacted
 /// values appear with their size only.
 pub(super) fn display_params(
     parameters: &[ParameterSpec],
-    given: &Map<String, Json>,
+    explicit: &Map<String, Json>,
 ) -> Vec<(String, String)> {
     parameters
         .iter()
         .filter_map(|parameter| {
-            let value = given.get(parameter.name).filter(|value| !value.is_null())?;
+            let value = explicit.get(parameter.name).filter(|value| !value.is_null())?;
             let text = match value {
                 Json::String(text) => text.clone(),
                 Json::Null | Json::Bool(_) | Json::Number(_) | Json::Array(_) | Json::Object(_) => {

@@ -3,7 +3,6 @@
 use std::{
     io::{Read as _, Write as _},
     sync::Arc,
-    time::Duration,
 };
 
 use tokio::{net::TcpStream, sync::Semaphore, time::sleep};
@@ -15,6 +14,7 @@ use super::{
     dial::MAX_LOOKUPS_PER_RUN,
 };
 use crate::daemon::{
+    fd_exhaustion::ACCEPT_RETRY_DELAY,
     netpolicy::{NetworkPolicy, rules::NetworkRules},
     sandbox::proxy_listener::ProxyLease,
     task,
@@ -25,9 +25,6 @@ use crate::daemon::{
 const MAX_CONNECTIONS_PER_RUN: usize = 256;
 /// Connections of all runs.
 const MAX_CONNECTIONS: usize = 4096;
-/// Pause after accept(2) has failed for lack of file descriptors or memory, since it would fail
-/// again at once.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Sent on connections beyond these limits.
 const TOO_MANY_CONNECTIONS_RESPONSE: &[u8] = b"HTTP/1.1 503 Too Many Connections\r\nContent-Type: text/plain\r\nContent-Length: 59\r\nConnection: close\r\n\r\njigd: too many connections at a time: close some and retry\n";

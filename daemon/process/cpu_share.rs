@@ -9,12 +9,15 @@ pub(super) struct CpuShareSchedule {
 }
 
 impl CpuShareSchedule {
-    const FIRST_DELAY: Duration = Duration::from_millis(25);
+    const FIRST_ATTEMPT_DELAY: Duration = Duration::from_millis(25);
     /// Longest pause between two attempts. Several are made because the kernel may reject some.
-    const MAX_DELAY: Duration = Duration::from_secs(5);
+    const MAX_ATTEMPT_DELAY: Duration = Duration::from_secs(5);
 
     pub(super) fn new(now: Instant) -> Self {
-        Self { next_attempt: Some(now + Self::FIRST_DELAY), delay: Self::FIRST_DELAY }
+        Self {
+            next_attempt: Some(now + Self::FIRST_ATTEMPT_DELAY),
+            delay: Self::FIRST_ATTEMPT_DELAY,
+        }
     }
 
     /// None after the last attempt.
@@ -24,6 +27,6 @@ impl CpuShareSchedule {
 
     pub(super) fn schedule_next(&mut self, now: Instant) {
         self.delay *= 3;
-        self.next_attempt = (self.delay <= Self::MAX_DELAY).then(|| now + self.delay);
+        self.next_attempt = (self.delay <= Self::MAX_ATTEMPT_DELAY).then(|| now + self.delay);
     }
 }

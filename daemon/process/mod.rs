@@ -4,15 +4,16 @@
 //! ```text
 //!               ends by itself
 //! Running ───────────────────────────▶ Ended
-//!    │ timeout, or daemon shuts down      ▲
-//!    ▼                                    │
-//! Terminating: SIGTERM sent ──────────────┤
-//!    │ grace is over, or callers have gone│
-//!    ▼                                    │
+//!  │ │ timeout, or daemon shuts down      ▲
+//!  │ ▼                                    │
+//!  │ Terminating: SIGTERM sent ───────────┤
+//!  │ │ grace is over, or one of A         │
+//!  │A│                                    │
+//!  ▼ ▼                                    │
 //! Killing: SIGKILL to the sandbox's init ─┘ its pidfd reports the exit
-//! ```
 //!
-//! A command that exceeds a limit, or whose callers have all gone, is killed without SIGTERM.
+//! A: a limit is exceeded, all callers have gone, or the terminal is lost
+//! ```
 //!
 //! | modules | contents |
 //! |---|---|

@@ -4,11 +4,13 @@
 pub(crate) enum CommandOutcome {
     /// It exited with this code.
     Exited(i32),
-    /// A signal ended it: not one of the daemon's, or SIGXCPU for its limit of CPU time.
+    /// A signal ended it. The daemon sent none, or sent SIGKILL because the command exceeded its
+    /// limit of CPU time, open files or epoll watches.
     Signaled(i32),
     /// The daemon stopped it because of its timeout. With the signal that ended it, if one did.
     TimedOut(Option<i32>),
-    /// The daemon stopped it on request. With the signal that ended it, if one did.
+    /// The daemon stopped it because all callers had gone, or because the daemon shut down. With
+    /// the signal that ended it, if one did.
     Cancelled(Option<i32>),
     /// It exceeded its memory limit and was killed.
     OomKilled,

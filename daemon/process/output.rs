@@ -209,7 +209,7 @@ impl OutputStream {
         buffer.reserve(if is_first { FIRST_READ_BYTES } else { READ_BYTES });
         let mut read = |pipe: &OwnedFd| Ok(rustix::io::read(pipe, spare_capacity(buffer))?);
         let result = match readiness {
-            // Clears the readiness if the pipe is empty, without losing one reported meanwhile.
+            // Clears the readiness if the pipe is empty, but not one reported during the read.
             PipeReadiness::Reported => pipe.try_io(Interest::READABLE, read),
             // The runtime may not have polled the pipe yet, and would not read.
             PipeReadiness::Unknown => read(pipe.get_ref()),

@@ -23,8 +23,8 @@ use crate::daemon::store::session::StreamName;
 
 /// How long a reader may take nothing, with output to take, before the command continues without it.
 pub(super) const READER_STALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the command waits for readers that fall behind others. The others may be about to stop,
-/// having taken at once what fits into the buffers on the way to them.
+/// How long the command waits for readers that fall behind others. A reader can be ahead only
+/// because its transport buffers are still empty.
 const SLOW_READER_GRACE: Duration = Duration::from_secs(1);
 /// Time between the starts of two such waits. Slow readers therefore hold up the others and the
 /// command for at most a tenth of the time.

@@ -27,8 +27,11 @@ pub(super) enum StopEvent {
     DeadlineReached(Instant),
     /// The daemon is shutting down.
     Terminate(Instant),
-    /// All callers have gone.
+    /// The call was abandoned: all callers have gone, the call timed out, or the shutdown is
+    /// forced.
     Abandoned,
+    /// The daemon cannot attach the command's terminal, so it would lose the command's output.
+    TerminalLost,
     LimitExceeded(ResourceLimit),
 }
 
@@ -84,7 +87,7 @@ impl StopSequence {
             (Self::Terminating { reason, .. }, StopEvent::DeadlineReached(_)) => {
                 (Self::Killing { reason }, StopAction::Kill)
             }
-            (Self::Running { .. }, StopEvent::Abandoned) => {
+            (Self::Running { .. }, StopEvent::Abandoned | StopEvent::TerminalLost) => {
                 (Self::Killing { reason: StopReason::Cancelled }, StopAction::Kill)
             }
             (Self::Running { .. }, StopEvent::LimitExceeded(limit)) => {
@@ -92,7 +95,7 @@ impl StopSequence {
             }
             (
                 Self::Terminating { reason, .. },
-                StopEvent::Abandoned | StopEvent::LimitExceeded(_),
+                StopEvent::Abandoned | StopEvent::TerminalLost | StopEvent::LimitExceeded(_),
             ) => (Self::Killing { reason }, StopAction::Kill),
             (Self::Terminating { .. }, StopEvent::Terminate(_)) | (Self::Killing { .. }, _) => {
                 (self, StopAction::Wait)

@@ -70,7 +70,7 @@ pub(crate) enum RunError {
     NotStarted(#[source] StageFailure),
     #[error("no sandbox became free in time")]
     SandboxTimeout,
-    /// All callers have gone; nothing was started.
+    /// The call was abandoned: see [`CancelSignals`]. Nothing was started.
     #[error("the call was cancelled before a sandbox was free")]
     Abandoned,
     /// Nothing was started.
@@ -201,6 +201,8 @@ impl<'a> Launch<'a> {
         }
     }
 
+    /// Waits for a sandbox permit. A draining daemon ends this wait, but not a later one: a command
+    /// with a permit starts.
     async fn wait_for_permit(&mut self, permit: DeferredPermit) -> Result<Permit, RunError> {
         tokio::select! {
             biased;
@@ -336,7 +338,7 @@ impl<'a> RunSupervisor<'a> {
         }
     }
 
-    /// Waits until the command ends or has to be killed. Reads its output meanwhile.
+    /// Reads the command's output until the command ends or has to be killed.
     async fn wait_for_end(&mut self, cancel: &CancelSignals) -> WaitOutcome {
         loop {
             let stopping = self.stop_sequence.reason().is_some();
@@ -346,8 +348,7 @@ impl<'a> RunSupervisor<'a> {
                     SandboxEvent::CommandEnded(end) => return self.interpret_end(end),
                     SandboxEvent::TerminalOpened(end) => match self.daemon_ends.attach_terminal(end) {
                         Ok(()) => continue,
-                        // Without its terminal, its output would be lost.
-                        Err(_) => StopEvent::Abandoned,
+                        Err(_) => StopEvent::TerminalLost,
                     },
                 },
                 () = cancel.abandoned.cancelled() => StopEvent::Abandoned,

@@ -40,7 +40,8 @@ pub(crate) enum Sharing {
     /// principal gets 1536, and each of 16 others gets 32, however long the first keeps its
     /// permits. Of several permits, at least one is headroom.
     KeepHeadroom,
-    /// This many times the free permits. For short-lived work: the third principal finds little.
+    /// This many times the free permits. With a factor of 1, one principal gets half of all
+    /// permits, a second one a quarter, a third one an eighth. For short-lived work only.
     MultipleOfFree(usize),
     /// All while it is alone. While others hold or want permits, this many for all together.
     CapWhenContended(usize),
@@ -51,7 +52,7 @@ const IDLE_FLOW_SWEEP_THRESHOLD: usize = 1024;
 
 #[derive(Debug)]
 struct Flow<W> {
-    /// Position among the other flows when it wants a permit.
+    /// Virtual start tag of its next permit (see the module).
     start_tag: u64,
     in_use: usize,
     /// The principal's own limit, whatever is free.

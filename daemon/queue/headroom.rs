@@ -1,5 +1,5 @@
 //! Headroom: the quarter of a shared limit that is reserved for callers with few. Each of sixteen
-//! callers finds something, however long the others keep theirs.
+//! callers may use a sixteenth of it, even while other callers hold all the rest.
 
 /// The headroom is the limit divided by this.
 const HEADROOM_DIVISOR: u64 = 4;

@@ -29,8 +29,8 @@ use super::limits::RunLimits;
 
 const REQUIRED_CONTROLLERS: [&str; 2] = ["memory", "pids"];
 const OPTIONAL_CONTROLLERS: [&str; 1] = ["cpu"];
-/// CPU weight of all runs together; the daemon has 100. So the daemon's own processes respond
-/// whatever commands do. It matches the share that `priority` leaves a process.
+/// CPU weight of all runs together; the daemon has 100. So the daemon's own processes respond even
+/// while commands use all CPUs. The nice increment of `priority` gives a process the same tenth.
 const RUNS_CPU_WEIGHT: &str = "10";
 /// Period of a CPU quota in microseconds: the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;

@@ -39,7 +39,7 @@ use crate::daemon::sys::{
 };
 
 /// The `argv[0]` that makes the binary run as the keeper.
-pub(crate) const KEEPER_ARG0: &str = "jig-launcher";
+pub(crate) const KEEPER_ARG0: &str = "jig-keeper";
 
 const LAUNCHER_NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID;
 

@@ -67,8 +67,9 @@ impl IsolationLevel {
         self >= Self::L2
     }
 
-    /// Whether consecutive runs may use one network namespace. At L2 the daemon cannot write
-    /// `/proc/sys`, so it cannot keep what a run leaves in the namespace from the next run.
+    /// Whether consecutive runs may use one network namespace. At L2 the template cannot write
+    /// `/proc/sys`. So it cannot set the sysctls that leave nothing of a run behind for the next
+    /// (`NETWORK_SYSCTLS` in `template`).
     pub(super) fn reuses_network_namespaces(self) -> bool {
         self != Self::L2
     }

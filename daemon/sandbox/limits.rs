@@ -29,13 +29,15 @@ pub(crate) struct RunLimits {
     pub(crate) tmp_inodes: u32,
     /// Output on both streams together, in bytes; `None` for no limit.
     pub(crate) output_bytes: Option<u64>,
-    /// Longest duration, whatever the request says; `None` for no limit.
+    /// Longest duration. A request may not have a longer timeout. `None` for no limit.
     pub(crate) wall_time: Option<Duration>,
 }
 
 /// Number of resource limits (setrlimit(2)) in an image.
 pub(super) const RLIMIT_COUNT: usize = 5;
 
+/// The defaults of the configuration, except for `epoll_watches`: the configuration derives that
+/// from the kernel's limit, and falls back to this value.
 impl Default for RunLimits {
     fn default() -> Self {
         Self {
@@ -69,8 +71,8 @@ impl RunLimits {
         ]
     }
 
-    /// Whether a sandbox built for `other` fits these limits. All other limits are set when the
-    /// command is executed.
+    /// Whether a sandbox built for `other` has the temporary file systems of these limits. All other
+    /// limits are set when the command is executed.
     pub(super) fn has_same_scratch_as(&self, other: &Self) -> bool {
         (self.tmp_bytes, self.tmp_inodes) == (other.tmp_bytes, other.tmp_inodes)
     }

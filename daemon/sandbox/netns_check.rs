@@ -2,10 +2,14 @@
 //! run gets it.
 //!
 //! A socket stays in the network namespace that it was made in, and lives as long as any process
-//! holds it. It can outlive its run in three ways: the run passed it to another run; a connection
-//! was never accepted or is still closing (for a moment); only a message in flight holds it. A
-//! process with an unbound socket of this kind could connect to listeners of the next run, and to
-//! the daemon as that run.
+//! holds it. It can outlive its run in three ways:
+//!
+//! * The run passed it to another run.
+//! * Its connection was never accepted, or is still closing for a moment.
+//! * Only a message in flight holds it.
+//!
+//! A process with such a socket, if it is unbound, could connect to listeners of the next run. It
+//! could also connect to the daemon as that run.
 //!
 //! No list of the kernel shows such a socket, but its count of sockets does (sock_inuse_add(),
 //! net/core/sock.c). The count is per namespace and leaves out the kernel's own sockets.
@@ -21,7 +25,7 @@ use crate::daemon::sys::Errno;
 
 /// The kernel's counts, for the network namespace of the process that opens the file.
 const SOCKSTAT_PATH: &str = "/proc/self/net/sockstat";
-/// Number of polls. Sockets can need a moment to go: the daemon closes its ends of a run's
+/// 20 polls of 1 ms. Sockets of an ended run can need that moment: the daemon closes its ends of the
 /// connections while the slot is freed, and a kernel thread finds sockets that only messages hold.
 const MAX_POLLS: u32 = 20;
 const POLL_INTERVAL: Duration = Duration::from_millis(1);

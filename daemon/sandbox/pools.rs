@@ -73,18 +73,16 @@ impl SandboxPools {
         self.pools.get(workspace)
     }
 
-    /// Waits until a workspace begins or ceases to lack sandboxes because none can be made. Returns
-    /// whether any workspace has some.
+    /// Waits until a pool starts or stops failing. Returns whether any pool can build sandboxes.
     ///
-    /// A workspace that has used up what the host gives still counts as having some. Supports one
-    /// caller at a time.
+    /// A pool with slots counts as one that can, even if the host has no resources for another slot.
+    /// Supports one caller at a time.
     pub(crate) async fn availability_changed(&self) -> bool {
         self.context.failing_changed.notified().await;
         self.pools.iter().any(|pool| !pool.is_failing())
     }
 
-    /// Waits until the keeper has died. No sandbox can be made then, and the daemon must be
-    /// restarted.
+    /// Waits until the keeper has died. The daemon must then be restarted.
     pub(crate) async fn keeper_died(&self) {
         if self.keeper.readable().await.is_err() {
             std::future::pending().await
@@ -92,7 +90,6 @@ impl SandboxPools {
         self.context.keeper_died.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the keeper has died: no sandbox can be made then.
     pub(crate) fn is_keeper_dead(&self) -> bool {
         self.context.keeper_died.load(Ordering::Relaxed)
     }

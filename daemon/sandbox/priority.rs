@@ -1,5 +1,5 @@
-//! CPU shares of commands: lower than the daemon's and its callers', so that the daemon responds in
-//! time while commands use all CPUs.
+//! CPU shares of commands: lower than those of the daemon and of clients on this machine, so that
+//! the daemon responds in time while commands use all CPUs.
 //!
 //! Linux gives each process a share by its nice value. Where sessions are scheduled as groups, nice
 //! values only count within a session, and each session has a share by a nice value of its own

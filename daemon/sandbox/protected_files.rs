@@ -13,8 +13,8 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Identity of the file at a path: device, inode and time of the last change, because inode numbers
-/// are reused. `None` if it is missing.
+/// Identity of the file at a path: device, inode and ctime, because inode numbers are reused. `None`
+/// if it is missing.
 type FileStamp = Option<(u64, u64, i64, i64)>;
 
 /// The protected paths of a workspace, and what was mounted at them.

@@ -41,7 +41,7 @@ use crate::daemon::{
 /// Time that a sandbox may take to run the probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Request of a sandbox's holder to the sandbox's slot.
+/// Request from the task that runs a command to the task that owns the sandbox's slot.
 #[derive(Debug)]
 pub(super) enum SlotRequest {
     /// Measure the sandbox's memory, CPU time and open files.
@@ -301,7 +301,7 @@ impl RunningSandbox {
     }
 
     /// Waits for the next event. After [`SandboxEvent::CommandEnded`] no process of the run is
-    /// left, unless the control socket closed without a report.
+    /// left, unless the end is [`CommandEnd::SandboxDied`].
     ///
     /// Cancel safe.
     pub(crate) async fn next_event(&mut self) -> SandboxEvent {

@@ -24,12 +24,14 @@ use super::{
     connection_limits::ConnectionLimits,
     health::Health,
 };
-use crate::daemon::{config::listen::ListenAddr, fd_exhaustion, task};
+use crate::daemon::{
+    config::listen::ListenAddr,
+    fd_exhaustion::{self, ACCEPT_RETRY_DELAY},
+    task,
+};
 
 /// Connections that are accepted and not served yet.
 const ACCEPTED_BUFFER_CONNECTIONS: usize = 16;
-/// Delay after accept(2) failed for lack of descriptors or memory: it would fail again at once.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// How long to wait for a connection after a failure, before a socket pair is created as a test.
 const ACCEPT_PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 

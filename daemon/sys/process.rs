@@ -122,9 +122,12 @@ pub(crate) fn run_in_fork(compute: impl FnOnce() -> bool) -> Result<bool, Errno>
 ///
 /// # Safety
 ///
-/// `stack_top` must be the 16-byte aligned end of a writable region, large enough for `entry`, that
-/// nothing else uses until the process has ended or executed another program; `argument` must stay
-/// valid as long. `entry` must never return, allocate, take a lock or touch thread-local storage.
+/// Until the process has ended or executed another program:
+///
+/// * `stack_top` must be the 16-byte aligned end of a writable region that is large enough for
+///   `entry`. Nothing else may use the region.
+/// * `argument` must stay valid.
+/// * `entry` must not return, allocate, take a lock or touch thread-local storage.
 pub(super) unsafe fn spawn_sharing_memory(
     entry: unsafe extern "C" fn(*mut c_void) -> !,
     argument: *mut c_void,
@@ -143,9 +146,9 @@ pub(super) unsafe fn spawn_sharing_memory(
 
     let result: isize;
     // SAFETY: clone(2) with a stack of its own. In the child rax is 0 and every other register as
-    // here, so it calls `entry` with `argument` on the new stack, whose top the caller has aligned
-    // as the ABI wants it before a call. `entry` never returns; ud2 would end the process if it
-    // did. In the parent the sequence falls through. rcx and r11 are overwritten by the system
+    // here, so it calls `entry` with `argument` on the new stack. The caller has aligned the top of
+    // that stack as the ABI requires before a call. `entry` never returns; ud2 would end the process
+    // if it did. In the parent the sequence falls through. rcx and r11 are overwritten by the system
     // call.
     unsafe {
         asm!(

@@ -224,9 +224,9 @@ impl<S: Sync + 'static> SharedArea<S> {
         if self.image_taken.swap(true, Ordering::Relaxed) {
             return None;
         }
-        // SAFETY: the buffer is aligned, as large as an image, and was zero when it was mapped, so
-        // that all of it is initialised; the swap has shown that this is the only reference made in
-        // this area's life, and those of the areas before it are gone with their processes.
+        // SAFETY: the buffer is aligned and as large as an image. The mapping was zeroed, so all of
+        // it is initialised. The swap has shown that this is the only reference made in this area's
+        // life. Those of the areas before it are gone with their processes.
         let image = unsafe { &mut *self.image.as_ptr() };
         Some(&mut image.0)
     }

@@ -18,6 +18,8 @@ use similar::{
     algorithms::{DiffHook, diff_slices_deadline},
 };
 
+use super::count_lines;
+
 /// Lines of context before and after a change.
 const CONTEXT_LINES: usize = 3;
 /// Lines of either text that are compared. In a longer text, everything from the first to the last
@@ -63,10 +65,10 @@ pub(crate) fn unified(path: &str, old: &str, new: &str, max_bytes: usize) -> Str
     output.write_file_header(path);
 
     let (start, old_end, new_end) = trim_common(old, new);
-    let before = count_lines(&old[..start]);
+    let before = count_lines(old[..start].as_bytes());
     let (old, new) = (&old[start..old_end], &new[start..new_end]);
 
-    if count_lines(old).max(count_lines(new)) > MAX_COMPARED_LINES {
+    if count_lines(old.as_bytes()).max(count_lines(new.as_bytes())) > MAX_COMPARED_LINES {
         output.write_coarse_hunk(before, old, new);
     } else {
         let old: Vec<&str> = old.split_inclusive('\n').collect();
@@ -98,12 +100,6 @@ fn trim_common(old: &str, new: &str) -> (usize, usize, usize) {
     let after =
         memchr_iter(b'\n', tail).nth(CONTEXT_LINES).map_or(0, |newline| tail.len() - newline - 1);
     (first, old.len() - after, new.len() - after)
-}
-
-/// Counts lines, including a last one without a newline.
-fn count_lines(text: &str) -> usize {
-    let newlines = memchr_iter(b'\n', text.as_bytes()).count();
-    newlines + usize::from(!text.is_empty() && !text.ends_with('\n'))
 }
 
 fn changes(old: &[&str], new: &[&str]) -> Vec<LineChange> {
@@ -180,7 +176,11 @@ impl DiffWriter {
 
     /// Writes one hunk that replaces all lines.
     fn write_coarse_hunk(&mut self, before: usize, old: &str, new: &str) {
-        self.write_hunk_header(before, &(0..count_lines(old)), &(0..count_lines(new)));
+        self.write_hunk_header(
+            before,
+            &(0..count_lines(old.as_bytes())),
+            &(0..count_lines(new.as_bytes())),
+        );
         for (sign, text) in [('-', old), ('+', new)] {
             for line in text.split_inclusive('\n') {
                 self.write_line(sign, line);

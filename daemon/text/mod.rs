@@ -17,6 +17,14 @@ pub(crate) mod patch;
 mod similar_lines;
 pub(crate) mod v4a;
 
+use memchr::memchr_iter;
+
+/// Counts lines, including a last one without a newline.
+pub(crate) fn count_lines(bytes: &[u8]) -> usize {
+    let has_partial_line = bytes.last().is_some_and(|byte| *byte != b'\n');
+    memchr_iter(b'\n', bytes).count() + usize::from(has_partial_line)
+}
+
 /// Returns the longest prefix of `text` of at most `max_bytes` bytes.
 fn truncate_str(text: &str, max_bytes: usize) -> &str {
     text.get(..text.floor_char_boundary(max_bytes)).unwrap_or(text)

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// How long a fetch holds the start permit of its call. After that it waits for the network.
-const START_PERMIT_HOLD: Duration = Duration::from_millis(3);
+const FETCH_START_PERMIT_HOLD: Duration = Duration::from_millis(3);
 
 #[derive(Debug)]
 pub(crate) struct FetchUrl;
@@ -39,7 +39,7 @@ pub(crate) struct Params {
 impl Tool for FetchUrl {
     const NAME: &'static str = "fetch_url";
     const ENFORCES_OWN_TIMEOUT: bool = true;
-    const START_PERMIT_HOLD: Duration = START_PERMIT_HOLD;
+    const START_PERMIT_HOLD: Duration = FETCH_START_PERMIT_HOLD;
     type Request = v1::FetchUrlRequest;
     type Response = v1::FetchUrlResponse;
     type Params = Params;
@@ -94,7 +94,7 @@ impl Tool for FetchUrl {
         let timeout = params.timeout.unwrap_or(context.default_timeout);
         let until = response_deadline(Instant::now(), timeout, context.deadline);
 
-        let permit = context.acquire_permit(&fetcher.limiter, Some(until)).await?;
+        let permit = context.acquire_permit("fetches", &fetcher.limiter, Some(until)).await?;
         // A name resolution cannot be cancelled, so it holds the permits until it ends.
         let permits = (Arc::new(permit), Arc::clone(&context.permit));
         let fetch = fetcher.inner.fetch(&params.url, params.format, params.max_bytes, permits);

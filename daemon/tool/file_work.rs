@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::timeout_at;
 
-use super::{ToolContext, ToolOutput, files_saturated, response_deadline};
+use super::{FILE_WORK, ToolContext, ToolOutput, no_permit_error, response_deadline};
 use crate::daemon::{
     error::Error,
     fd_exhaustion::FdRetry,
@@ -16,8 +16,8 @@ use crate::daemon::{
     workspace::{BlockingPermit, CancelToken, Workspace},
 };
 
-/// Time that blocking work has to notice its cancellation. A search with a complex pattern notices
-/// it only at the end of a long line. After this time the response is sent without its result.
+/// How long a response waits for cancelled work, before it is sent without the result of that work.
+/// A search with a complex pattern notices its cancellation only at the end of a long line.
 const CANCEL_NOTICE_GRACE: Duration = Duration::from_millis(20);
 
 /// Runs `function` on a blocking thread, and cancels it when the call is abandoned. Retries it if
@@ -52,15 +52,18 @@ impl ToolContext {
     /// permit if the call has to queue.
     async fn acquire_file_permit(&self, until: Option<Instant>) -> Result<BlockingPermit, Error> {
         let operations = &self.workspace_context.file_limiters.operations;
-        let permit = self.acquire_permit(operations, until).await?;
+        let permit = self.acquire_permit(FILE_WORK, operations, until).await?;
 
         let (operations, caller) = (Arc::clone(operations), Arc::clone(&self.caller));
         let start_permit = Some(self.start_permit.clone());
         Ok(BlockingPermit::new(operations, caller, permit, start_permit))
     }
 
+    /// Waits for a permit of `limiter`, until the call is abandoned or `until` passes. Releases the
+    /// start permit if the call has to queue. `work` says in errors what the permit is for.
     pub(super) async fn acquire_permit(
         &self,
+        work: &str,
         limiter: &Arc<Limiter>,
         until: Option<Instant>,
     ) -> Result<Permit, Error> {
@@ -72,11 +75,11 @@ impl ToolContext {
                     permit = pending.wait() => Ok(permit),
                     () = self.cancel.abandoned.cancelled() => Err(CancelToken::timeout_error()),
                     () = task::sleep_until(until) => {
-                        Err(files_saturated(limiter.saturation(&self.caller, usize::MAX)))
+                        Err(no_permit_error(work, limiter.saturation(&self.caller, usize::MAX)))
                     }
                 }
             }
-            Err(saturated) => Err(files_saturated(saturated)),
+            Err(saturated) => Err(no_permit_error(work, saturated)),
         }
     }
 

@@ -58,7 +58,7 @@ use crate::daemon::{
 const MAX_RESPONSE_MARGIN: Duration = Duration::from_millis(100);
 
 /// Concurrent searches per core. Each keeps every core busy and takes a few MiB per thread. Others
-/// queue. One caller may hold half of the permits.
+/// queue. One caller may hold as many permits as it leaves free.
 const MAX_SEARCHES_PER_CORE: usize = 2;
 const SEARCH_SHARING: Sharing = Sharing::MultipleOfFree(1);
 
@@ -70,6 +70,9 @@ const FETCH_SHARING: Sharing = Sharing::MultipleOfFree(1);
 /// How long file work holds its start permit. It needs a core all the time but may block on a disk,
 /// and other calls must not wait for that.
 const FILE_START_PERMIT_HOLD: Duration = Duration::from_millis(100);
+
+/// What permits of [`FileLimiters::operations`] are for, in errors.
+const FILE_WORK: &str = "file work";
 
 /// Cost of validating one byte of a request with globs, which validation compiles. One byte of
 /// plain text costs 1.
@@ -83,7 +86,7 @@ pub(crate) trait Tool: Send + 'static {
     const REQUEST_MESSAGE: Option<&'static str> = None;
     /// Whether a call runs in a sandbox of its own.
     const NEEDS_SANDBOX: bool = false;
-    /// Whether the caller waits for the result.
+    /// False for a started process: the daemon admits it without a queue, and it outlives its call.
     const CALLER_WAITS: bool = true;
     /// Whether the tool reads its time limit from the request and enforces it itself.
     const ENFORCES_OWN_TIMEOUT: bool = false;
@@ -199,7 +202,7 @@ impl FileLimiters {
         }
     }
 
-    /// Reserves headroom for other callers. Called when callers have keys.
+    /// Reserves headroom for other callers. Called when several callers have keys.
     pub(crate) fn keep_headroom(&self) {
         self.operations.set_sharing(Sharing::KeepHeadroom);
     }
@@ -209,7 +212,7 @@ impl FileLimiters {
         let permit = match self.operations.acquire(caller, usize::MAX) {
             Ok(Acquire::Granted(permit)) => permit,
             Ok(Acquire::Queued(mut pending)) => pending.wait().await,
-            Err(saturated) => return Err(files_saturated(saturated)),
+            Err(saturated) => return Err(no_permit_error(FILE_WORK, saturated)),
         };
 
         let (operations, caller) = (Arc::clone(&self.operations), Arc::clone(caller));
@@ -217,9 +220,10 @@ impl FileLimiters {
     }
 }
 
-fn files_saturated(saturated: Saturated) -> Error {
+/// The error of a call that got no permit for its `work`.
+fn no_permit_error(work: &str, saturated: Saturated) -> Error {
     let text = format!(
-        "timed out in the queue for file work ({} other calls of this caller hold permits): retry after the given delay, with fewer calls at a time",
+        "no permit for {work} was free in time ({} other calls of this caller hold permits): retry after the delay in RetryInfo, with fewer calls at a time",
         saturated.in_use
     );
     Error::new(Reason::ResourceExhausted, text).retry_after(saturated.retry_after)

@@ -7,8 +7,8 @@ use crate::daemon::error::Error;
 
 /// First byte of a token.
 const TOKEN_VERSION: u8 = 1;
-/// Bytes of the filter hash in a token. The hash detects tokens of other requests. It keeps nothing
-/// secret.
+/// Bytes of the filter hash in a token. The hash detects a token of another request. It is no MAC: a
+/// caller can forge a token, and gains nothing by it.
 const FILTER_HASH_BYTES: usize = 16;
 
 /// A hash of everything that selects the entries to list.

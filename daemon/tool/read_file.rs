@@ -13,7 +13,8 @@ use crate::{
     daemon::{
         checksum::to_hex,
         error::{Error, Reason, Violation},
-        workspace::{CancelToken, FileExcerpt, ReadOptions, RegularFile, count_lines},
+        text::count_lines,
+        workspace::{CancelToken, FileExcerpt, ReadOptions, RegularFile},
     },
 };
 
@@ -129,7 +130,7 @@ fn read_part(
 
     let next = offset + bytes.len() as u64;
     let is_last = next >= size;
-    let lines = count_lines(&bytes).max(1);
+    let lines = count_lines(&bytes).max(1) as u64;
     Ok(v1::ReadFileResponse {
         content: if as_text {
             String::from_utf8_lossy(&bytes).into_owned()

@@ -27,7 +27,7 @@ const DEFAULT_MAX_MATCHES: u32 = 50;
 const MAX_RESPONSE_LINE_BYTES: usize = 3 << 20;
 /// How long a search holds the start permit of its call. Few searches run at a time, so the kernel
 /// can share the CPUs fairly. Other callers need not wait for the end of a long search.
-const START_PERMIT_HOLD: Duration = Duration::from_millis(3);
+const SEARCH_START_PERMIT_HOLD: Duration = Duration::from_millis(3);
 
 #[derive(Debug)]
 pub(crate) struct SearchFiles;
@@ -37,7 +37,7 @@ impl Tool for SearchFiles {
     const VALIDATION_COST_PER_BYTE: usize = GLOB_VALIDATION_COST_PER_BYTE;
     // At its time limit it responds with the matches found so far.
     const ENFORCES_OWN_TIMEOUT: bool = true;
-    const START_PERMIT_HOLD: Duration = START_PERMIT_HOLD;
+    const START_PERMIT_HOLD: Duration = SEARCH_START_PERMIT_HOLD;
     type Request = v1::SearchRequest;
     type Response = v1::SearchResponse;
     type Params = v1::SearchRequest;
@@ -66,7 +66,7 @@ impl Tool for SearchFiles {
 
         loop {
             let searches = &context.workspace_context.file_limiters.searches;
-            let permit = context.acquire_permit(searches, Some(until)).await?;
+            let permit = context.acquire_permit("searches", searches, Some(until)).await?;
 
             let progress =
                 Arc::new(SearchProgress::new(max_matches(&request), MAX_RESPONSE_LINE_BYTES));

@@ -52,7 +52,7 @@ impl Tool for StartCommand {
     const NEEDS_SANDBOX: bool = true;
     const CALLER_WAITS: bool = false;
     const ENFORCES_OWN_TIMEOUT: bool = true;
-    const START_PERMIT_HOLD: Duration = run::START_PERMIT_HOLD;
+    const START_PERMIT_HOLD: Duration = run::COMMAND_START_PERMIT_HOLD;
     type Request = v1::StartRequest;
     type Response = ProcessExit;
     type Params = Params;

@@ -166,8 +166,8 @@ pub(super) fn reopen(handle: BorrowedFd<'_>) -> Result<Result<(OwnedFd, Stat), F
     Ok(Ok((opened, stat)))
 }
 
-/// Hashes a file to its end, or until it has more than `max_bytes`: it can grow meanwhile. Returns
-/// the hash and the number of hashed bytes. `path` is for messages.
+/// Hashes a file to its end, or until it has more than `max_bytes`: it can grow while it is read.
+/// Returns the hash and the number of hashed bytes. `path` is for messages.
 pub(super) fn hash_file(
     file: impl AsFd,
     path: &str,

@@ -33,7 +33,7 @@
 //! | [`scan`] | reads lines of a file, and facts about the whole |
 //! | [`mod@search`] | searches files |
 //! | [`snapshot`] | a file before a change |
-//! | [`subtree`] | builds a directory from some files |
+//! | [`subtree`] | a directory that contains exactly some known files |
 //! | [`symlinks`] | resolves symbolic links within the workspace |
 //! | [`temporary`] | names of the daemon's temporary files |
 //! | [`transaction`] | changes files, all of them or none |
@@ -100,7 +100,7 @@ pub(crate) use partial_file::{
 pub(crate) use path::RelativePath;
 use path_locks::PathLocks;
 use resolve::Root;
-pub(crate) use scan::{FileExcerpt, ReadOptions, count_lines};
+pub(crate) use scan::{FileExcerpt, ReadOptions};
 pub(crate) use search::{
     Match, SearchOptions, SearchPattern, SearchProgress, SearchQuery, SearchResults, search_file,
 };

@@ -329,7 +329,7 @@ fn reset_attributes(file: BorrowedFd<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Returns the result of `read` and the ctime of the file. None if the file changed meanwhile.
+/// Returns the result of `read` and the ctime of the file. None if the file changed during `read`.
 fn read_if_unchanged<R>(
     file: &impl AsFd,
     read: impl FnOnce() -> Result<R, Error>,

@@ -10,7 +10,10 @@ use memchr::memchr_iter;
 use sha2::{Digest as _, Sha256};
 
 use super::{cancel::CancelToken, file::RegularFile};
-use crate::daemon::error::{Error, Reason};
+use crate::daemon::{
+    error::{Error, Reason},
+    text::count_lines,
+};
 
 /// Size of a file that is read to its end, and of one that can be read without a range of lines.
 const MAX_WHOLE_FILE_BYTES: u64 = 256 << 20;
@@ -164,8 +167,8 @@ impl FileScan {
 
     /// Reads the file. Returns false as soon as it is found not to be UTF-8 although it must be.
     fn read(&mut self, file: &RegularFile, cancel: &CancelToken) -> Result<bool, Error> {
-        // Bytes appended meanwhile are not read, so that the loop ends. Some file systems report no
-        // size: their files are read to the end.
+        // Bytes that are appended during the scan are not read, so that the loop ends. Some file
+        // systems report no size: their files are read to the end.
         let size = match file.size() {
             0 => MAX_WHOLE_FILE_BYTES,
             size => size,
@@ -278,9 +281,9 @@ impl FileScan {
         let (start_line, end_line) = match (total, tail) {
             (0, _) => (0, 0),
             (_, Some((head, line))) if content.len() > head => {
-                (1, line + count_lines(&content[head..]).max(1) - 1)
+                (1, line + count_lines(&content[head..]).max(1) as u64 - 1)
             }
-            _ => (self.first_line, self.first_line + count_lines(&content).max(1) - 1),
+            _ => (self.first_line, self.first_line + count_lines(&content).max(1) as u64 - 1),
         };
         let totals =
             self.hash.map(|hash| FileTotals { total_lines: total, sha256: hash.finalize().into() });
@@ -351,10 +354,4 @@ impl LineStarts {
     fn ring_index(&self, number: u64) -> usize {
         usize::try_from(number % (HEAD_TAIL_LINES + 1)).unwrap_or(0)
     }
-}
-
-/// Counts lines, including a last one without a newline.
-pub(crate) fn count_lines(bytes: &[u8]) -> u64 {
-    let has_partial_line = bytes.last().is_some_and(|byte| *byte != b'\n');
-    memchr_iter(b'\n', bytes).count() as u64 + u64::from(has_partial_line)
 }

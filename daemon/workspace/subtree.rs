@@ -1,4 +1,5 @@
-//! A directory that contains exactly some known files.
+//! Recognizes a directory that a file may replace: a patch deletes all its files, and it contains
+//! nothing else.
 
 use std::{
     collections::BTreeMap,

@@ -24,7 +24,7 @@ pub(super) struct GitDirectory {
 }
 
 /// Returns true if git finds a repository in the workspace, or a damaged one.
-pub(super) fn is_there(root: &Path) -> bool {
+pub(super) fn has_repository(root: &Path) -> bool {
     fs::symlink_metadata(root.join(".git")).is_ok() || is_repository(root)
 }
 
@@ -36,8 +36,8 @@ pub(super) fn find(root: &Path) -> Result<Vec<GitDirectory>, String> {
     let mut paths = Vec::new();
     if kind.is_ok_and(|kind| kind.is_dir()) {
         paths.push(".git".to_owned());
-    } else if is_file && let Some(target) = pointer(&dot_git, b"gitdir: ") {
-        paths.extend(within(root, root, &target)?);
+    } else if is_file && let Some(target) = read_pointer_file(&dot_git, b"gitdir: ") {
+        paths.extend(relative_to_workspace(root, root, &target)?);
     }
     // Git looks for a bare repository if `.git` is not one.
     if !is_file && !is_repository(&dot_git) && is_repository(root) {
@@ -48,10 +48,10 @@ pub(super) fn find(root: &Path) -> Result<Vec<GitDirectory>, String> {
     let mut common = Vec::new();
     for path in paths {
         let directory = root.join(&path);
-        let target = pointer(&directory.join("commondir"), b"");
+        let target = read_pointer_file(&directory.join("commondir"), b"");
         let target = target.filter(|target| target != Path::new("."));
         if let Some(target) = &target {
-            common.extend(within(root, &directory, target)?);
+            common.extend(relative_to_workspace(root, &directory, target)?);
         }
         directories.push(GitDirectory { path, is_worktree: target.is_some() });
     }
@@ -68,7 +68,7 @@ fn is_repository(directory: &Path) -> bool {
 /// Reads the path in a file, after `prefix`.
 ///
 /// The file can be hostile: the daemon does not follow a symbolic link or wait for a FIFO.
-fn pointer(file: &Path, prefix: &[u8]) -> Option<PathBuf> {
+fn read_pointer_file(file: &Path, prefix: &[u8]) -> Option<PathBuf> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file =
         OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(file).ok()?;
@@ -83,7 +83,11 @@ fn pointer(file: &Path, prefix: &[u8]) -> Option<PathBuf> {
 }
 
 /// Returns `target`, which is relative to `base`, as a path in the workspace, if it is in it.
-fn within(root: &Path, base: &Path, target: &Path) -> Result<Option<String>, String> {
+fn relative_to_workspace(
+    root: &Path,
+    base: &Path,
+    target: &Path,
+) -> Result<Option<String>, String> {
     let target = base.join(target);
     let mut path = PathBuf::new();
     for component in target.components() {

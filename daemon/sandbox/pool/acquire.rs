@@ -9,8 +9,8 @@ use crate::daemon::{
 };
 
 impl SandboxPool {
-    /// Keeps some sandboxes free for other callers from now on. For daemons that distinguish
-    /// callers by keys.
+    /// Keeps some sandboxes free for other callers from now on. Called when several callers have
+    /// keys.
     pub(crate) fn keep_headroom(&self) {
         self.limiter.set_sharing(Sharing::KeepHeadroom);
     }

@@ -147,14 +147,14 @@ fn parse_token(token: &[u8], fds: Vec<OwnedFd>) -> Result<(OwnedFd, &[u8]), Stag
     Err(match SandboxReport::decode(token) {
         Some(SandboxReport::NetnsInUse) => StageFailure::netns_in_use(),
         Some(SandboxReport::Failed { stage, errno }) => {
-            build_failure(stage, errno, "making a sandbox")
+            build_failure(stage, errno, "starting its init")
         }
         _ => slot_keeper_died(Errno::CONNRESET),
     })
 }
 
 fn slot_keeper_died(errno: Errno) -> StageFailure {
-    StageFailure::from_errno(Stage::RunNamespaces, errno, "the slot's keeper died")
+    StageFailure::from_errno(Stage::RunNamespaces, errno, "the slot keeper died")
 }
 
 /// A failure that the slot keeper or the sandbox reported while `doing` something.

@@ -75,7 +75,7 @@ pub(super) struct PoolContext {
     /// Where runs get cgroups, if the host has them.
     pub(super) cgroups: Option<Arc<Cgroups>>,
     pub(super) keeper: Arc<AsyncMutex<Channel>>,
-    /// Whether the keeper has died: no sandbox can be made then.
+    /// The pools can build no sandbox once the keeper has died.
     pub(super) keeper_died: Arc<AtomicBool>,
     pub(super) failing_changed: Arc<Notify>,
 }
@@ -178,7 +178,6 @@ impl SandboxPool {
         }
     }
 
-    /// Whether the keeper has died: no sandbox can be made then.
     pub(crate) fn is_keeper_dead(&self) -> bool {
         self.context.keeper_died.load(Ordering::Relaxed)
     }

@@ -156,7 +156,7 @@ impl ObjectCounter {
         let mut bytes = 0;
         for process in processes {
             let maps = format!("/proc/{}/maps", process.pid);
-            bytes += count_lines(Path::new(&maps), None, u64::MAX) * MAPPING_BYTES;
+            bytes += count_lines_of_file(Path::new(&maps), None, u64::MAX) * MAPPING_BYTES;
             if bytes > bound {
                 break;
             }
@@ -198,7 +198,7 @@ fn count_objects(processes: &[ProcessSample], bounds: &MeasurementBounds) -> Ker
                 let remaining = bounds.epoll_watches.saturating_sub(objects.epoll_watches);
                 // Each watch has a line `tfd: 5 events: …`. No other line begins with this letter.
                 objects.epoll_watches +=
-                    count_lines(&fdinfo(), Some(b't'), remaining.saturating_add(1));
+                    count_lines_of_file(&fdinfo(), Some(b't'), remaining.saturating_add(1));
             } else if kind.starts_with(b"socket:") {
                 let in_flight = descriptors_in_flight(&fdinfo());
                 objects.in_flight += in_flight;
@@ -252,7 +252,7 @@ fn count_descriptors_of(pid: i32) -> u64 {
 
 /// Counts the lines of a file of /proc that start with `first_byte`, or all lines. Stops at
 /// `max_lines`.
-fn count_lines(path: &Path, first_byte: Option<u8>, max_lines: u64) -> u64 {
+fn count_lines_of_file(path: &Path, first_byte: Option<u8>, max_lines: u64) -> u64 {
     let Ok(mut file) = File::open(path) else {
         return 0;
     };

@@ -18,12 +18,12 @@ use crate::daemon::store::unix_millis;
 const DELETE_BATCH_ROWS: usize = 1000;
 /// Bytes of rows that one transaction deletes at most.
 const DELETE_BATCH_BYTES: u64 = 16 << 20;
-/// A run is due after 1/10 of a limit has been added, so a limit is exceeded by 10 % at most.
+/// A pass is due after 1/10 of a limit has been added, so a limit is exceeded by 10 % at most.
 const TRIGGER_DIVISOR: u64 = 10;
-/// Rows added between two runs at most: frequent runs are cheaper in total.
-const MAX_ROWS_BETWEEN_RUNS: u64 = 1000;
-/// Longest time between two runs: rows expire even if none are added.
-const MAX_RUN_INTERVAL: Duration = Duration::from_secs(600);
+/// Rows added between two passes at most: frequent passes are cheaper in total.
+const MAX_ROWS_BETWEEN_PASSES: u64 = 1000;
+/// Longest time between two passes: rows expire even if none are added.
+const MAX_PASS_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Limits for the finished rows of one table.
 #[derive(Debug, Clone, Copy)]
@@ -36,11 +36,11 @@ pub(crate) struct RetentionLimits {
     pub(crate) max_bytes: u64,
 }
 
-/// Signals when enough rows or bytes were added that a retention run is due.
+/// Signals when enough rows or bytes were added that a retention pass is due.
 #[derive(Debug)]
 pub(crate) struct RetentionTrigger {
-    rows_between_runs: u64,
-    bytes_between_runs: u64,
+    rows_between_passes: u64,
+    bytes_between_passes: u64,
     added_rows: AtomicU64,
     added_bytes: AtomicU64,
     due: Notify,
@@ -83,9 +83,9 @@ struct PrincipalLimits {
 impl RetentionTrigger {
     pub(crate) fn new(limits: RetentionLimits) -> Self {
         Self {
-            rows_between_runs: (u64::from(limits.max_rows) / TRIGGER_DIVISOR)
-                .clamp(1, MAX_ROWS_BETWEEN_RUNS),
-            bytes_between_runs: (limits.max_bytes / TRIGGER_DIVISOR).max(1),
+            rows_between_passes: (u64::from(limits.max_rows) / TRIGGER_DIVISOR)
+                .clamp(1, MAX_ROWS_BETWEEN_PASSES),
+            bytes_between_passes: (limits.max_bytes / TRIGGER_DIVISOR).max(1),
             added_rows: AtomicU64::new(0),
             added_bytes: AtomicU64::new(0),
             due: Notify::new(),
@@ -98,16 +98,16 @@ impl RetentionTrigger {
         let added_rows = self.added_rows.fetch_add(1, Ordering::Relaxed) + 1;
         let added_bytes = self.added_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
 
-        if added_rows >= self.rows_between_runs || added_bytes >= self.bytes_between_runs {
+        if added_rows >= self.rows_between_passes || added_bytes >= self.bytes_between_passes {
             self.added_rows.store(0, Ordering::Relaxed);
             self.added_bytes.store(0, Ordering::Relaxed);
             self.due.notify_one();
         }
     }
 
-    /// Waits until enough was added or `MAX_RUN_INTERVAL` has passed.
+    /// Waits until enough was added or `MAX_PASS_INTERVAL` has passed.
     pub(crate) async fn wait_until_due(&self) {
-        let _due_or_elapsed = timeout(MAX_RUN_INTERVAL, self.due.notified()).await;
+        let _due_or_elapsed = timeout(MAX_PASS_INTERVAL, self.due.notified()).await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! Retention of sessions by age, count and bytes.
 //!
-//! Removes steps that have expired, and sessions that were unused for as long. Where a limit is
+//! Removes steps older than `sessions.retention`, and sessions unused for that long. Where a limit is
 //! exceeded, it removes the oldest steps of the workspace that uses the most. A step is removed
 //! with all its records and artifacts.
 //!
@@ -149,7 +149,7 @@ impl RetentionPass {
     }
 
     /// Removes a session that has expired, or those of its steps that have expired or exceed
-    /// `record_bytes`. Returns a summary of what remains; `None` if the session is gone.
+    /// `max_record_bytes`. Returns a summary of what remains; `None` if the session is gone.
     fn retain_session(&self, location: &SessionLocation) -> io::Result<Option<SessionSummary>> {
         let summary = Session::summarize(&location.folder, &self.shutdown)?;
         if self.is_expired(summary.last_used)
@@ -179,8 +179,8 @@ impl RetentionPass {
         self.sessions.remove(location, is_unused, &self.shutdown)
     }
 
-    /// Removes the least recently used sessions of each workspace that has too many. Removes
-    /// down to 15/16 of the limit, so that the next pass is not due at once. Returns those that remain.
+    /// Removes the least recently used sessions of each workspace that has too many, down to 15/16
+    /// of the limit, so that the next pass is not due at once. Returns those that remain.
     fn evict_excess_sessions(&self, sessions: Vec<RemainingSession>) -> Vec<RemainingSession> {
         let mut by_workspace: BTreeMap<String, Vec<RemainingSession>> = BTreeMap::new();
         for session in sessions {
@@ -215,7 +215,7 @@ impl RetentionPass {
         by_workspace.into_values().flatten().collect()
     }
 
-    /// Removes the oldest steps of open sessions with more than `record_bytes` of records.
+    /// Removes the oldest steps of open sessions with more than `max_record_bytes` of records.
     fn trim_open_sessions(&self) {
         for session in self.sessions.open_sessions() {
             if session.records().length() > self.limits.max_record_bytes
@@ -248,7 +248,7 @@ impl RetentionPass {
     }
 
     /// Removes the oldest steps of the workspaces that use the most, until all together use
-    /// `target_bytes`. Returns the bytes freed.
+    /// `target_bytes`. Returns the bytes of the steps that it selected.
     fn evict_to_fair_share(&self, sessions: &[RemainingSession], target_bytes: u64) -> u64 {
         let mut bytes_by_workspace: BTreeMap<&str, u64> = BTreeMap::new();
         for session in sessions {
@@ -267,8 +267,8 @@ impl RetentionPass {
         freed
     }
 
-    /// Removes the oldest steps of `sessions` until `excess_bytes` are freed. Returns the bytes
-    /// freed.
+    /// Removes the oldest steps of `sessions` until `excess_bytes` are freed. Returns the bytes of
+    /// these steps. They include steps that it could not remove.
     fn evict_oldest_steps(&self, sessions: &[&RemainingSession], excess_bytes: u64) -> u64 {
         let mut oldest = OldestSteps::new(excess_bytes);
         for (index, session) in sessions.iter().enumerate() {

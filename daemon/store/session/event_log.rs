@@ -209,7 +209,7 @@ impl EventLog {
         self.usage.check_record_bytes(state.length, remaining_bytes);
     }
 
-    /// Removes the records for which `is_removed` returns true. Appending is possible meanwhile.
+    /// Removes the records for which `is_removed` returns true. Records can be appended during that.
     pub(super) fn compact(
         &self,
         is_removed: impl Fn(RetentionUnit) -> bool,

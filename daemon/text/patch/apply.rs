@@ -199,8 +199,9 @@ impl PatchedText<'_> {
         }
     }
 
-    /// Removes the newline after an added last line if the new text must not have one: as the patch
-    /// says, if its last old line ends as that of the text does, else as the old text.
+    /// Removes the newline after an added last line if the new text must not have one. The patch
+    /// decides that if it agrees with the old text about the old final newline. Otherwise the new
+    /// text ends as the old text does.
     fn fix_last_newline(&mut self, new_ending: LineEnding, old_ending: Option<&LineEnding>) {
         let lacks_newline = new_ending == LineEnding::EndOfFile;
         let last_old = self.text.len().checked_sub(1).and_then(|last| self.text.line(last));

@@ -69,9 +69,11 @@ pub(super) fn parse_git_names(text: &str, at: usize) -> Result<Option<(String, S
 
 /// Strips leading components from both names. At least one component remains.
 ///
-/// With the default of 1, a component is stripped only where it is no part of the name: from `a/`
-/// and `b/`, and from names that differ in the first component only, as `git diff` with
-/// `diff.mnemonicPrefix` and `diff -r` write them.
+/// With the default of 1, a component is stripped only where it is no part of the name:
+///
+/// * from `a/` and `b/`
+/// * from names that differ in the first component only, as `git diff` with `diff.mnemonicPrefix`
+///   and `diff -r` write them
 pub(super) fn strip_names(
     (old, new): &NamePair,
     strip: usize,

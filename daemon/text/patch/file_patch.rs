@@ -5,7 +5,6 @@ use super::hunk::Hunk;
 /// Name that a header has in place of a file that does not exist.
 pub(super) const DEV_NULL: &str = "/dev/null";
 
-/// The patch of one file.
 #[derive(Debug)]
 pub(crate) struct FilePatch<'p> {
     /// Path before the patch. Equals `new`, except for renames and copies.

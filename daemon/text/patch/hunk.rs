@@ -14,7 +14,6 @@ pub(super) struct Hunk<'p> {
     pub(super) lines: Vec<HunkLine<'p>>,
 }
 
-/// A line of a hunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HunkLine<'p> {
     pub(super) role: LineRole,
@@ -30,7 +29,6 @@ pub(super) enum LineRole {
     Added,
 }
 
-/// The ending of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LineEnding {
     Lf,

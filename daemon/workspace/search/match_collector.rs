@@ -109,7 +109,7 @@ impl<'a> MatchCollector<'a> {
         searcher.search_reader(pattern.matcher(), content, self)
     }
 
-    /// Returns the matches.
+    /// Ends the file: returns its matches, with the context after the last one.
     pub(super) fn finish(mut self) -> FileMatches {
         self.bytes = self.matches.iter().map(Match::encoded_size).sum();
         FileMatches { total: self.total, matches: self.matches, bytes: self.bytes }

@@ -2,9 +2,9 @@
 //!
 //! Several threads share one [`FileWalk`]. Each takes a batch of files from it and searches them.
 //! Files are numbered in the order of their paths, so the order of the results does not depend on
-//! the threads. A file is opened relative to its directory's descriptor and passed to the engine
-//! open, so no path is followed, and only regular files are opened. Files are never memory-mapped:
-//! a process that shortens a mapped file would kill the daemon (SIGBUS).
+//! the threads. A file is opened relative to its directory's descriptor. The engine gets the open
+//! file, so it resolves no path. Only regular files are opened. Files are never memory-mapped: a
+//! process that shortens a mapped file would kill the daemon (SIGBUS).
 //!
 //! | file | holds |
 //! |---|---|
