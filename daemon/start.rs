@@ -331,7 +331,7 @@ fn detect_accounting(config: &Config, mode: StartMode) -> MemoryAccounting {
         Err(reason) => MemoryAccounting::Watchdog(reason),
     };
     let limits_cpu = accounting.cgroups().is_some_and(|cgroups| cgroups.has_cpu_controller());
-    if config.limits.cpu_millis.is_some() && !limits_cpu {
+    if config.limits.milli_cpus.is_some() && !limits_cpu {
         tracing::warn!(
             remedy = "run the daemon where it may create version 2 cgroups with the cpu controller, or remove limits.cpus",
             "limits.cpus has no effect: the cpu controller is not available"

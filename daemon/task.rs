@@ -1,11 +1,14 @@
 //! Spawning of tasks and blocking work. Each task has a name and inherits the current span. The
 //! daemon waits for tracked tasks before it exits.
 
-use std::{future::Future, num::NonZeroUsize, sync::OnceLock, thread, time::Instant};
+use std::{future::Future, num::NonZeroUsize, pin::Pin, sync::OnceLock, thread, time::Instant};
 
 use tokio::task::JoinHandle;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 use tracing::Instrument as _;
+
+/// A boxed future that can move between threads.
+pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 static TRACKER: OnceLock<TaskTracker> = OnceLock::new();
 

@@ -27,7 +27,7 @@ const MAX_VALIDATION_WORK: usize = 256 << 20;
 /// The tool that runs the commands.
 pub(super) const RUN_TOOL: &str = "run";
 
-/// A configured tool.
+/// A custom tool.
 #[derive(Debug)]
 pub(crate) struct CustomTool {
     name: &'static str,
@@ -39,7 +39,7 @@ pub(crate) struct CustomTool {
     write_only_params: BTreeSet<String>,
 }
 
-/// A valid call of a configured tool.
+/// A valid call of a custom tool.
 #[derive(Debug)]
 pub(crate) struct CustomCall {
     /// The program and its arguments.

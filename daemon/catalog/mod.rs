@@ -203,12 +203,12 @@ impl Catalog {
         self.tools.contains_key(name) || self.custom_tools.contains_key(name)
     }
 
-    /// The configured tool of this name.
+    /// The custom tool of this name.
     pub(crate) fn custom_tool(&self, name: &str) -> Option<&'static CustomTool> {
         self.custom_tools.get(name).copied()
     }
 
-    /// The configured tools, sorted by name.
+    /// The custom tools, sorted by name.
     pub(crate) fn custom_tools(&self) -> impl Iterator<Item = &'static CustomTool> {
         self.custom_tools.values().copied()
     }
@@ -240,7 +240,7 @@ impl Catalog {
 
     /// The fields of a tool's response that models see.
     pub(crate) fn model_view(&self, name: &str, data: &Map<String, Value>) -> Map<String, Value> {
-        // A configured tool responds like `run`.
+        // A custom tool responds like `run`.
         let run_spec = || self.custom_tool(name).and_then(|_| self.tool(RUN_TOOL));
         match self.tool(name).or_else(run_spec) {
             Some(spec) => spec.view.filter(data),

@@ -24,7 +24,7 @@ pub(super) fn parse_limits(file: &file::LimitsTable, problems: &mut Vec<String>)
     let wall_clock = file.wall_clock.as_deref();
     let limits = RunLimits {
         cpu_sec: file.cpu_sec,
-        cpu_millis: parse_cpu_millis(file.cpus, problems),
+        milli_cpus: parse_milli_cpus(file.cpus, problems),
         memory_bytes: file.memory_bytes.unwrap_or(default.memory_bytes),
         processes: file.processes.unwrap_or(default.processes),
         open_files: file.open_files.unwrap_or(default.open_files),
@@ -39,7 +39,7 @@ pub(super) fn parse_limits(file: &file::LimitsTable, problems: &mut Vec<String>)
         tmp_bytes: file.tmp_bytes.unwrap_or(default.tmp_bytes),
         tmp_inodes: file.tmp_inodes.unwrap_or(default.tmp_inodes),
         output_bytes: file.output_bytes,
-        wall_time: parse_timeout(wall_clock, "limits.wall_clock", "no limit", problems),
+        wall_clock: parse_timeout(wall_clock, "limits.wall_clock", "no limit", problems),
     };
 
     check_limits(&limits, problems);
@@ -91,7 +91,7 @@ fn default_epoll_watches() -> Option<u64> {
     Some(all / EPOLL_WATCHES_DIVISOR).filter(|share| *share > 0)
 }
 
-fn parse_cpu_millis(cpus: Option<f64>, problems: &mut Vec<String>) -> Option<u32> {
+fn parse_milli_cpus(cpus: Option<f64>, problems: &mut Vec<String>) -> Option<u32> {
     let cpus = cpus?;
     if !(0.01..=1024.0).contains(&cpus) {
         problems

@@ -1,6 +1,6 @@
 //! The definition of a dialect: its tools, and how they call canonical tools.
 
-use std::{fmt, future::Future, pin::Pin, time::Duration};
+use std::{fmt, time::Duration};
 
 use serde_json::{Map, Value as Json};
 
@@ -18,6 +18,7 @@ use crate::daemon::{
         suggest,
     },
     error::{Error, Reason},
+    task::BoxFuture,
 };
 
 #[derive(Debug)]
@@ -50,7 +51,7 @@ pub(crate) struct Dialect {
     /// Writes a complete result as the document's object. `None` if the document has no such
     /// object.
     pub(super) render_result: Option<ResultRenderer>,
-    /// Writes the result of a configured tool's command. `None` if such tools respond as in the
+    /// Writes the result of a custom tool's command. `None` if such tools respond as in the
     /// contract.
     pub(super) render_custom_tool: Option<fn(&ResponseData) -> DialectResponse>,
     /// Event names that differ from the contract's: the contract's name and the dialect's.
@@ -95,9 +96,7 @@ pub(crate) struct DialectTool {
         for<'a> fn(DialectParams, &'a mut dyn CanonicalTools) -> DialectResponseFuture<'a>,
 }
 
-pub(crate) type DialectResponseFuture<'a> = DialectFuture<'a, Result<DialectResponse, Error>>;
-
-pub(crate) type DialectFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub(crate) type DialectResponseFuture<'a> = BoxFuture<'a, Result<DialectResponse, Error>>;
 
 /// A call of a canonical tool.
 #[derive(Debug, Clone)]
@@ -144,10 +143,10 @@ pub(crate) struct DialectCallSummary<'a> {
 
 /// The canonical tools, as one call of a dialect's tool reaches them.
 pub(crate) trait CanonicalTools: Send {
-    fn call(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<ResponseData, Error>>;
+    fn call(&mut self, call: CanonicalCall) -> BoxFuture<'_, Result<ResponseData, Error>>;
 
     /// Submits a call as a job and returns the job's id.
-    fn submit(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<String, Error>>;
+    fn submit(&mut self, call: CanonicalCall) -> BoxFuture<'_, Result<String, Error>>;
 }
 
 // === impl Dialect ===
@@ -239,12 +238,12 @@ impl Dialect {
         redact::redact_params(tool.map_or(&[], |tool| tool.parameters), params)
     }
 
-    /// Whether the dialect has a result format of its own for configured tools.
+    /// Whether the dialect has a result format of its own for custom tools.
     pub(crate) fn renders_custom_tools(&self) -> bool {
         self.render_custom_tool.is_some()
     }
 
-    /// The response of a configured tool, from the result of its command.
+    /// The response of a custom tool, from the result of its command.
     pub(crate) fn render_custom_tool(&self, result: ResponseData) -> DialectResponse {
         match self.render_custom_tool {
             Some(render) => render(&result),

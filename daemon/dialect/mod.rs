@@ -23,9 +23,7 @@ mod redact;
 mod response;
 
 pub(crate) use self::{
-    definition::{
-        CanonicalCall, CanonicalTools, Dialect, DialectCallSummary, DialectFuture, DialectTool,
-    },
+    definition::{CanonicalCall, CanonicalTools, Dialect, DialectCallSummary, DialectTool},
     invocation::DialectInvocation,
     parameter::DialectParams,
     response::{DialectFailure, DialectResponse, ResponseData},

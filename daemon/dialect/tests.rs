@@ -14,7 +14,7 @@ use super::{
     parameter::{ParameterDefault, ParameterKind, ParameterSpec, object_schema},
     *,
 };
-use crate::daemon::{catalog::Catalog, error::Reason};
+use crate::daemon::{catalog::Catalog, error::Reason, task::BoxFuture};
 
 /// Records the calls and responds with prepared results, in order.
 #[derive(Default)]
@@ -32,14 +32,14 @@ impl RecordingTools {
 }
 
 impl CanonicalTools for RecordingTools {
-    fn call(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<ResponseData, Error>> {
+    fn call(&mut self, call: CanonicalCall) -> BoxFuture<'_, Result<ResponseData, Error>> {
         let response = self
             .record(call)
             .map(|data| ResponseData::new(data.as_object().cloned().unwrap_or_default()));
         Box::pin(future::ready(response))
     }
 
-    fn submit(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<String, Error>> {
+    fn submit(&mut self, call: CanonicalCall) -> BoxFuture<'_, Result<String, Error>> {
         let response = self.record(call);
         Box::pin(future::ready(response.map(|id| id.to_string())))
     }

@@ -3,7 +3,7 @@
 //! Hostile pages can overflow the stack of a recursive walker (deep nesting) or trigger quadratic
 //! work in the tree builder (unclosed formatting elements). This module therefore rewrites each
 //! page in one pass before the parser sees it. The result contains only elements that matter for
-//! Markdown, properly nested, at most [`MAX_DEPTH`] deep and [`MAX_ELEMENTS`] in total.
+//! Markdown, properly nested, at most [`MAX_ELEMENT_DEPTH`] deep and [`MAX_ELEMENTS`] in total.
 
 mod markup;
 mod plain_text;
@@ -21,8 +21,8 @@ use self::{
 
 /// Nesting depth of elements. Deeper content goes into the deepest element. Nested plain blocks
 /// count once.
-const MAX_DEPTH: usize = 48;
-/// Nesting depth of blocks. Less than [`MAX_DEPTH`], so that links fit into the deepest block.
+const MAX_ELEMENT_DEPTH: usize = 48;
+/// Nesting depth of blocks. Less than [`MAX_ELEMENT_DEPTH`], so that links fit into the deepest block.
 const MAX_BLOCK_DEPTH: usize = 40;
 /// Element written for blocks without a meaning of their own.
 const BLOCK_ELEMENT: &str = "div";
@@ -243,7 +243,7 @@ impl HtmlSanitizer<'_> {
                 if element.output_name == "a" {
                     self.close(element);
                 }
-                if self.open.len() < MAX_DEPTH && !self.is_open(element.output_name) {
+                if self.open.len() < MAX_ELEMENT_DEPTH && !self.is_open(element.output_name) {
                     self.write_start_tag(element, tag);
                 }
             }

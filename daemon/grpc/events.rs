@@ -73,7 +73,8 @@ impl EventServiceHandler {
 
         // Not a permit of the admission queue: events can be watched however many calls run.
         let session = (workspace.clone(), context.session.clone());
-        let permit = Arc::new(self.watch_limiter.try_acquire(session, context.principal.key())?);
+        let permit =
+            Arc::new(self.watch_limiter.try_acquire(session, context.principal.shared_name())?);
         let wants_results = request.with_results && includes_type(&request.types, CALL_FINISHED);
         let results =
             wants_results.then(|| pipeline.results.subscribe(&workspace, &context.session));

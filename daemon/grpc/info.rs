@@ -145,7 +145,7 @@ impl DaemonServiceHandler {
     /// CPUs that a run may use at the same time; `None` if that is not enforced.
     fn cpu_limit(&self) -> Option<f64> {
         let cgroups = self.isolation.memory_accounting.cgroups()?;
-        let millis = self.limits.cpu_millis.filter(|_| cgroups.has_cpu_controller())?;
+        let millis = self.limits.milli_cpus.filter(|_| cgroups.has_cpu_controller())?;
         Some(f64::from(millis) / 1000.0)
     }
 
@@ -158,7 +158,7 @@ impl DaemonServiceHandler {
         let timeout = configured.or_else(|| run_tool.map(ToolSpec::default_timeout));
 
         let seconds = timeout.map_or(0, |timeout| timeout.as_millis().div_ceil(1000));
-        let longest = self.limits.wall_time.map_or(u128::MAX, |wall| u128::from(wall.as_secs()));
+        let longest = self.limits.wall_clock.map_or(u128::MAX, |wall| u128::from(wall.as_secs()));
         u32::try_from(seconds.min(longest)).unwrap_or(u32::MAX)
     }
 
@@ -189,7 +189,7 @@ impl DaemonServiceHandler {
             output_bytes: self.limits.output_bytes,
             wall_clock_sec: self
                 .limits
-                .wall_time
+                .wall_clock
                 .map(|wall| u32::try_from(wall.as_secs()).unwrap_or(u32::MAX)),
         }
     }

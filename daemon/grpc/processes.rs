@@ -195,7 +195,7 @@ impl ProcessServiceHandler {
             stdout_offset: request.stdout_offset,
             stderr_offset: request.stderr_offset,
         };
-        process.attach(context.principal.key(), position).map_err(|error| match error {
+        process.attach(context.principal.shared_name(), position).map_err(|error| match error {
             AttachError::PositionBeyondEnd(written) => position_past_end_error(position, written),
             AttachError::TooManyReaders(full) => too_many_readers_error(full),
         })

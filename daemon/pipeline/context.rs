@@ -37,7 +37,7 @@ pub(crate) struct CallContext {
     pub(crate) job: Option<JobContext>,
     /// The `Invoke` call that makes this call, if any.
     pub(crate) invoke_origin: Option<Arc<InvokeOrigin>>,
-    /// The configured tool in whose name this call is made, if any.
+    /// The custom tool in whose name this call is made, if any.
     pub(crate) alias: Option<ToolAlias>,
     /// Replaces the default timeout of the tool.
     pub(crate) timeout: Option<Duration>,
@@ -50,7 +50,7 @@ pub(crate) struct CallContext {
     pub(crate) facts: AccessLogEntry,
 }
 
-/// A configured tool that calls another tool. Policy and records see the configured one.
+/// A custom tool that calls another tool. Policy and records see the custom one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ToolAlias {
     pub(crate) tool: &'static str,

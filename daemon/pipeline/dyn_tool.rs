@@ -19,8 +19,8 @@ use super::{
 };
 use crate::daemon::{
     catalog::{Catalog, custom::CustomTool, suggest},
-    dialect::DialectFuture,
     error::{Error, Reason},
+    task::BoxFuture,
     tool::{
         CallApproval, Tool, apply_patch::ApplyPatch, await_job::AwaitJob,
         create_directory::CreateDirectory, delete_path::DeletePath, edit_file::EditFile,
@@ -72,7 +72,7 @@ pub(super) trait DynValidatedCall: Send {
     fn authorize(
         self: Box<Self>,
         pipeline: &Arc<Pipeline>,
-    ) -> DialectFuture<'_, Result<Box<dyn DynAuthorizedCall>, Error>>;
+    ) -> BoxFuture<'_, Result<Box<dyn DynAuthorizedCall>, Error>>;
 
     /// Authorizes, admits and starts the call. All callers that hold the request id of `claim` wait
     /// for it.
@@ -80,7 +80,7 @@ pub(super) trait DynValidatedCall: Send {
         self: Box<Self>,
         pipeline: &'a Arc<Pipeline>,
         claim: Option<&'a Claim>,
-    ) -> DialectFuture<'a, Result<RunningCall, Error>>;
+    ) -> BoxFuture<'a, Result<RunningCall, Error>>;
 }
 
 /// A type-erased [`AuthorizedCall`].
@@ -89,10 +89,8 @@ pub(super) trait DynAuthorizedCall: Send {
     fn approval(&self) -> Option<CallApproval>;
 
     /// Whether the call would be authorized now.
-    fn still_authorized(
-        &self,
-        pipeline: &Arc<Pipeline>,
-    ) -> DialectFuture<'static, Result<bool, Error>>;
+    fn still_authorized(&self, pipeline: &Arc<Pipeline>)
+    -> BoxFuture<'static, Result<bool, Error>>;
 
     /// Returns what the call asks of admission, without a deadline.
     fn admission_request<'a>(&'a self, principal: &'a Principal) -> AdmissionRequest<'a>;
@@ -102,7 +100,7 @@ pub(super) trait DynAuthorizedCall: Send {
         self: Box<Self>,
         pipeline: &Arc<Pipeline>,
         admitted: AdmittedCall,
-    ) -> DialectFuture<'_, Result<RunningCall, Error>>;
+    ) -> BoxFuture<'_, Result<RunningCall, Error>>;
 }
 
 pub(super) struct RunningCall {
@@ -111,7 +109,7 @@ pub(super) struct RunningCall {
     /// Cancels the tool at once.
     pub(super) abandon_token: CancellationToken,
     /// The output. Dropping this future cancels the tool.
-    pub(super) output: DialectFuture<'static, Result<JsonToolOutput, Error>>,
+    pub(super) output: BoxFuture<'static, Result<JsonToolOutput, Error>>,
 }
 
 /// The output of a tool as JSON.
@@ -249,7 +247,7 @@ where
     fn authorize(
         self: Box<Self>,
         pipeline: &Arc<Pipeline>,
-    ) -> DialectFuture<'_, Result<Box<dyn DynAuthorizedCall>, Error>> {
+    ) -> BoxFuture<'_, Result<Box<dyn DynAuthorizedCall>, Error>> {
         Box::pin(async move {
             let authorized = pipeline.authorize_call::<T>(self.context, self.validated).await?;
             Ok(Box::new(authorized) as Box<dyn DynAuthorizedCall>)
@@ -260,7 +258,7 @@ where
         self: Box<Self>,
         pipeline: &'a Arc<Pipeline>,
         claim: Option<&'a Claim>,
-    ) -> DialectFuture<'a, Result<RunningCall, Error>> {
+    ) -> BoxFuture<'a, Result<RunningCall, Error>> {
         Box::pin(async move {
             let started = pipeline.start_call::<T>(self.context, self.validated, claim).await?;
             Ok(spawn_call(started, pipeline))
@@ -279,7 +277,7 @@ where
     fn still_authorized(
         &self,
         pipeline: &Arc<Pipeline>,
-    ) -> DialectFuture<'static, Result<bool, Error>> {
+    ) -> BoxFuture<'static, Result<bool, Error>> {
         let (pipeline, reauthorization) = (Arc::clone(pipeline), self.reauthorization.clone());
         let principal = Arc::clone(&self.context.principal);
         let is_approved = self.approval().is_some();
@@ -297,7 +295,7 @@ where
         self: Box<Self>,
         pipeline: &Arc<Pipeline>,
         admitted: AdmittedCall,
-    ) -> DialectFuture<'_, Result<RunningCall, Error>> {
+    ) -> BoxFuture<'_, Result<RunningCall, Error>> {
         Box::pin(async move {
             let started = pipeline.start_admitted::<T>(*self, admitted).await?;
             Ok(spawn_call(started, pipeline))

@@ -8,9 +8,13 @@ use serde_json::{Map, Value};
 use super::{
     Pipeline,
     job_runner::{StartBlocked, params_lost_error},
-    jobs::{JobHandle, STORE_RETRY_INTERVAL},
+    jobs::JobHandle,
 };
-use crate::daemon::{error::Error, fd_exhaustion::FdRetry, store::jobs::Job};
+use crate::daemon::{
+    error::Error,
+    fd_exhaustion::FdRetry,
+    store::{failure::STORE_RETRY_INTERVAL, jobs::Job},
+};
 
 impl Pipeline {
     /// Reads the parameters of a job. Returns [`StartBlocked::Transient`] if their file may exist but

@@ -22,7 +22,7 @@ use super::{
     envelope::{self, CallTiming},
     job_submission::ValidatedSubmission,
     job_tools::{InitialCall, JobTools},
-    jobs::{JobHandle, STORE_RETRY_INTERVAL},
+    jobs::JobHandle,
     shutdown::Shutdown,
     state_error::state_database_error,
 };
@@ -30,6 +30,7 @@ use crate::daemon::{
     dialect,
     error::{Error, Reason},
     store::{
+        failure::STORE_RETRY_INTERVAL,
         jobs::{Job, JobState},
         session::SessionId,
     },
@@ -142,8 +143,8 @@ impl Pipeline {
 
     /// Starts queued jobs while there are free slots.
     pub(crate) fn start_queued_jobs(self: &Arc<Self>) {
-        let max_concurrent_calls = |caller: &str| {
-            let principal = self.access.find_principal(caller);
+        let max_concurrent_calls = |principal: &str| {
+            let principal = self.access.find_principal(principal);
             // All jobs of a revoked caller start, and fail.
             principal.map_or(usize::MAX, |principal| principal.concurrent_calls())
         };
@@ -385,7 +386,7 @@ impl Pipeline {
             }
             self.await_job_slot(handle).await?;
 
-            // An earlier job may have taken the approval slot.
+            // An earlier job may have taken the approval permit.
             if has_free_permit() {
                 return Ok(());
             }

@@ -11,11 +11,9 @@ use serde_json::{Map, Value};
 use super::{Pipeline, context::CallContext, dyn_tool};
 use crate::daemon::{
     catalog::Catalog,
-    dialect::{
-        CanonicalCall, CanonicalTools, Dialect, DialectFuture, DialectParams, DialectTool,
-        ResponseData,
-    },
+    dialect::{CanonicalCall, CanonicalTools, Dialect, DialectParams, DialectTool, ResponseData},
     error::Error,
+    task::BoxFuture,
 };
 
 /// The queue of jobs that name no queue.
@@ -156,12 +154,12 @@ impl FirstCallProbe<'_> {
 }
 
 impl CanonicalTools for FirstCallProbe<'_> {
-    fn call(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<ResponseData, Error>> {
+    fn call(&mut self, call: CanonicalCall) -> BoxFuture<'_, Result<ResponseData, Error>> {
         let error = self.probe(&call);
         Box::pin(future::ready(Err(error)))
     }
 
-    fn submit(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<String, Error>> {
+    fn submit(&mut self, call: CanonicalCall) -> BoxFuture<'_, Result<String, Error>> {
         let error = self.probe(&call);
         Box::pin(future::ready(Err(error)))
     }

@@ -19,12 +19,12 @@ use super::{
 };
 use crate::daemon::{
     dialect::{
-        self, CanonicalCall, CanonicalTools, DialectFuture, DialectInvocation, DialectResponse,
-        ResponseData,
+        self, CanonicalCall, CanonicalTools, DialectInvocation, DialectResponse, ResponseData,
     },
     error::{Error, Reason},
     store::jobs::Job,
     task,
+    task::BoxFuture,
 };
 
 /// The first call of a job, if it differs from the submitted one (a tool of a dialect).
@@ -172,7 +172,7 @@ impl<'a> JobTools<'a> {
 }
 
 impl CanonicalTools for JobTools<'_> {
-    fn call(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<ResponseData, Error>> {
+    fn call(&mut self, call: CanonicalCall) -> BoxFuture<'_, Result<ResponseData, Error>> {
         Box::pin(async move {
             if self.has_started {
                 return self.call_after_first(call).await;
@@ -193,7 +193,7 @@ impl CanonicalTools for JobTools<'_> {
         })
     }
 
-    fn submit(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<String, Error>> {
+    fn submit(&mut self, call: CanonicalCall) -> BoxFuture<'_, Result<String, Error>> {
         Box::pin(async move {
             let context = self.pipeline.job_call_context(self.handle, self.job, &None)?;
             self.pipeline.submit_call_as_job(&context, call).await

@@ -400,7 +400,7 @@ impl Pipeline {
             step,
             common_record_fields,
             cancel: self.cancel_signals(&abandon_token),
-            caller: Arc::clone(context.principal.key()),
+            principal: Arc::clone(context.principal.shared_name()),
             allowed_tools: context.principal.allowed_tools().map(Iterator::collect),
             artifact_reader: self.artifact_reader(context),
             permit: Arc::new(admitted.admission.permit),

@@ -48,7 +48,7 @@ pub(super) enum PayloadClaimOutcome<P> {
     /// This call does the work, with its payload.
     Acquired(Claim, P),
     /// The work is done; see [`ClaimOutcome::Completed`].
-    Completed { reply: Bytes, is_recent: bool },
+    Completed { reply: Bytes, is_current_generation: bool },
     /// See [`ClaimOutcome::Lost`].
     Lost(Option<u64>),
 }
@@ -139,8 +139,8 @@ where
                 let payload = payload.ok_or_else(released_error)?;
                 return Ok(PayloadClaimOutcome::Acquired(claim, payload));
             }
-            ClaimAttempt::Settled(ClaimOutcome::Completed { reply, is_recent }) => {
-                return Ok(PayloadClaimOutcome::Completed { reply, is_recent });
+            ClaimAttempt::Settled(ClaimOutcome::Completed { reply, is_current_generation }) => {
+                return Ok(PayloadClaimOutcome::Completed { reply, is_current_generation });
             }
             ClaimAttempt::Settled(ClaimOutcome::Lost(step)) => {
                 return Ok(PayloadClaimOutcome::Lost(step));
@@ -150,7 +150,7 @@ where
 
         payload = None;
         if let Some(reply) = waiter.wait().await {
-            return Ok(PayloadClaimOutcome::Completed { reply, is_recent: true });
+            return Ok(PayloadClaimOutcome::Completed { reply, is_current_generation: true });
         }
     }
 }

@@ -53,9 +53,9 @@ impl Pipeline {
                 let started = task::spawn_tracked("start", start);
                 started.await.map_err(Error::internal)?
             }
-            PayloadClaimOutcome::Completed { reply, is_recent } => {
+            PayloadClaimOutcome::Completed { reply, is_current_generation } => {
                 let started: v1::ProcessStarted = decode(&reply)?;
-                if !is_recent {
+                if !is_current_generation {
                     return Err(daemon_lost_error("Start"));
                 }
 
@@ -108,7 +108,7 @@ impl Pipeline {
         self.processes.add(ProcessEntry {
             workspace,
             session,
-            caller: Arc::clone(context.principal.key()),
+            principal: Arc::clone(context.principal.shared_name()),
             process: Arc::clone(&process),
         });
 
@@ -165,7 +165,7 @@ fn read_from_start(
     process: &Arc<ProcessHandle>,
     context: &CallContext,
 ) -> Result<OutputReader, Error> {
-    let reader = process.attach(context.principal.key(), OutputPosition::default());
+    let reader = process.attach(context.principal.shared_name(), OutputPosition::default());
     reader.map_err(|error| match error {
         AttachError::TooManyReaders(saturated) => too_many_readers_error(saturated),
         AttachError::PositionBeyondEnd(_) => {

@@ -46,7 +46,7 @@ pub(crate) struct ResultBroadcaster {
 pub(crate) struct PublishedResult {
     /// Sequence number of the last record before the result.
     last_sequence: u64,
-    /// The dialect that defines the tool; `None` for contract tools and configured tools.
+    /// The dialect that defines the tool; `None` for contract tools and custom tools.
     pub(crate) dialect: Option<&'static Dialect>,
     pub(crate) result: CallResult,
     broadcaster: Arc<ResultBroadcaster>,

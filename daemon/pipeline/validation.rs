@@ -116,7 +116,7 @@ impl Pipeline {
         self.validate_request_as::<T>(context, request, None)
     }
 
-    /// As [`Self::validate_request`], for a call in the name of a configured tool. `alias_params`
+    /// As [`Self::validate_request`], for a call in the name of a custom tool. `alias_params`
     /// replaces what the policy and the records see of the parameters.
     pub(super) fn validate_request_as<T: Tool>(
         &self,

@@ -11,7 +11,7 @@ use crate::daemon::{
 
 impl Pipeline {
     /// Returns the definitions of the tools that a caller may use, of a dialect or of the
-    /// contract. Configured tools are part of every dialect. `names` selects tools,
+    /// contract. Custom tools are part of every dialect. `names` selects tools,
     /// if any.
     pub(crate) fn definitions(
         &self,

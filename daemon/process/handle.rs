@@ -23,7 +23,7 @@ use super::{
 };
 use crate::daemon::{
     error::Error,
-    queue::{self, Limiter, PrincipalKey, Saturated, Sharing},
+    queue::{self, Limiter, PrincipalName, Saturated, Sharing},
     sandbox::image::TerminalSize,
     task,
 };
@@ -131,13 +131,13 @@ impl ProcessHandle {
     pub(crate) fn prepare(
         info: ProcessInfo,
         input: InputQueue,
-        max_retained_bytes: usize,
+        max_replay_bytes: usize,
     ) -> SupervisedProcess {
         let (sender, controls) = mpsc::channel(MAX_PENDING_CONTROLS);
         let process = Arc::new(Self {
             // A command that ends with its last reader waits for it, as for a terminal.
             replay_buffer: ReplayBuffer::new(
-                max_retained_bytes,
+                max_replay_bytes,
                 (!info.ends_with_last_reader).then_some(READER_STALL_TIMEOUT),
             ),
             info,
@@ -157,12 +157,12 @@ impl ProcessHandle {
     /// Adds a reader that starts after `position`.
     pub(crate) fn attach(
         self: &Arc<Self>,
-        caller: &PrincipalKey,
+        principal: &PrincipalName,
         position: OutputPosition,
     ) -> Result<OutputReader, AttachError> {
         let permit = self
             .reader_limiter
-            .try_acquire(caller, MAX_READERS_PER_PRINCIPAL)
+            .try_acquire(principal, MAX_READERS_PER_PRINCIPAL)
             .map_err(AttachError::TooManyReaders)?;
         let cursor = self
             .replay_buffer
@@ -247,12 +247,12 @@ impl ProcessHandle {
     }
 
     /// Returns the bytes of its output held in memory.
-    pub(super) fn retained_bytes(&self) -> u64 {
+    pub(super) fn replay_bytes(&self) -> u64 {
         let end_value = self.replay_buffer.end_value();
         let exit = end_value.as_deref().and_then(|result| result.as_ref().ok());
         let text_bytes =
             exit.map_or(0, |exit| exit.result.stdout.text.len() + exit.result.stderr.text.len());
-        self.replay_buffer.retained_bytes() + text_bytes as u64
+        self.replay_buffer.replay_bytes() + text_bytes as u64
     }
 
     /// Drops its output to free memory. How it ended remains known.

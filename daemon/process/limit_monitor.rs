@@ -7,19 +7,19 @@ use tokio::{
     time::sleep_until,
 };
 
-use super::{outcome::ResourceLimit, watchdog::Watchdog};
+use super::{measurement_schedule::MeasurementSchedule, outcome::ResourceLimit};
 use crate::daemon::{
     fd_exhaustion,
     sandbox::{
         limits::RunLimits,
-        running::{Measurer, RunningSandbox},
+        running::{MeasurementClient, RunningSandbox},
         wire::RunMeasurement,
     },
 };
 
 pub(super) struct LimitMonitor {
-    watchdog: Watchdog,
-    measurer: Measurer,
+    schedule: MeasurementSchedule,
+    client: MeasurementClient,
     next_measurement: Instant,
     /// The measurement in progress.
     pending_measurement: Option<oneshot::Receiver<RunMeasurement>>,
@@ -29,12 +29,13 @@ pub(super) struct LimitMonitor {
 
 impl LimitMonitor {
     pub(super) fn new(limits: &RunLimits, sandbox: &RunningSandbox) -> Self {
-        let watchdog = Watchdog::new(limits, sandbox.has_memory_accounting(), machine_cpus());
+        let schedule =
+            MeasurementSchedule::new(limits, sandbox.has_memory_accounting(), machine_cpus());
         let now = Instant::now();
         Self {
-            next_measurement: watchdog.next_measurement(&RunMeasurement::default(), now),
-            watchdog,
-            measurer: sandbox.measurer(),
+            next_measurement: schedule.next_measurement(&RunMeasurement::default(), now),
+            schedule,
+            client: sandbox.measurement_client(),
             pending_measurement: None,
             shortages: fd_exhaustion::subscribe_shortages(),
         }
@@ -49,23 +50,23 @@ impl LimitMonitor {
                     Ok(()) = self.shortages.changed() => true,
                 };
                 self.pending_measurement =
-                    self.measurer.measure(self.watchdog.measurement_bounds(recount));
+                    self.client.measure(self.schedule.measurement_bounds(recount));
                 if self.pending_measurement.is_none() {
                     self.next_measurement =
-                        self.watchdog.next_measurement(&RunMeasurement::default(), Instant::now());
+                        self.schedule.next_measurement(&RunMeasurement::default(), Instant::now());
                 }
                 continue;
             };
 
             let mut measure = pending.await.unwrap_or_default();
             self.pending_measurement = None;
-            if let Some(cpu_us) = self.measurer.cpu_us() {
+            if let Some(cpu_us) = self.client.cpu_us() {
                 measure.cpu_us = cpu_us;
             }
-            if let Some(limit) = self.watchdog.exceeded_limit(&measure) {
+            if let Some(limit) = self.schedule.exceeded_limit(&measure) {
                 return limit;
             }
-            self.next_measurement = self.watchdog.next_measurement(&measure, Instant::now());
+            self.next_measurement = self.schedule.next_measurement(&measure, Instant::now());
         }
     }
 }

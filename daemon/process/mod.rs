@@ -19,7 +19,7 @@
 //! |---|---|
 //! | [`spec`], [`environment`] | the command to run |
 //! | [`supervisor`], [`stdio`], [`stop_sequence`] | the task that owns the command, its standard streams, how it is stopped |
-//! | [`limit_monitor`], [`watchdog`], [`cpu_share`] | limits that the kernel does not enforce |
+//! | [`limit_monitor`], [`measurement_schedule`], [`cpu_share`] | limits that the kernel does not enforce |
 //! | [`output`], [`head_tail_buffer`], [`input`] | what it writes and reads |
 //! | [`handle`], [`replay_buffer`], [`registry`] | attaching to commands while they run |
 //! | [`outcome`], [`result`] | how it ended |
@@ -30,6 +30,7 @@ pub(crate) mod handle;
 mod head_tail_buffer;
 pub(crate) mod input;
 mod limit_monitor;
+mod measurement_schedule;
 pub(crate) mod outcome;
 pub(crate) mod output;
 pub(crate) mod registry;
@@ -39,4 +40,3 @@ pub(crate) mod spec;
 mod stdio;
 mod stop_sequence;
 pub(crate) mod supervisor;
-mod watchdog;

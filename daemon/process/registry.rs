@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::handle::ProcessHandle;
-use crate::daemon::{queue::PrincipalKey, task};
+use crate::daemon::{queue::PrincipalName, task};
 
 /// Ended commands that one workspace retains.
 const MAX_ENDED_PER_WORKSPACE: usize = 1024;
@@ -47,7 +47,7 @@ pub(crate) struct ProcessEntry {
     pub(crate) workspace: String,
     pub(crate) session: String,
     /// The principal that started it.
-    pub(crate) caller: PrincipalKey,
+    pub(crate) principal: PrincipalName,
     pub(crate) process: Arc<ProcessHandle>,
 }
 
@@ -142,7 +142,7 @@ impl RegistryState {
             .iter()
             .enumerate()
             .filter(|(_, ended)| ended.entry.workspace == newest.entry.workspace)
-            .map(|(index, ended)| (index, &ended.entry.caller, 1))
+            .map(|(index, ended)| (index, &ended.entry.principal, 1))
             .collect();
         if of_workspace.len() > MAX_ENDED_PER_WORKSPACE
             && let Some(index) = oldest_of_heaviest_principal(&of_workspace)
@@ -159,7 +159,7 @@ impl RegistryState {
             .iter()
             .enumerate()
             .map(|(index, ended)| {
-                (index, &ended.entry.caller, ended.entry.process.retained_bytes())
+                (index, &ended.entry.principal, ended.entry.process.replay_bytes())
             })
             .filter(|(_, _, bytes)| *bytes > 0)
             .collect();
@@ -175,12 +175,12 @@ impl RegistryState {
 /// Returns the index of the oldest entry of the principal with the largest total. `entries` holds an
 /// index, a principal and an amount each, oldest first. Of principals with equal totals, it takes
 /// the one with the oldest entry.
-fn oldest_of_heaviest_principal(entries: &[(usize, &PrincipalKey, u64)]) -> Option<usize> {
-    let mut totals: HashMap<&PrincipalKey, u64> = HashMap::new();
+fn oldest_of_heaviest_principal(entries: &[(usize, &PrincipalName, u64)]) -> Option<usize> {
+    let mut totals: HashMap<&PrincipalName, u64> = HashMap::new();
     for (_, principal, amount) in entries {
         *totals.entry(principal).or_default() += amount;
     }
-    let total = |principal: &PrincipalKey| totals.get(principal).copied();
+    let total = |principal: &PrincipalName| totals.get(principal).copied();
 
     // `max_by_key` returns the last of equal elements, so this iterates from the newest.
     let oldest = entries.iter().rev().max_by_key(|(_, principal, _)| total(principal));
@@ -203,7 +203,7 @@ mod tests {
         store::session::StreamName,
     };
 
-    fn entry(id: &str, caller: &str, workspace: &str) -> ProcessEntry {
+    fn entry(id: &str, principal: &str, workspace: &str) -> ProcessEntry {
         let info = ProcessInfo {
             id: id.to_owned(),
             command: String::new(),
@@ -215,7 +215,7 @@ mod tests {
         ProcessEntry {
             workspace: workspace.to_owned(),
             session: String::new(),
-            caller: caller.into(),
+            principal: principal.into(),
             process: Arc::clone(&ProcessHandle::prepare(info, input, 2 << 20).process),
         }
     }
@@ -253,7 +253,7 @@ mod tests {
             let id = format!("other {number:02}");
             end(&registry, entry(&id, "key:b", "w"), MIB);
         }
-        let retained = |id: &str| registry.find("w", id).unwrap().process.retained_bytes();
+        let retained = |id: &str| registry.find("w", id).unwrap().process.replay_bytes();
         assert_eq!(retained("mine"), MIB as u64);
         assert_eq!((retained("other 06"), retained("other 07")), (0, MIB as u64));
     }

@@ -32,7 +32,7 @@ const SLOW_READER_GRACE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a slow reader may take nothing before the wait for it ends.
 const SLOW_READER_PROGRESS_TIMEOUT: Duration = Duration::from_millis(100);
 /// Many small chunks must not cost more than a few large ones.
-const MAX_RETAINED_CHUNKS: usize = 16 * 1024;
+const MAX_REPLAY_CHUNKS: usize = 16 * 1024;
 
 /// The chunks and their readers. `E` describes how the command ended.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(crate) struct ReplayBuffer<E> {
     appended: Notify,
     /// Signalled when a reader has read or left.
     consumed: Notify,
-    max_retained_bytes: usize,
+    max_replay_bytes: usize,
     /// How long to wait for a reader that takes nothing; forever if none.
     stall_timeout: Option<Duration>,
 }
@@ -139,8 +139,8 @@ enum Backpressure {
 }
 
 impl<E: Clone> ReplayBuffer<E> {
-    /// Creates an empty buffer of at most `max_retained_bytes`.
-    pub(super) fn new(max_retained_bytes: usize, stall_timeout: Option<Duration>) -> Self {
+    /// Creates an empty buffer of at most `max_replay_bytes`.
+    pub(super) fn new(max_replay_bytes: usize, stall_timeout: Option<Duration>) -> Self {
         Self {
             state: Mutex::new(ReplayState {
                 retained: VecDeque::new(),
@@ -155,7 +155,7 @@ impl<E: Clone> ReplayBuffer<E> {
             }),
             appended: Notify::new(),
             consumed: Notify::new(),
-            max_retained_bytes,
+            max_replay_bytes,
             stall_timeout,
         }
     }
@@ -211,8 +211,8 @@ impl<E: Clone> ReplayBuffer<E> {
 
         let end_offset = state.written.total();
         state.retained.push_back(RetainedChunk { chunk, end_offset });
-        while state.retained_bytes() > self.max_retained_bytes as u64
-            || state.retained.len() > MAX_RETAINED_CHUNKS
+        while state.replay_bytes() > self.max_replay_bytes as u64
+            || state.retained.len() > MAX_REPLAY_CHUNKS
         {
             let Some(RetainedChunk { chunk, .. }) = state.retained.pop_front() else {
                 break;
@@ -247,8 +247,8 @@ impl<E: Clone> ReplayBuffer<E> {
     }
 
     /// Returns the bytes held in memory.
-    pub(crate) fn retained_bytes(&self) -> u64 {
-        self.state().retained_bytes()
+    pub(crate) fn replay_bytes(&self) -> u64 {
+        self.state().replay_bytes()
     }
 
     /// Waits until more output may be read from the command: until no reader lags too far behind.
@@ -278,7 +278,7 @@ impl<E: Clone> ReplayBuffer<E> {
     /// Returns how far a reader may lag before the command waits for it. Half of the buffer, so that
     /// the reader loses nothing until then.
     fn max_lag_bytes(&self) -> u64 {
-        self.max_retained_bytes as u64 / 2
+        self.max_replay_bytes as u64 / 2
     }
 
     /// Drops all retained output to free memory. Readers that have not read it get a gap.
@@ -375,7 +375,7 @@ impl<E: Clone> ReplayState<E> {
         self.retained.front().map_or(self.next_sequence, |retained| retained.chunk.sequence)
     }
 
-    fn retained_bytes(&self) -> u64 {
+    fn replay_bytes(&self) -> u64 {
         self.written.total() - self.dropped.total()
     }
 
@@ -442,7 +442,7 @@ impl<E: Clone> ReplayState<E> {
     }
 
     /// Decides whether the command must wait for readers. A reader lags at `max_lag` bytes, or at
-    /// half of [`MAX_RETAINED_CHUNKS`].
+    /// half of [`MAX_REPLAY_CHUNKS`].
     fn backpressure(
         &mut self,
         max_lag: u64,
@@ -457,7 +457,7 @@ impl<E: Clone> ReplayState<E> {
             (self.written.total(), self.dropped.total(), self.next_sequence);
         let is_close = |reader: &ReaderProgress| {
             let chunks = next.saturating_sub(reader.next_sequence);
-            written - reader.position < max_lag && chunks < MAX_RETAINED_CHUNKS as u64 / 2
+            written - reader.position < max_lag && chunks < MAX_REPLAY_CHUNKS as u64 / 2
         };
 
         let held_until = if self.readers.values().any(is_close) {

@@ -434,8 +434,8 @@ impl<'a> RunSupervisor<'a> {
                 RunError::NotStarted(StageFailure::from_errno(stage, errno, "")),
             )),
             // The sandbox has not reported that all processes are gone, so kill them.
-            (CommandEnd::SandboxDied, Some(reason)) => WaitOutcome::MustKill(reason),
-            (CommandEnd::SandboxDied, None) => WaitOutcome::Ended(Err(RunError::SandboxLost)),
+            (CommandEnd::SandboxLost, Some(reason)) => WaitOutcome::MustKill(reason),
+            (CommandEnd::SandboxLost, None) => WaitOutcome::Ended(Err(RunError::SandboxLost)),
         }
     }
 

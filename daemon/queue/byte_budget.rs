@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{fair_queue::PrincipalKey, headroom::Headroom};
+use super::{fair_queue::PrincipalName, headroom::Headroom};
 
 const MAX_TOTAL_BYTES: u64 = 256 << 20;
 /// Limit per caller: several of the largest possible requests.
@@ -21,14 +21,14 @@ pub(crate) struct ByteBudget(Mutex<BudgetUsage>);
 struct BudgetUsage {
     total_bytes: u64,
     /// Callers without bytes have no entry.
-    bytes_by_principal: HashMap<PrincipalKey, u64>,
+    bytes_by_principal: HashMap<PrincipalName, u64>,
 }
 
 /// Bytes of one request, reserved until this is dropped.
 #[derive(Debug)]
 pub(crate) struct ByteReservation {
     budget: Arc<ByteBudget>,
-    principal: PrincipalKey,
+    principal: PrincipalName,
     bytes: u64,
 }
 
@@ -52,7 +52,7 @@ impl ByteBudget {
     /// Reserves bytes for a request of `principal`.
     pub(crate) fn reserve(
         self: &Arc<Self>,
-        principal: &PrincipalKey,
+        principal: &PrincipalName,
         bytes: u64,
     ) -> Result<ByteReservation, ByteBudgetExceeded> {
         let mut usage = self.lock();
@@ -102,7 +102,8 @@ mod tests {
     #[test]
     fn queued_bytes_are_limited_per_caller_and_in_total() {
         let budget = Arc::new(ByteBudget::default());
-        let principals: Vec<PrincipalKey> = (0..20).map(|index| index.to_string().into()).collect();
+        let principals: Vec<PrincipalName> =
+            (0..20).map(|index| index.to_string().into()).collect();
         let fill = |principal| {
             let all = std::iter::from_fn(|| budget.reserve(principal, 4 * MIB).ok());
             all.collect::<Vec<_>>()

@@ -14,7 +14,7 @@ use std::{
 use super::headroom::Headroom;
 
 /// Identifies a principal.
-pub(crate) type PrincipalKey = Arc<str>;
+pub(crate) type PrincipalName = Arc<str>;
 
 /// Permits and the principals that wait for them. `W` is the handle that notifies a waiter.
 #[derive(Debug)]
@@ -22,9 +22,9 @@ pub(super) struct FairQueue<W> {
     in_use: usize,
     capacity: usize,
     sharing: Sharing,
-    flows: HashMap<PrincipalKey, Flow<W>>,
+    flows: HashMap<PrincipalName, Flow<W>>,
     /// Flows with waiters, in the order in which they started to wait.
-    waiting_flows: Vec<PrincipalKey>,
+    waiting_flows: Vec<PrincipalName>,
     /// The largest start tag of a permit that was granted.
     virtual_time: u64,
     queued: usize,
@@ -85,7 +85,7 @@ impl<W> FairQueue<W> {
 
     /// Acquires a permit if one is free, the principal may hold another one, and no waiter could
     /// have it. `max_in_use` is the principal's limit from now on.
-    pub(super) fn try_acquire(&mut self, principal: &PrincipalKey, max_in_use: usize) -> bool {
+    pub(super) fn try_acquire(&mut self, principal: &PrincipalName, max_in_use: usize) -> bool {
         self.flow(principal, max_in_use);
         let is_next = self.flows.get(principal).is_some_and(|flow| {
             flow.waiters.is_empty() && self.next_flow().is_none() && self.may_acquire(flow)
@@ -101,7 +101,7 @@ impl<W> FairQueue<W> {
     /// Adds a waiter to the end of its flow, unless `max_queued` wait there. Returns its id.
     pub(super) fn enqueue(
         &mut self,
-        principal: &PrincipalKey,
+        principal: &PrincipalName,
         max_in_use: usize,
         max_queued: usize,
         waiter: W,
@@ -125,7 +125,7 @@ impl<W> FairQueue<W> {
     }
 
     /// Removes a waiter. Does nothing if it has been granted a permit.
-    pub(super) fn cancel(&mut self, principal: &PrincipalKey, waiter_id: u64) {
+    pub(super) fn cancel(&mut self, principal: &PrincipalName, waiter_id: u64) {
         let Some(flow) = self.flows.get_mut(principal) else {
             return;
         };
@@ -144,7 +144,7 @@ impl<W> FairQueue<W> {
     }
 
     /// Releases a permit.
-    pub(super) fn release(&mut self, principal: &PrincipalKey) {
+    pub(super) fn release(&mut self, principal: &PrincipalName) {
         if let Some(flow) = self.flows.get_mut(principal) {
             flow.in_use -= 1;
             self.in_use -= 1;
@@ -153,7 +153,7 @@ impl<W> FairQueue<W> {
     }
 
     /// Grants a free permit to the next waiter that may have it.
-    pub(super) fn grant_next(&mut self) -> Option<(PrincipalKey, W)> {
+    pub(super) fn grant_next(&mut self) -> Option<(PrincipalName, W)> {
         let position = self.next_flow()?;
         let principal = self.waiting_flows.remove(position);
         let flow = self.flows.get_mut(&principal)?;
@@ -176,7 +176,7 @@ impl<W> FairQueue<W> {
     }
 
     /// Returns the permits that a principal holds.
-    pub(super) fn in_use_by(&self, principal: &PrincipalKey) -> usize {
+    pub(super) fn in_use_by(&self, principal: &PrincipalName) -> usize {
         self.flows.get(principal).map_or(0, |flow| flow.in_use)
     }
 
@@ -186,7 +186,7 @@ impl<W> FairQueue<W> {
     }
 
     /// Returns the number of waiters of a principal.
-    pub(super) fn queued_by(&self, principal: &PrincipalKey) -> usize {
+    pub(super) fn queued_by(&self, principal: &PrincipalName) -> usize {
         self.flows.get(principal).map_or(0, |flow| flow.waiters.len())
     }
 
@@ -224,7 +224,7 @@ impl<W> FairQueue<W> {
     }
 
     /// Grants a permit to a flow.
-    fn grant(&mut self, principal: &PrincipalKey) {
+    fn grant(&mut self, principal: &PrincipalName) {
         if let Some(flow) = self.flows.get_mut(principal) {
             self.virtual_time = self.virtual_time.max(flow.start_tag);
             flow.start_tag += 1;
@@ -237,7 +237,7 @@ impl<W> FairQueue<W> {
         }
     }
 
-    fn flow(&mut self, principal: &PrincipalKey, max_in_use: usize) -> &mut Flow<W> {
+    fn flow(&mut self, principal: &PrincipalName, max_in_use: usize) -> &mut Flow<W> {
         let now = self.virtual_time;
         let flow = self.flows.entry(Arc::clone(principal)).or_insert_with(|| Flow {
             start_tag: now,
@@ -254,7 +254,7 @@ impl<W> FairQueue<W> {
     }
 
     /// Removes a flow that neither holds nor wants permits.
-    fn remove_if_idle(&mut self, principal: &PrincipalKey) {
+    fn remove_if_idle(&mut self, principal: &PrincipalName) {
         let now = self.virtual_time;
         if self.flows.get(principal).is_some_and(|flow| flow.is_idle(now)) {
             self.flows.remove(principal);

@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    fair_queue::{FairQueue, PrincipalKey, Sharing},
+    fair_queue::{FairQueue, PrincipalName, Sharing},
     retry_estimate::{RetryEstimate, at_least_one, clamp_retry_after},
 };
 
@@ -29,7 +29,7 @@ struct LimiterState {
 #[derive(Debug)]
 pub(crate) struct Permit {
     limiter: Arc<Limiter>,
-    principal: PrincipalKey,
+    principal: PrincipalName,
     acquired_at: Instant,
 }
 
@@ -58,7 +58,7 @@ pub(crate) enum Acquire {
 #[derive(Debug)]
 pub(crate) struct PendingPermit {
     limiter: Arc<Limiter>,
-    principal: PrincipalKey,
+    principal: PrincipalName,
     waiter_id: u64,
     granted: oneshot::Receiver<Permit>,
 }
@@ -90,7 +90,7 @@ impl Limiter {
     /// Acquires a permit, or queues for one. `max_in_use` is the limit of this principal.
     pub(crate) fn acquire(
         self: &Arc<Self>,
-        principal: &PrincipalKey,
+        principal: &PrincipalName,
         max_in_use: usize,
     ) -> Result<Acquire, Saturated> {
         let now = Instant::now();
@@ -120,7 +120,7 @@ impl Limiter {
     /// Acquires a permit, without waiting. `max_in_use` is the limit of this principal.
     pub(crate) fn try_acquire(
         self: &Arc<Self>,
-        principal: &PrincipalKey,
+        principal: &PrincipalName,
         max_in_use: usize,
     ) -> Result<Permit, Saturated> {
         match self.acquire(principal, max_in_use)? {
@@ -130,7 +130,7 @@ impl Limiter {
     }
 
     /// Returns the current load, as [`Self::acquire`] reports it when it fails.
-    pub(crate) fn saturation(&self, principal: &PrincipalKey, max_in_use: usize) -> Saturated {
+    pub(crate) fn saturation(&self, principal: &PrincipalName, max_in_use: usize) -> Saturated {
         self.saturated(&mut self.lock(), principal, max_in_use)
     }
 
@@ -147,7 +147,7 @@ impl Limiter {
     fn saturated(
         &self,
         state: &mut LimiterState,
-        principal: &PrincipalKey,
+        principal: &PrincipalName,
         max_in_use: usize,
     ) -> Saturated {
         let in_use = state.queue.in_use_by(principal);
@@ -171,7 +171,7 @@ impl Limiter {
         Saturated { in_use, queued, in_use_by_others: state.queue.in_use() - in_use, retry_after }
     }
 
-    fn permit(self: &Arc<Self>, principal: &PrincipalKey, acquired_at: Instant) -> Permit {
+    fn permit(self: &Arc<Self>, principal: &PrincipalName, acquired_at: Instant) -> Permit {
         Permit { limiter: Arc::clone(self), principal: Arc::clone(principal), acquired_at }
     }
 

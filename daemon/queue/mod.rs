@@ -13,7 +13,7 @@ mod shared_permit;
 pub(crate) use self::{
     byte_budget::{ByteBudget, ByteReservation},
     deferred_permit::DeferredPermit,
-    fair_queue::{PrincipalKey, Sharing},
+    fair_queue::{PrincipalName, Sharing},
     headroom::Headroom,
     limiter::{Acquire, Limiter, Permit, Saturated},
     shared_permit::SharedPermit,

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::fair_queue::PrincipalKey;
+use super::fair_queue::PrincipalName;
 
 /// Weight of the latest measurement: one eighth, as in the smoothed round-trip time of TCP (RFC
 /// 6298).
@@ -35,7 +35,7 @@ pub(super) struct RetryEstimate {
     /// Sum of the times at which the permits in use were acquired.
     acquired_at_sum: Duration,
     /// When the latest rejected call of each caller is to retry.
-    last_retry_at: HashMap<PrincipalKey, Instant>,
+    last_retry_at: HashMap<PrincipalName, Instant>,
 }
 
 impl RetryEstimate {
@@ -88,7 +88,7 @@ impl RetryEstimate {
     /// Returns when a rejected call should retry: `interval` after the rejected call before it.
     pub(super) fn schedule_retry(
         &mut self,
-        principal: &PrincipalKey,
+        principal: &PrincipalName,
         interval: Duration,
         now: Instant,
     ) -> Duration {
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn rejected_calls_get_staggered_delays() {
-        let (now, [a, b]) = (Instant::now(), ["a", "b"].map(PrincipalKey::from));
+        let (now, [a, b]) = (Instant::now(), ["a", "b"].map(PrincipalName::from));
         let mut estimate = RetryEstimate::new(now);
         for expected in [10, 20, 30] {
             assert_eq!(estimate.schedule_retry(&a, ms(10), now), ms(expected));

@@ -243,7 +243,7 @@ impl RunCgroup {
             processes => processes.to_string(),
         };
         self.write("pids.max", &processes)?;
-        if let Some(millis) = limits.cpu_millis.filter(|_| self.cgroups.has_cpu_controller) {
+        if let Some(millis) = limits.milli_cpus.filter(|_| self.cgroups.has_cpu_controller) {
             let quota = u64::from(millis) * CPU_PERIOD_US / 1000;
             self.write("cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?;
         }

@@ -1,7 +1,7 @@
 //! The process of a sandbox that becomes the command. All restrictions that do not depend on the
 //! request are in force when it starts. It receives the request and executes it.
 //!
-//! It shares the memory of the slot keeper (at L1, of the supervisor) until the command is
+//! It shares the memory of the slot keeper (at L1, of the L1 init) until the command is
 //! executed: nothing here allocates, locks, panics or touches thread-local storage.
 
 use std::{
@@ -20,11 +20,10 @@ use rustix::{
 };
 
 use super::{
-    canary,
     image::{HEADER_BYTES, ImageHeader, StdioLayout, TerminalSize},
     init::{SandboxState, send_report},
     limits::RLIMIT_COUNT,
-    priority,
+    priority, probe,
     stage::Stage,
     wire::{ReceivedMessage, SandboxReport, receive_bytes, send_bytes},
 };
@@ -77,9 +76,9 @@ fn try_become_command(area: &'static SharedArea<SandboxState>) -> Result<Infalli
     let header =
         ImageHeader::parse(buffer.get(..length).ok_or(Errno::BADMSG)?).ok_or(Errno::BADMSG)?;
     if header.is_probe {
-        set_stage(Stage::Canary);
+        set_stage(Stage::Probe);
         send_report(SandboxReport::Probed {
-            failed_checks: canary::run_checks(
+            failed_checks: probe::run_checks(
                 state.blueprint.level,
                 &state.blueprint.guarded_targets,
                 state.blueprint.network,

@@ -29,12 +29,12 @@ use rustix::{
 };
 
 use super::{
-    canary::GuardedTargets,
     capabilities,
     landlock::LandlockRules,
     level::IsolationLevel,
     limits::RunLimits,
     plan::{NetworkMode, SANDBOX_HOME},
+    probe::GuardedTargets,
     root::EMPTY_DIRECTORY,
     stage::Stage,
     wire::{SandboxReport, send_bytes},
@@ -49,7 +49,7 @@ use crate::daemon::sys::{
     signal::install_signal_relay,
 };
 
-/// What a sandbox is built from, prepared by its slot keeper (at L1, its supervisor).
+/// What a sandbox is built from, prepared by its slot keeper (at L1, its L1 init).
 #[derive(Debug)]
 pub(super) struct Blueprint {
     pub(super) level: IsolationLevel,
@@ -164,7 +164,7 @@ pub(super) fn wait_for_command_end(area: &'static SharedArea<SandboxState>, comm
     };
 
     // With namespaces, this reaches everything in the process namespace except the init. At L1 it
-    // reaches everything in the Landlock domain except the supervisor.
+    // reaches everything in the Landlock domain except the L1 init.
     let _none_left = kill_all(libc::SIGKILL);
     while wait_any().is_ok() {}
     area.unmap_image();
@@ -273,7 +273,7 @@ const _: () = assert!(
     "the two spellings of the home directory are one path"
 );
 
-/// Verifies the restrictions that every sandbox must have. The probe of [`super::canary`] checks
+/// Verifies the restrictions that every sandbox must have. The probe of [`super::probe`] checks
 /// more, once at startup.
 pub(super) fn verify_restrictions() -> Result<(), Errno> {
     capabilities::check_dropped()?;

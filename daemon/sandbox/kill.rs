@@ -32,12 +32,12 @@ pub(super) enum SlotOutcome {
 /// Kills the processes of a sandbox.
 ///
 /// With namespaces, it kills the init, which takes its process namespace along. At L1 it signals
-/// the supervisor, which kills all others and ends when they are gone.
-pub(super) fn kill_sandbox(init_or_supervisor: &OwnedFd, level: IsolationLevel) {
+/// the L1 init, which kills all others and ends when they are gone.
+pub(super) fn kill_sandbox(init: &OwnedFd, level: IsolationLevel) {
     let _dead = if level.has_namespaces() {
-        signal::send(init_or_supervisor.as_fd(), libc::SIGKILL)
+        signal::send(init.as_fd(), libc::SIGKILL)
     } else {
-        signal::send_through_init(init_or_supervisor.as_fd(), libc::SIGKILL)
+        signal::send_through_init(init.as_fd(), libc::SIGKILL)
     };
 }
 

@@ -1,12 +1,11 @@
 //! The isolation layers as reported to operators: whether each is in force, how, and how to get it.
 
 use super::{
-    canary,
     cgroup::MemoryAccounting,
     landlock::RESOLVE_UNIX_ABI,
     level::{Isolation, IsolationLevel},
     plan::NetworkMode,
-    proxy_listener,
+    probe, proxy_listener,
 };
 
 const NETWORK_NAMESPACE_LAYER: &str = "network_namespace";
@@ -59,7 +58,7 @@ const LAYER_ROWS: &[LayerRow] = &[
         "the run's processes only",
         Off(
             "Landlock and seccomp keep commands from signalling, tracing and tuning other processes of the daemon's namespace. Commands can read \
-             the ids, states and command lines of these processes; a supervisor kills what a run leaves behind",
+             the ids, states and command lines of these processes; the init of a run kills what it leaves behind",
         ),
     ),
     LayerRow(
@@ -288,7 +287,7 @@ impl Isolation {
     /// Corrects the layer `uts_namespace` where setting the host name was refused.
     fn describe_host_name(&self, layers: &mut [IsolationLayer]) {
         let layer = layers.iter_mut().find(|layer| layer.name == UTS_NAMESPACE_LAYER);
-        let is_refused = self.waived_checks.contains(&canary::HOST_NAME_CHECK);
+        let is_refused = self.waived_checks.contains(&probe::HOST_NAME_CHECK);
         if let Some(layer) = layer.filter(|layer| layer.applied && is_refused) {
             layer.detail = "one for each workspace, with the daemon's host name: a seccomp profile refused the name jig (sethostname)".to_owned();
         }

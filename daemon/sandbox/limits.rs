@@ -9,7 +9,7 @@ pub(crate) struct RunLimits {
     /// CPU time of all processes together, in seconds; `None` for no limit.
     pub(crate) cpu_sec: Option<u32>,
     /// CPUs in thousandths, enforced where cgroup v2 is available; `None` for no limit.
-    pub(crate) cpu_millis: Option<u32>,
+    pub(crate) milli_cpus: Option<u32>,
     /// Memory of all processes together, in bytes.
     pub(crate) memory_bytes: u64,
     /// Processes and threads at a time (RLIMIT_NPROC in the run's own user namespace).
@@ -30,7 +30,7 @@ pub(crate) struct RunLimits {
     /// Output on both streams together, in bytes; `None` for no limit.
     pub(crate) output_bytes: Option<u64>,
     /// Longest duration. A request may not have a longer timeout. `None` for no limit.
-    pub(crate) wall_time: Option<Duration>,
+    pub(crate) wall_clock: Option<Duration>,
 }
 
 /// Number of resource limits (setrlimit(2)) in an image.
@@ -42,7 +42,7 @@ impl Default for RunLimits {
     fn default() -> Self {
         Self {
             cpu_sec: None,
-            cpu_millis: None,
+            milli_cpus: None,
             memory_bytes: 2 << 30,
             processes: 512,
             open_files: 1024,
@@ -53,7 +53,7 @@ impl Default for RunLimits {
             tmp_bytes: 512 << 20,
             tmp_inodes: 65_536,
             output_bytes: None,
-            wall_time: None,
+            wall_clock: None,
         }
     }
 }

@@ -10,7 +10,7 @@
 //!                      └─ command process 2: receives the request, executes it
 //! ```
 //!
-//! For each sandbox the daemon receives a token, a control socket and a pidfd, and then talks to
+//! For each sandbox the daemon receives a control socket and a pidfd, and then talks to
 //! the sandbox directly. It responds to the client when the sandbox reports that the command has
 //! ended and that no process of it is left. The namespaces are torn down after that. A killed
 //! sandbox is gone when the pidfd of its init says so, not when its socket closes: processes may
@@ -29,11 +29,10 @@
 //! | [`identity`], [`root`], [`etc`], [`masked_proc`], [`protected_paths`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the isolation layers |
 //! | [`quotas`] | what the kernel counts per user or per machine, and what limits it |
 //! | [`cgroup`], [`run_meter`], [`priority`] | memory, processes and CPU of a run: counted by the kernel or sampled; CPU shares |
-//! | [`stage`], [`canary`], [`level`], [`layers`], [`host_environment`] | steps that can fail, the probe, and the report to the operator |
+//! | [`stage`], [`probe`], [`level`], [`layers`], [`host_environment`] | steps that can fail, the probe, and the report to the operator |
 //! | [`proxy_listener`], [`netns_check`] | listener for runs with the network `proxy`; detection of sockets that a run left behind |
 //! | [`keeper_process`], [`pools`], [`pool`], [`level_probe`], [`channel`], [`running`], [`kill`], [`protected_files`] | the daemon's side |
 
-mod canary;
 mod capabilities;
 pub(crate) mod cgroup;
 mod channel;
@@ -60,6 +59,7 @@ pub(crate) mod plan;
 pub(crate) mod pool;
 pub(crate) mod pools;
 mod priority;
+mod probe;
 mod proc_masks;
 pub(crate) mod protected_files;
 mod protected_paths;

@@ -19,7 +19,6 @@ use tokio::{
 };
 
 use super::{
-    canary,
     cgroup::{CgroupLimitHits, CpuClock, RLIMIT_NPROC_MARGIN, RunCgroup},
     channel::Channel,
     image::{ExecRequest, HEADER_BYTES, StdioLayout, TerminalSize, probe_image},
@@ -27,7 +26,7 @@ use super::{
     level::IsolationLevel,
     limits::RunLimits,
     no_namespaces::scratch_directory::redirect_to_scratch,
-    priority,
+    priority, probe,
     proxy_listener::{ProxyLease, ProxyListener},
     run_meter::MIN_RECOUNT_CPU_US,
     stage::{Stage, StageFailure},
@@ -86,8 +85,9 @@ pub(crate) struct RunningSandbox {
     keeper: Arc<Mutex<Channel>>,
 }
 
+/// Requests measurements of a run from its slot keeper.
 #[derive(Debug)]
-pub(crate) struct Measurer {
+pub(crate) struct MeasurementClient {
     slot_requests: mpsc::Sender<SlotRequest>,
     /// CPU time of the run, if the kernel enforces its memory limit in a cgroup.
     cpu_clock: Option<CpuClock>,
@@ -95,7 +95,7 @@ pub(crate) struct Measurer {
     last_measured_cpu_us: u64,
 }
 
-impl Measurer {
+impl MeasurementClient {
     /// Starts a measurement. Returns `None` if the slot is gone or busy with another request.
     pub(crate) fn measure(
         &mut self,
@@ -138,7 +138,7 @@ pub(crate) enum CommandEnd {
         errno: Errno,
     },
     /// The control socket closed without a report. Processes of the run may still live.
-    SandboxDied,
+    SandboxLost,
 }
 
 /// What a sandbox reports while a command is in it.
@@ -223,22 +223,22 @@ impl IdleSandbox {
     pub(crate) async fn probe(self) -> Result<Vec<&'static str>, StageFailure> {
         let level = self.level;
         let mut running = self.into_running();
-        let failed = |errno| StageFailure::from_errno(Stage::Canary, errno, "sending the probe");
+        let failed = |errno| StageFailure::from_errno(Stage::Probe, errno, "sending the probe");
         running.control.send(&probe_image(), &[]).map_err(failed)?;
         let report = timeout(PROBE_TIMEOUT, running.receive_report())
             .await
-            .map_err(|_| StageFailure::other(Stage::Canary, "the probe timed out"))?;
+            .map_err(|_| StageFailure::other(Stage::Probe, "the probe timed out"))?;
 
         let result = match report.map(|(report, _)| report) {
             Some(SandboxReport::Probed { failed_checks }) => {
-                let checks = canary::failed_checks(level, failed_checks);
+                let checks = probe::failed_checks(level, failed_checks);
                 let (waived, broken): (Vec<_>, Vec<_>) =
-                    checks.partition(|check| *check == canary::HOST_NAME_CHECK);
+                    checks.partition(|check| *check == probe::HOST_NAME_CHECK);
                 if broken.is_empty() {
                     Ok(waived)
                 } else {
                     let text = format!("these checks failed: {}", broken.join("; "));
-                    Err(StageFailure::other(Stage::Canary, text))
+                    Err(StageFailure::other(Stage::Probe, text))
                 }
             }
             Some(
@@ -251,7 +251,7 @@ impl IdleSandbox {
                 | SandboxReport::Measured(_)
                 | SandboxReport::NetnsInUse,
             )
-            | None => Err(StageFailure::other(Stage::Canary, "the sandbox died")),
+            | None => Err(StageFailure::other(Stage::Probe, "the sandbox died")),
         };
 
         while matches!(running.next_event().await, SandboxEvent::TerminalOpened(_)) {}
@@ -301,7 +301,7 @@ impl RunningSandbox {
     }
 
     /// Waits for the next event. After [`SandboxEvent::CommandEnded`] no process of the run is
-    /// left, unless the end is [`CommandEnd::SandboxDied`].
+    /// left, unless the end is [`CommandEnd::SandboxLost`].
     ///
     /// Cancel safe.
     pub(crate) async fn next_event(&mut self) -> SandboxEvent {
@@ -327,7 +327,7 @@ impl RunningSandbox {
                     _,
                 )) => continue,
                 // The socket may close while processes still live. Only the pidfd shows their end.
-                None => return SandboxEvent::CommandEnded(CommandEnd::SandboxDied),
+                None => return SandboxEvent::CommandEnded(CommandEnd::SandboxLost),
             };
             self.free_slot();
             return SandboxEvent::CommandEnded(end);
@@ -344,8 +344,8 @@ impl RunningSandbox {
         self.cgroup.is_some()
     }
 
-    pub(crate) fn measurer(&self) -> Measurer {
-        Measurer {
+    pub(crate) fn measurement_client(&self) -> MeasurementClient {
+        MeasurementClient {
             slot_requests: self.slot_requests.clone(),
             cpu_clock: self.cgroup.as_ref().map(RunCgroup::cpu_clock),
             last_measured_cpu_us: 0,

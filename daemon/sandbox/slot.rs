@@ -18,7 +18,6 @@ use rustix::process::{
 };
 
 use super::{
-    canary::GuardedTargets,
     capabilities, command_process,
     init::{Blueprint, MountOptions, OWN_PROCESS_COUNT, SandboxState, ScratchOptions, run_init},
     landlock::{LandlockRules, PathAccess, ScopeReach},
@@ -27,6 +26,7 @@ use super::{
     masked_proc,
     netns_check::NetnsCheck,
     plan::{NetworkMode, SANDBOX_HOME, SandboxPlan, WorkspacePlan},
+    probe::GuardedTargets,
     proc_masks, proxy_listener, quotas,
     run_meter::RunMeter,
     stage::{Stage, StageFailure, at_stage},
@@ -44,13 +44,13 @@ use crate::daemon::sys::{
 };
 
 /// Maximum of sandboxes of one slot that exist at a time: the live one, and those being torn down.
-const MAX_LIVE_SANDBOXES: usize = 4;
+const MAX_SANDBOXES_PER_SLOT: usize = 4;
 /// Maximum of signals queued for a run's processes, including timers.
 const MAX_QUEUED_SIGNALS: u64 = 4096;
 /// The message that carries a sandbox's pidfd. At L1 the path of the scratch directory follows.
-pub(super) const SANDBOX_TOKEN: &[u8] = b"t";
-/// Maximum length of the token, with the path.
-pub(super) const MAX_TOKEN_BYTES: usize = 256;
+pub(super) const SANDBOX_HANDLE_MESSAGE: &[u8] = b"t";
+/// Maximum length of that message, with the path.
+pub(super) const MAX_HANDLE_MESSAGE_BYTES: usize = 256;
 
 /// What a slot keeper makes its sandboxes with.
 struct SlotState {
@@ -121,15 +121,15 @@ impl SlotState {
         control: Option<OwnedFd>,
     ) -> Result<(), Errno> {
         match (command, control) {
-            (Some(SlotCommand::MakeSandbox { .. }), Some(_))
+            (Some(SlotCommand::BuildSandbox { .. }), Some(_))
                 if !self.netns_check.wait_until_clear() =>
             {
                 send_bytes(socket, &SandboxReport::NetnsInUse.encode(), &[])
             }
-            (Some(SlotCommand::MakeSandbox { tmp_bytes, tmp_inodes }), Some(control)) => {
+            (Some(SlotCommand::BuildSandbox { tmp_bytes, tmp_inodes }), Some(control)) => {
                 let pidfd =
                     scratch_options(tmp_bytes, tmp_inodes, self.identity, self.has_persistent_home)
-                        .and_then(|scratch| self.make_sandbox(scratch, control));
+                        .and_then(|scratch| self.build_sandbox(scratch, control));
                 send_sandbox(socket, pidfd)
             }
             (Some(SlotCommand::Measure(bounds)), None) => {
@@ -144,12 +144,12 @@ impl SlotState {
     }
 
     /// Starts a sandbox. Returns the pidfd of its init.
-    fn make_sandbox(
+    fn build_sandbox(
         &mut self,
         scratch: ScratchOptions,
         control: OwnedFd,
     ) -> Result<OwnedFd, StageFailure> {
-        let (pidfd, init) = start_sandbox(&mut self.arenas, self.blueprint, scratch, control)?;
+        let (pidfd, init) = start_init(&mut self.arenas, self.blueprint, scratch, control)?;
         self.newest_meter = Some(RunMeter::new(newest_child().unwrap_or(init)));
         Ok(pidfd)
     }
@@ -181,7 +181,7 @@ fn send_sandbox(socket: BorrowedFd<'_>, pidfd: Result<OwnedFd, StageFailure>) ->
     match pidfd {
         // Commands can make this fail, see `send_reply`. A message without descriptors cannot fail
         // so.
-        Ok(pidfd) => send_bytes(socket, SANDBOX_TOKEN, &[pidfd.as_fd()])
+        Ok(pidfd) => send_bytes(socket, SANDBOX_HANDLE_MESSAGE, &[pidfd.as_fd()])
             .or_else(|errno| send_failure(Stage::RunNamespaces, errno)),
         Err(failure) => send_failure(failure.stage, failure.wire_errno()),
     }
@@ -339,7 +339,7 @@ pub(super) fn set_limits(limits: RunLimits) -> Result<(), Errno> {
 }
 
 /// Starts a sandbox's init in a free arena, and waits for one if all are occupied.
-fn start_sandbox(
+fn start_init(
     arenas: &mut Vec<ProcessArena<SandboxState>>,
     blueprint: &'static Blueprint,
     scratch: ScratchOptions,
@@ -355,7 +355,7 @@ fn start_sandbox(
         if let Some(free) = arenas.iter().position(|arena| !arena.is_occupied()) {
             break free;
         }
-        if arenas.len() < MAX_LIVE_SANDBOXES {
+        if arenas.len() < MAX_SANDBOXES_PER_SLOT {
             arenas.push(ProcessArena::new().map_err(failed)?);
             continue;
         }

@@ -65,7 +65,7 @@ pub(crate) enum Stage {
     /// Refusing a workspace that belongs to root, because commands could not write its files.
     WorkspaceOwner,
     /// Running the probe that verifies the isolation.
-    Canary,
+    Probe,
 }
 
 /// A failed step, with its cause.
@@ -78,7 +78,7 @@ pub(crate) struct StageFailure {
     pub(crate) detail: String,
 }
 
-const LAST_STAGE: Stage = Stage::Canary;
+const LAST_STAGE: Stage = Stage::Probe;
 
 // === impl Stage ===
 
@@ -128,7 +128,7 @@ impl Stage {
             Self::PersistentHome => "persistent_home",
             Self::ProtectedPaths => "protected_paths",
             Self::WorkspaceOwner => "workspace_owner",
-            Self::Canary => "probe",
+            Self::Probe => "probe",
         }
     }
 
@@ -212,7 +212,7 @@ impl Stage {
             | Self::StandardStreams
             | Self::ChangeDirectory
             | Self::Execute
-            | Self::Canary => {
+            | Self::Probe => {
                 "see the daemon's log; if the host does not explain the failure, report it as a bug of jigd, with the log"
             }
         }
@@ -258,7 +258,7 @@ const ALL_STAGES: [Stage; LAST_STAGE as usize] = [
     Stage::PersistentHome,
     Stage::ProtectedPaths,
     Stage::WorkspaceOwner,
-    Stage::Canary,
+    Stage::Probe,
 ];
 
 // === impl StageFailure ===

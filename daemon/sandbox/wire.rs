@@ -102,7 +102,7 @@ pub(super) struct MakeSlotRequest;
 pub(super) enum SlotCommand {
     /// Make a sandbox. The sandbox's end of its control socket comes with the command: a socket
     /// made in the slot's network namespace would count as left there ([`super::netns_check`]).
-    MakeSandbox {
+    BuildSandbox {
         /// Size of each of its own file systems, in bytes.
         tmp_bytes: u64,
         /// Inodes of each of them.
@@ -150,7 +150,7 @@ pub(crate) enum SandboxReport {
     /// The command's terminal was opened. The descriptor of the daemon's end comes with the report.
     TerminalOpened,
     Probed {
-        /// The failed checks, one bit each, by index in the lists of [`super::canary`].
+        /// The failed checks, one bit each, by index in the lists of [`super::probe`].
         failed_checks: u64,
     },
 }
@@ -304,7 +304,7 @@ impl SandboxIdentity {
 impl SlotCommand {
     pub(super) fn encode(self) -> [u8; SLOT_COMMAND_BYTES] {
         let values = match self {
-            Self::MakeSandbox { tmp_bytes, tmp_inodes } => [1, tmp_bytes, tmp_inodes, 0, 0],
+            Self::BuildSandbox { tmp_bytes, tmp_inodes } => [1, tmp_bytes, tmp_inodes, 0, 0],
             Self::Measure(bounds) => [
                 2,
                 bounds.memory_bytes,
@@ -332,7 +332,7 @@ impl SlotCommand {
         }
 
         match values {
-            [1, tmp_bytes, tmp_inodes, _, _] => Some(Self::MakeSandbox { tmp_bytes, tmp_inodes }),
+            [1, tmp_bytes, tmp_inodes, _, _] => Some(Self::BuildSandbox { tmp_bytes, tmp_inodes }),
             [2, memory_bytes, open_files, epoll_watches, recount] => {
                 Some(Self::Measure(MeasurementBounds {
                     memory_bytes,

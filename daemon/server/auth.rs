@@ -14,7 +14,6 @@ use tonic::body::Body;
 use tower::{Layer, Service};
 
 use super::{
-    box_future::BoxFuture,
     connection::PeerInfo,
     connection_limits::HealthCheckPermit,
     revocation::{end_on_revocation, revoked_status},
@@ -27,6 +26,7 @@ use crate::daemon::{
         Pipeline,
         access::{PeerOrigin, principal::Principal},
     },
+    task::BoxFuture,
     telemetry::semconv,
 };
 
@@ -73,7 +73,7 @@ where
 {
     type Response = Response<Body>;
     type Error = S::Error;
-    type Future = BoxFuture<Result<Response<Body>, S::Error>>;
+    type Future = BoxFuture<'static, Result<Response<Body>, S::Error>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)

@@ -34,13 +34,13 @@ use tokio::time::timeout_at;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-use super::box_future::BoxFuture;
 use crate::daemon::{
     catalog::RequestLimits,
     error::{Error, Reason},
     grpc::status::to_status,
     pipeline::{Pipeline, access::principal::Principal},
-    queue::{Acquire, ByteBudget, ByteReservation, Limiter, Permit, PrincipalKey, Sharing},
+    queue::{Acquire, ByteBudget, ByteReservation, Limiter, Permit, PrincipalName, Sharing},
+    task::BoxFuture,
     task::{self, available_cores},
 };
 
@@ -78,7 +78,7 @@ struct BodyLimits {
 
 /// A request that is being received.
 struct RequestBuffer<'a> {
-    caller: &'a PrincipalKey,
+    principal: &'a PrincipalName,
     method: &'a str,
     limits: &'a Arc<RequestLimits>,
     data: BytesMut,
@@ -114,7 +114,7 @@ where
 {
     type Response = Response<Body>;
     type Error = S::Error;
-    type Future = BoxFuture<Result<Response<Body>, S::Error>>;
+    type Future = BoxFuture<'static, Result<Response<Body>, S::Error>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
@@ -145,7 +145,7 @@ where
         Box::pin(async move {
             let (parts, body) = request.into_parts();
             let buffer = RequestBuffer {
-                caller: principal.key(),
+                principal: principal.shared_name(),
                 method: &method,
                 limits: &request_limits,
                 data: BytesMut::new(),
@@ -199,7 +199,7 @@ impl BodyLimits {
 
         let data = buffer.data.freeze();
         let permit = if data.len() > LARGE_REQUEST_BYTES {
-            Some(self.acquire_decode_permit(buffer.caller, buffer.limits, &data).await?)
+            Some(self.acquire_decode_permit(buffer.principal, buffer.limits, &data).await?)
         } else {
             None
         };
@@ -242,7 +242,7 @@ impl BodyLimits {
 
     /// Reserves bytes of the budget for `buffer`.
     fn reserve(&self, buffer: &mut RequestBuffer<'_>, bytes: usize) -> Result<(), Error> {
-        let reserved = self.buffered.reserve(buffer.caller, bytes as u64);
+        let reserved = self.buffered.reserve(buffer.principal, bytes as u64);
         let reservation = reserved.map_err(|exceeded| {
             let text = exceeded.describe("requests that are not decoded yet", bytes);
             Error::new(Reason::ResourceExhausted, text).retry_after(BODY_BUDGET_RETRY_AFTER)
@@ -254,11 +254,11 @@ impl BodyLimits {
     /// Waits for a permit to decode a large request. Rejects a request with too many list elements.
     async fn acquire_decode_permit(
         &self,
-        caller: &PrincipalKey,
+        principal: &PrincipalName,
         limits: &Arc<RequestLimits>,
         data: &Bytes,
     ) -> Result<Permit, Error> {
-        let permit = match self.decoders.acquire(caller, usize::MAX) {
+        let permit = match self.decoders.acquire(principal, usize::MAX) {
             Ok(Acquire::Granted(permit)) => permit,
             Ok(Acquire::Queued(mut pending)) => pending.wait().await,
             Err(_) => return Err(Error::internal("an unlimited queue is full")),

@@ -13,10 +13,10 @@ use http::{HeaderMap, Request, Response};
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-use super::box_future::BoxFuture;
 use crate::daemon::{
     error::{Error, Reason},
     grpc::{metadata::RequestDeadline, status::to_status},
+    task::BoxFuture,
 };
 
 /// Longest `grpc-timeout`. Longer ones are shortened to it.
@@ -44,7 +44,7 @@ where
 {
     type Response = Response<Body>;
     type Error = S::Error;
-    type Future = BoxFuture<Result<Response<Body>, S::Error>>;
+    type Future = BoxFuture<'static, Result<Response<Body>, S::Error>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.0.poll_ready(context)

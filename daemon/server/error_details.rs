@@ -15,10 +15,10 @@ use http::{HeaderMap, Request, Response, StatusCode, header::CONTENT_TYPE};
 use tonic::{Code, Status, body::Body};
 use tower::{Layer, Service};
 
-use super::box_future::BoxFuture;
 use crate::daemon::{
     error::{Error, Reason},
     grpc::status::{status_with_code, to_status},
+    task::BoxFuture,
 };
 
 /// Layer that adds details to errors without any.
@@ -44,7 +44,7 @@ where
 {
     type Response = Response<Body>;
     type Error = S::Error;
-    type Future = BoxFuture<Result<Response<Body>, S::Error>>;
+    type Future = BoxFuture<'static, Result<Response<Body>, S::Error>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.0.poll_ready(context)

@@ -13,7 +13,6 @@
 mod auth;
 mod authority;
 mod body_limits;
-mod box_future;
 mod catch_panic;
 mod connection;
 mod connection_limits;

@@ -20,12 +20,10 @@ use tonic_types::StatusExt as _;
 use tower::{Layer, Service};
 use ulid::Ulid;
 
-use super::{
-    box_future::BoxFuture,
-    connection::{PeerAddress, PeerInfo},
-};
+use super::connection::{PeerAddress, PeerInfo};
 use crate::daemon::{
     grpc::metadata::RequestTrace,
+    task::BoxFuture,
     telemetry::{
         Telemetry,
         access_log::{AccessLogEntry, CallCompletion},
@@ -177,7 +175,7 @@ where
 {
     type Response = Response<Body>;
     type Error = S::Error;
-    type Future = BoxFuture<Result<Response<Body>, S::Error>>;
+    type Future = BoxFuture<'static, Result<Response<Body>, S::Error>>;
 
     fn poll_ready(&mut self, context: &mut task::Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)

@@ -340,7 +340,7 @@ fn spawn_session_retention(config: &Config, pipeline: &Pipeline) {
 
 /// Loads the tools of the contract and those of the configuration.
 ///
-/// Rejects configured tools with the name of a dialect's tool: rules and key permissions could not
+/// Rejects custom tools with the name of a dialect's tool: rules and key permissions could not
 /// distinguish the two.
 pub(super) fn load_catalog(config: &Config) -> Result<Catalog, StartError> {
     let catalog = Catalog::load().map_err(|error| StartError::Io {

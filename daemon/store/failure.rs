@@ -1,11 +1,14 @@
 //! Maps errors of files in the state directory to errors of the contract.
 
-use std::io;
+use std::{io, time::Duration};
 
 use crate::daemon::{
     error::{Error, Reason},
     fd_exhaustion,
 };
+
+/// Interval between attempts to store what the state directory could not store.
+pub(crate) const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Returns the error of a call that cannot start because of the state directory.
 ///

@@ -1,6 +1,6 @@
-//! The table of idempotency keys (request ids): which calls used them, and their responses.
+//! The table of idempotency keys (request ids): which calls used them, and their replies.
 //!
-//! A repeated call finds the first one's response, even after a restart.
+//! A repeated call finds the first one's reply, even after a restart.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const TABLE: RetainedTable = RetainedTable { name: "request", bytes_column: "ans
 #[derive(Debug, Clone)]
 pub(crate) struct RequestTable {
     database: Database,
-    /// A ULID that identifies this run of the daemon.
+    /// A ULID that identifies this generation: the time from a start of the daemon to its end.
     generation: String,
     salt: [u8; 32],
     limits: RetentionLimits,
@@ -57,22 +57,22 @@ pub(crate) struct RequestIdentity {
 pub(crate) enum RecordState {
     /// It was unknown and is now claimed by this call.
     Claimed,
-    /// The call has a response.
+    /// The call has a reply.
     Completed {
         request: RequestIdentity,
         /// As given to [`RequestTable::complete`].
-        response: Bytes,
-        /// True if this run of the daemon completed it.
+        reply: Bytes,
+        /// True if it was completed since the daemon started.
         is_current_generation: bool,
     },
-    /// It was claimed and has no response. The daemon died during the call or could not store the
-    /// response. Or the call is still running; only the holder of the claim knows that.
+    /// It was claimed and has no reply. The daemon died during the call or could not store the
+    /// reply. Or the call is still running; only the holder of the claim knows that.
     Incomplete {
         request: RequestIdentity,
         /// The step of the session, if the call got that far.
         step: Option<u64>,
     },
-    /// The call was completed, and its response has been evicted.
+    /// The call was completed, and its reply has been evicted.
     Evicted {
         request: RequestIdentity,
         /// The step of the session, if it is known.
@@ -196,20 +196,20 @@ impl RequestTable {
         .await
     }
 
-    /// Stores the response of a claimed call.
+    /// Stores the reply of a claimed call.
     pub(crate) async fn complete(
         &self,
         key: RequestKey,
-        response: Bytes,
+        reply: Bytes,
     ) -> Result<(), DatabaseError> {
-        let bytes = response.len();
+        let bytes = reply.len();
         self.execute(key, move |connection, key| {
             connection
                 .prepare_cached(
                     "UPDATE request SET answer = ?5, answer_bytes = ?6, ended_ms = ?7 WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
                 .execute(params![
-                    key.principal, key.workspace, key.id, key.key_fingerprint.0, &*response, i64::try_from(bytes).unwrap_or(i64::MAX), unix_millis::now()
+                    key.principal, key.workspace, key.id, key.key_fingerprint.0, &*reply, i64::try_from(bytes).unwrap_or(i64::MAX), unix_millis::now()
                 ])
         })
         .await?;
@@ -237,8 +237,8 @@ impl RequestTable {
     /// Removes expired and excess rows.
     ///
     /// `is_running` returns true for claims whose call is running; these stay. The retention time of
-    /// other calls without a response starts now. A row whose response exceeds the byte limit stays
-    /// without its response, so that the call is not made again.
+    /// other calls without a reply starts now. A row whose reply exceeds the byte limit stays
+    /// without its reply, so that the call is not made again.
     pub(crate) async fn apply_retention(
         &self,
         is_running: impl Fn(&RequestKey) -> bool + Send + 'static,
@@ -278,12 +278,12 @@ fn find_record(
             RequestIdentity { method: row.get(0)?, session: row.get(1)?, fingerprint: row.get(2)? };
         let is_current_generation = row.get_ref(3)?.as_str()? == generation;
         let step = row.get::<_, Option<i64>>(4)?.and_then(|step| u64::try_from(step).ok());
-        let response: Option<Vec<u8>> = row.get(5)?;
+        let reply: Option<Vec<u8>> = row.get(5)?;
 
-        Ok(match response {
-            Some(response) if response.is_empty() => RecordState::Evicted { request, step },
-            Some(response) => {
-                RecordState::Completed { request, response: response.into(), is_current_generation }
+        Ok(match reply {
+            Some(reply) if reply.is_empty() => RecordState::Evicted { request, step },
+            Some(reply) => {
+                RecordState::Completed { request, reply: reply.into(), is_current_generation }
             }
             None => RecordState::Incomplete { request, step },
         })
@@ -293,7 +293,7 @@ fn find_record(
         .optional()
 }
 
-/// Sets the end time of claims without a response whose call is not running.
+/// Sets the end time of claims without a reply whose call is not running.
 fn end_abandoned(
     connection: &Connection,
     is_running: &impl Fn(&RequestKey) -> bool,
@@ -329,7 +329,7 @@ fn delete_batch(connection: &Connection, limits: RetentionLimits) -> rusqlite::R
         delete.execute([row])?;
     }
 
-    // An empty answer marks an evicted response: no response is empty.
+    // An empty answer marks an evicted reply: no reply is empty.
     let mut evict = connection
         .prepare_cached("UPDATE request SET answer = x'', answer_bytes = 0 WHERE rowid = ?1")?;
     for row in &excess.oversized {
@@ -338,7 +338,7 @@ fn delete_batch(connection: &Connection, limits: RetentionLimits) -> rusqlite::R
     Ok(!excess.is_full())
 }
 
-/// Marks the call that submitted a job as completed, if it has no response. Called before the job
+/// Marks the call that submitted a job as completed, if it has no reply. Called before the job
 /// is removed: otherwise a repeated call would not find the job and submit it again.
 pub(super) fn mark_job_evicted(connection: &Connection, row: i64) -> rusqlite::Result<()> {
     connection

@@ -54,9 +54,9 @@ impl ToolContext {
         let operations = &self.workspace_context.file_limiters.operations;
         let permit = self.acquire_permit(FILE_WORK, operations, until).await?;
 
-        let (operations, caller) = (Arc::clone(operations), Arc::clone(&self.caller));
+        let (operations, principal) = (Arc::clone(operations), Arc::clone(&self.principal));
         let start_permit = Some(self.start_permit.clone());
-        Ok(BlockingPermit::new(operations, caller, permit, start_permit))
+        Ok(BlockingPermit::new(operations, principal, permit, start_permit))
     }
 
     /// Waits for a permit of `limiter`, until the call is abandoned or `until` passes. Releases the
@@ -67,7 +67,7 @@ impl ToolContext {
         limiter: &Arc<Limiter>,
         until: Option<Instant>,
     ) -> Result<Permit, Error> {
-        match limiter.acquire(&self.caller, usize::MAX) {
+        match limiter.acquire(&self.principal, usize::MAX) {
             Ok(Acquire::Granted(permit)) => Ok(permit),
             Ok(Acquire::Queued(mut pending)) => {
                 self.start_permit.release();
@@ -75,7 +75,7 @@ impl ToolContext {
                     permit = pending.wait() => Ok(permit),
                     () = self.cancel.abandoned.cancelled() => Err(CancelToken::timeout_error()),
                     () = task::sleep_until(until) => {
-                        Err(no_permit_error(work, limiter.saturation(&self.caller, usize::MAX)))
+                        Err(no_permit_error(work, limiter.saturation(&self.principal, usize::MAX)))
                     }
                 }
             }

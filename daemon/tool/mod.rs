@@ -45,7 +45,7 @@ use crate::daemon::{
     fetch::Fetcher,
     process::supervisor::CancelSignals,
     queue::{
-        Acquire, DeferredPermit, Limiter, Permit, PrincipalKey, Saturated, SharedPermit, Sharing,
+        Acquire, DeferredPermit, Limiter, Permit, PrincipalName, Saturated, SharedPermit, Sharing,
     },
     sandbox::{level::Isolation, limits::RunLimits, plan::NetworkMode, pool::SandboxPool},
     store::session::{Session, StepId},
@@ -208,15 +208,15 @@ impl FileLimiters {
     }
 
     /// Waits for a permit for file work that belongs to no tool.
-    pub(crate) async fn acquire(&self, caller: &PrincipalKey) -> Result<BlockingPermit, Error> {
-        let permit = match self.operations.acquire(caller, usize::MAX) {
+    pub(crate) async fn acquire(&self, principal: &PrincipalName) -> Result<BlockingPermit, Error> {
+        let permit = match self.operations.acquire(principal, usize::MAX) {
             Ok(Acquire::Granted(permit)) => permit,
             Ok(Acquire::Queued(mut pending)) => pending.wait().await,
             Err(saturated) => return Err(no_permit_error(FILE_WORK, saturated)),
         };
 
-        let (operations, caller) = (Arc::clone(&self.operations), Arc::clone(caller));
-        Ok(BlockingPermit::new(operations, caller, permit, None))
+        let (operations, principal) = (Arc::clone(&self.operations), Arc::clone(principal));
+        Ok(BlockingPermit::new(operations, principal, permit, None))
     }
 }
 
@@ -274,7 +274,7 @@ pub(crate) struct ToolContext {
     pub(crate) common_record_fields: serde_json::Map<String, serde_json::Value>,
     /// Signals that end the call early.
     pub(crate) cancel: CancelSignals,
-    pub(crate) caller: PrincipalKey,
+    pub(crate) principal: PrincipalName,
     /// Tools that the caller's key allows; `None` for all tools.
     pub(crate) allowed_tools: Option<Arc<[String]>>,
     /// Tool that reads artifacts, in the caller's dialect, if the caller may call it.

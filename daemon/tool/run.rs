@@ -108,7 +108,7 @@ impl Tool for RunCommand {
         );
 
         let timeout = timeout_sec.map(|seconds| Duration::from_secs(u64::from(seconds)));
-        if let (Some(timeout), Some(wall)) = (timeout, limits.wall_time)
+        if let (Some(timeout), Some(wall)) = (timeout, limits.wall_clock)
             && timeout > wall
         {
             let text = format!(
@@ -297,7 +297,7 @@ fn command_spec(
         environment,
         stdin,
         terminal: None,
-        timeout: timeout.into_iter().chain(limits.wall_time).min(),
+        timeout: timeout.into_iter().chain(limits.wall_clock).min(),
         limits,
         max_inline_bytes,
     })

@@ -3,13 +3,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::daemon::queue::{Acquire, Limiter, Permit, PrincipalKey, SharedPermit};
+use crate::daemon::queue::{Acquire, Limiter, Permit, PrincipalName, SharedPermit};
 
 /// A permit that can be released and acquired again while the work continues.
 #[derive(Debug)]
 pub(crate) struct BlockingPermit {
     limiter: Arc<Limiter>,
-    principal: PrincipalKey,
+    principal: PrincipalName,
     permit: Mutex<Option<Permit>>,
     /// The shared permit of the call, if it has one.
     shared_permit: Option<SharedPermit>,
@@ -19,7 +19,7 @@ impl BlockingPermit {
     /// Wraps a permit that `limiter` has granted to `principal`.
     pub(crate) fn new(
         limiter: Arc<Limiter>,
-        principal: PrincipalKey,
+        principal: PrincipalName,
         permit: Permit,
         shared_permit: Option<SharedPermit>,
     ) -> Self {

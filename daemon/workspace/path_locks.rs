@@ -108,7 +108,7 @@ mod tests {
     use super::*;
     use crate::daemon::{
         error::Reason,
-        queue::{Acquire, Limiter, Permit, PrincipalKey, Sharing},
+        queue::{Acquire, Limiter, Permit, PrincipalName, Sharing},
         workspace::BlockingPermit,
     };
 
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn waiting_call_releases_its_permit() {
-        let principal: PrincipalKey = "a".into();
+        let principal: PrincipalName = "a".into();
         let limiter = Limiter::new(1, Sharing::CapWhenContended(1), usize::MAX);
         let acquire = || -> Permit {
             match limiter.acquire(&principal, usize::MAX) {

@@ -90,7 +90,7 @@ async fn assert_daemon_is_unreachable(daemon: &Daemon) {
     let before = descendants(daemon.pid()).len();
     let mut tried = 0;
     for process in processes {
-        // Warm sandboxes come and go.
+        // Idle sandboxes come and go.
         if !fs::exists(format!("/proc/{process}")).unwrap() {
             continue;
         }

@@ -148,7 +148,7 @@ async fn assert_other_processes_cannot_be_opened(daemon: &Daemon) {
         for file in ["environ", "mem", "maps", "fd/0", "root/", "cwd/", "exe"] {
             let line = format!("head -c 1 /proc/{pid}/{file}");
             let response = daemon.run(shell(&line)).await;
-            // Warm sandboxes come and go, and of a dead process there is nothing to be had.
+            // Idle sandboxes come and go, and of a dead process there is nothing to be had.
             if is_alive(&process) {
                 assert_ne!(response.exit_code, Some(0), "{pid} {file}: {response:?}");
                 assert!(response.stderr.contains("denied"), "{pid} {file}: {response:?}");
@@ -186,7 +186,7 @@ async fn restarted_sandbox_processes_give_the_same_level() {
         let daemon = setup.start().await;
         assert_eq!(daemon.run(shell("true")).await.isolation, level);
         // Else one that is made at this moment would not be among those that are killed.
-        eventually("all that is kept warm is there", async || {
+        eventually("all idle sandboxes exist", async || {
             daemon.info().await.counts.unwrap().sandboxes_idle >= 2
         })
         .await;

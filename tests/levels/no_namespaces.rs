@@ -259,18 +259,18 @@ async fn killed_daemon_leaves_no_processes() {
 }
 
 #[tokio::test]
-async fn killed_supervisor_ends_its_run() {
+async fn killed_init_ends_its_run() {
     let daemon = start_at_l1().await;
     let mark = Mark::new();
     let call = daemon.spawn_run(mark.on(stubborn_request()));
     let pids = mark.wait_for_processes(10).await;
     let parent = |pid: i32| status_field(pid, "PPid").unwrap().parse::<i32>().unwrap();
-    let supervisor = pids
+    let init = pids
         .iter()
         .map(|pid| parent(*pid))
-        .find(|pid| status_field(*pid, "Name").unwrap() == "jig-supervisor")
+        .find(|pid| status_field(*pid, "Name").unwrap() == "jig-l1-init")
         .unwrap();
-    kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
+    kill_process(Pid::from_raw(init).unwrap(), Signal::KILL).unwrap();
     let status = promptly("the call is answered", call).await.unwrap().unwrap_err();
     assert!(status.message().contains("lost"), "{status:?}");
     mark.wait_until_gone().await;

@@ -17,7 +17,7 @@ use crate::cli_error::CliError;
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval of the checks. Usage that stays the same for one interval counts as idle.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Number of warm sandboxes of an idle daemon.
+/// Number of idle sandboxes of an idle daemon.
 const MIN_IDLE_SANDBOXES: u32 = 2;
 /// Process that precedes the command in a sandbox. It shares the memory of its creator.
 const INIT_NAME: &str = "jig-init";

@@ -1,4 +1,4 @@
-//! Parameters of configured tools: validation, texts for policy rules, and redaction for records.
+//! Parameters of custom tools: validation, texts for policy rules, and redaction for records.
 //! Validation is as lenient as for the contract's tools.
 
 #![expect(

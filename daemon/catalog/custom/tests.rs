@@ -1,4 +1,4 @@
-//! Parameters of configured tools: validation, arguments, policy texts and records.
+//! Parameters of custom tools: validation, arguments, policy texts and records.
 
 use serde_json::json;
 

@@ -100,7 +100,7 @@ pub(in crate::daemon::dialect) fn flat_result(
 ) -> Json {
     let (own, other) = match data {
         Some(data) if data.contains_key("success") => (Some(data), None),
-        // A configured tool, which the document does not know.
+        // A custom tool, which the document does not know.
         other => (None, other),
     };
 

@@ -86,7 +86,7 @@ impl ApprovalService for ApprovalServiceHandler {
         handle(request, async |context, request| {
             let request = self.validate("WatchApprovalsRequest", request)?;
             let stream = ApprovalStream {
-                watch: self.0.approvals.watch(context.principal.key())?,
+                watch: self.0.approvals.watch(context.principal.shared_name())?,
                 scope: CallerScope::for_call(&self.0, &context)?,
                 pipeline: Arc::clone(&self.0),
                 keep_alive_interval: keep_alive_interval(request.keep_alive_sec),

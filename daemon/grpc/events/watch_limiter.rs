@@ -7,7 +7,7 @@ use std::{
 
 use crate::daemon::{
     error::{Error, Reason},
-    queue::{self, Limiter, PrincipalKey, Saturated, Sharing},
+    queue::{self, Limiter, PrincipalName, Saturated, Sharing},
     store::session::SessionId,
 };
 
@@ -54,9 +54,9 @@ impl EventWatchLimiter {
     pub(super) fn try_acquire(
         self: &Arc<Self>,
         session: WatchedSession,
-        caller: &PrincipalKey,
+        principal: &PrincipalName,
     ) -> Result<EventWatchPermit, Error> {
-        let total_permit = self.total.try_acquire(caller, MAX_WATCHERS_PER_PRINCIPAL).map_err(|full| {
+        let total_permit = self.total.try_acquire(principal, MAX_WATCHERS_PER_PRINCIPAL).map_err(|full| {
             let text = format!(
                 "{} streams of this caller watch sessions, of at most {MAX_WATCHERS_PER_PRINCIPAL} of one caller and {MAX_WATCHERS} of all",
                 full.in_use
@@ -70,7 +70,7 @@ impl EventWatchLimiter {
             None => Limiter::new(MAX_WATCHERS_PER_SESSION, Sharing::KeepHeadroom, 0),
         };
         let limit = MAX_WATCHERS_PER_SESSION_AND_PRINCIPAL;
-        let session_permit = limiter.try_acquire(caller, limit).map_err(|full| {
+        let session_permit = limiter.try_acquire(principal, limit).map_err(|full| {
             let text = format!(
                 "{} streams of this caller watch this session, of at most {limit} of one caller and {MAX_WATCHERS_PER_SESSION} of all",
                 full.in_use
@@ -132,9 +132,9 @@ mod tests {
     #[test]
     fn one_caller_leaves_streams_for_others() {
         let limiter = Arc::new(EventWatchLimiter::default());
-        let acquire = |session: usize, caller: &str| {
+        let acquire = |session: usize, principal: &str| {
             let session = (format!("{session}"), SessionId::default());
-            limiter.try_acquire(session, &PrincipalKey::from(caller))
+            limiter.try_acquire(session, &PrincipalName::from(principal))
         };
         let assert_limited = |error: &Error, text: &str| {
             assert_eq!(error.reason, Reason::ResourceExhausted);
@@ -149,17 +149,17 @@ mod tests {
         assert_eq!(others.len(), 32);
         held.extend(others);
         // The rest is headroom for callers with few streams.
-        for caller in ["c", "d", "e"] {
-            let (few, _) = fill(|_| acquire(0, caller));
-            assert_eq!(few.len(), 2, "{caller}");
+        for principal in ["c", "d", "e"] {
+            let (few, _) = fill(|_| acquire(0, principal));
+            assert_eq!(few.len(), 2, "{principal}");
             held.extend(few);
         }
 
         drop(held);
         let mut held = Vec::new();
-        for (number, caller) in ["a", "b", "c"].into_iter().enumerate() {
-            let (all, error) = fill(|session| acquire(1000 * number + session, caller));
-            assert_eq!(all.len(), 128, "{caller}");
+        for (number, principal) in ["a", "b", "c"].into_iter().enumerate() {
+            let (all, error) = fill(|session| acquire(1000 * number + session, principal));
+            assert_eq!(all.len(), 128, "{principal}");
             assert_limited(&error, "128 streams of this caller");
             held.extend(all);
         }

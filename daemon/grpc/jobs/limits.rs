@@ -42,7 +42,7 @@ impl Default for JobLimits {
 impl JobLimits {
     /// Waits for a permit to look up jobs. Fails if the caller has too many lookups queued.
     pub(super) async fn acquire_lookup(&self, principal: &Principal) -> Result<Permit, Error> {
-        match self.lookups.acquire(principal.key(), usize::MAX) {
+        match self.lookups.acquire(principal.shared_name(), usize::MAX) {
             Ok(Acquire::Granted(permit)) => Ok(permit),
             Ok(Acquire::Queued(mut pending)) => Ok(pending.wait().await),
             Err(full) => {
@@ -58,7 +58,7 @@ impl JobLimits {
 
     /// Acquires a permit for a watch stream, without waiting.
     pub(super) fn acquire_watch(&self, principal: &Principal) -> Result<Permit, Error> {
-        self.watchers.try_acquire(principal.key(), MAX_WATCHERS_PER_PRINCIPAL).map_err(|full| {
+        self.watchers.try_acquire(principal.shared_name(), MAX_WATCHERS_PER_PRINCIPAL).map_err(|full| {
             let text = format!(
                 "{} watches {} jobs already, of at most {MAX_WATCHERS_PER_PRINCIPAL} of one caller and {MAX_WATCHERS} of all: end one of these streams, or retry after the delay in RetryInfo",
                 principal.name(),

@@ -112,7 +112,7 @@ async fn open_file(
     let mut attempts = FdRetry::with_deadline(context.deadline);
     loop {
         let (workspace, path) = (Arc::clone(workspace), path.clone());
-        let file_permit = files.acquire(context.principal.key()).await?;
+        let file_permit = files.acquire(context.principal.shared_name()).await?;
         let opened = task::spawn_blocking(move || {
             let _file_permit = file_permit;
             let file = workspace.open_file(&path)?;

@@ -20,7 +20,7 @@ use crate::{
             Pipeline, admission::FailFastLimiter, context::CallContext, idempotency::Checkpoint,
             once_streaming::StreamingContext, policy_input::Authorization,
         },
-        queue::PrincipalKey,
+        queue::PrincipalName,
         task,
         tool::{self, FileLimiters, Tool as _, write_file::WriteFile},
         workspace::{CancelToken, PartialFile, PartialFileError, PartialFileLocation, Workspace},
@@ -37,7 +37,7 @@ const MAX_CHUNK_BYTES: usize = 1 << 20;
 struct UploadReceiver {
     workspace: Arc<Workspace>,
     files: FileLimiters,
-    caller: PrincipalKey,
+    principal: PrincipalName,
     sessions: Arc<UploadSessions>,
     plan: UploadPlan,
     stream: Streaming<UploadRequest>,
@@ -87,7 +87,7 @@ pub(super) async fn upload(
     let authorization = authorize(Arc::clone(pipeline), &context, call.is_some(), sent_start, path);
 
     let files = workspace_context.file_limiters.clone();
-    let caller = Arc::clone(context.principal.key());
+    let principal = Arc::clone(context.principal.shared_name());
     let (limiter, sessions) = (Arc::clone(limiter), Arc::clone(sessions));
     let work = {
         let pipeline = Arc::clone(pipeline);
@@ -101,7 +101,7 @@ pub(super) async fn upload(
             let receiver = UploadReceiver {
                 workspace,
                 files,
-                caller,
+                principal,
                 sessions,
                 plan,
                 stream,
@@ -369,7 +369,7 @@ impl UploadReceiver {
         function: impl FnOnce(&CancelToken) -> R + Send + 'static,
     ) -> Result<R, Error> {
         let permit = tokio::select! {
-            permit = self.files.acquire(&self.caller) => permit?,
+            permit = self.files.acquire(&self.principal) => permit?,
             () = self.stop.cancelled() => return Err(self.cancel_error(None)),
         };
         CancelToken::run_blocking(permit, self.stop.cancelled(), function).await

@@ -13,7 +13,7 @@ use super::token_bucket::TokenBucket;
 use crate::daemon::{
     config::keys::{AccessRole, ApiKey, KeyDigest, KeyLimits},
     error::{Error, Reason},
-    queue::PrincipalKey,
+    queue::PrincipalName,
 };
 
 /// Interval at which a stream checks whether the key of its caller has expired.
@@ -22,7 +22,7 @@ const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// An authenticated caller: one with a key, or a trusted local user.
 #[derive(Debug)]
 pub(crate) struct Principal {
-    name: PrincipalKey,
+    name: PrincipalName,
     role: AccessRole,
     /// `None` means all.
     workspaces: Option<BTreeSet<String>>,
@@ -93,8 +93,8 @@ impl Principal {
         &self.name
     }
 
-    /// Returns the name as the key for limits and fair queueing.
-    pub(crate) fn key(&self) -> &PrincipalKey {
+    /// Returns the name, shared: for limits and fair queueing.
+    pub(crate) fn shared_name(&self) -> &PrincipalName {
         &self.name
     }
 

@@ -315,7 +315,7 @@ impl AdmissionControl {
         limiter: &Arc<Limiter>,
         request: AdmissionRequest<'_>,
     ) -> Result<DeferredPermit, Error> {
-        match limiter.acquire(request.principal.key(), usize::MAX) {
+        match limiter.acquire(request.principal.shared_name(), usize::MAX) {
             Ok(Acquire::Granted(permit)) => Ok(DeferredPermit::Ready(permit)),
             Ok(Acquire::Queued(pending)) => {
                 let reservation = self.reserve_bytes(limiter, request, usize::MAX)?;
@@ -343,7 +343,7 @@ impl AdmissionControl {
         until: Instant,
         shutdown: &Shutdown,
     ) -> Result<Permit, Error> {
-        let principal = request.principal.key();
+        let principal = request.principal.shared_name();
         let mut pending = match limiter.acquire(principal, max_in_use) {
             Ok(Acquire::Granted(permit)) => return Ok(permit),
             Ok(Acquire::Queued(pending)) => pending,
@@ -375,7 +375,7 @@ impl AdmissionControl {
         request: AdmissionRequest<'_>,
         max_in_use: usize,
     ) -> Result<ByteReservation, Error> {
-        let principal = request.principal.key();
+        let principal = request.principal.shared_name();
         let reserved = self.pending_bytes.reserve(principal, request.held_bytes as u64);
         reserved.map_err(|exceeded| {
             let saturated = limiter.saturation(principal, max_in_use);
@@ -420,7 +420,7 @@ fn try_acquire_or_explain(
     work: &str,
 ) -> Result<Permit, Error> {
     let max_in_use = principal.concurrent_calls();
-    let saturated = match limiter.try_acquire(principal.key(), max_in_use) {
+    let saturated = match limiter.try_acquire(principal.shared_name(), max_in_use) {
         Ok(permit) => return Ok(permit),
         Err(saturated) => saturated,
     };

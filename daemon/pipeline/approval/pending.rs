@@ -35,7 +35,7 @@ use crate::daemon::{
         },
         state_error::state_database_error,
     },
-    queue::{Limiter, Permit, PrincipalKey, Sharing},
+    queue::{Limiter, Permit, PrincipalName, Sharing},
     store::{
         approvals::{ApprovalEndState, ApprovalRecord, ApprovalTable},
         database::DatabaseError,
@@ -51,9 +51,9 @@ use crate::daemon::{
 const MAX_APPROVAL_WATCHERS: usize = 85;
 /// Changes that a stream may lag behind. At the largest size they take about 16 MiB.
 const WATCH_BUFFER_CHANGES: usize = 1024;
-/// Interval between two runs of retention.
+/// Interval between two passes of retention.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
-/// Number of requests after which retention runs before its interval.
+/// Number of requests after which a pass is due before its interval.
 const RETENTION_INTERVAL_REQUESTS: u32 = 1000;
 
 /// A caller that disconnects this shortly before the end of its wait has reached its deadline. Both
@@ -71,7 +71,7 @@ pub(crate) struct PendingApprovals {
     /// id.
     lost: Mutex<HashMap<String, ApprovalRecord>>,
     quota: Arc<ApprovalQuota>,
-    /// Requests since the last run of retention.
+    /// Requests since the last pass of retention.
     requests_since_retention: AtomicU32,
     /// Notified when there were many requests.
     retention_due: Arc<Notify>,
@@ -339,8 +339,8 @@ impl PendingApprovals {
     }
 
     /// Starts to watch approvals. Fails without a retry delay: streams end at an unknown time.
-    pub(crate) fn watch(&self, caller: &PrincipalKey) -> Result<ApprovalWatch, Error> {
-        let permit = self.watcher_limiter.try_acquire(caller, usize::MAX).map_err(|saturated| {
+    pub(crate) fn watch(&self, principal: &PrincipalName) -> Result<ApprovalWatch, Error> {
+        let permit = self.watcher_limiter.try_acquire(principal, usize::MAX).map_err(|saturated| {
             let text = format!(
                 "this caller has {} streams that watch approvals and other callers have {}, of at most {MAX_APPROVAL_WATCHERS}, a quarter of which is reserved for callers that have few: end one of them, or retry when one has ended",
                 saturated.in_use, saturated.in_use_by_others

@@ -1,4 +1,4 @@
-//! Configured tools: each runs a command, and appears to policy and records under its own name.
+//! Custom tools: each runs a command, and appears to policy and records under its own name.
 
 use std::sync::Arc;
 

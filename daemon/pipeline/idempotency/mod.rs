@@ -52,6 +52,7 @@ use crate::daemon::{
     error::Error,
     store::{
         database::DatabaseError,
+        failure::STORE_RETRY_INTERVAL,
         requests::{RecordState, RequestIdentity, RequestKey, RequestTable},
     },
     task,
@@ -59,9 +60,7 @@ use crate::daemon::{
 
 /// How long waiters wait for their reply to be stored first: some hundred times the usual time.
 const STORE_REPLY_TIMEOUT: Duration = Duration::from_secs(1);
-/// Interval between attempts to store a reply that the database could not take.
-const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// The same interval while the daemon drains: it may be waiting for nothing else.
+/// [`STORE_RETRY_INTERVAL`] while the daemon drains: it may be waiting for nothing else.
 const DRAINING_STORE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Limit on replies that are not stored yet: some thousands of usual ones. A reply beyond it is
 /// lost.
@@ -92,8 +91,8 @@ pub(super) enum ClaimOutcome {
     /// The work was done before.
     Completed {
         reply: Bytes,
-        /// Whether this run of the daemon did it.
-        is_recent: bool,
+        /// Whether the call was completed since the daemon started.
+        is_current_generation: bool,
     },
     /// The daemon died during the work, could not store the reply, or has evicted it. Holds the
     /// step of the session, if known.
@@ -175,7 +174,7 @@ impl Idempotency {
                 ClaimAttempt::InFlight(waiter) => waiter,
             };
             if let Some(reply) = waiter.wait().await {
-                return Ok(ClaimOutcome::Completed { reply, is_recent: true });
+                return Ok(ClaimOutcome::Completed { reply, is_current_generation: true });
             }
         }
     }
@@ -359,10 +358,10 @@ impl Claim {
         match record {
             RecordState::Claimed => Ok(ClaimOutcome::Acquired(self)),
             // The stored record is not this claim's: only the entry in memory is released.
-            RecordState::Completed { request: before, response, is_current_generation } => {
+            RecordState::Completed { request: before, reply, is_current_generation } => {
                 self.release();
                 require_same_request(&self.key, &request, &before)?;
-                Ok(ClaimOutcome::Completed { reply: response, is_recent: is_current_generation })
+                Ok(ClaimOutcome::Completed { reply, is_current_generation })
             }
             RecordState::Incomplete { request: before, step } => {
                 require_same_request(&self.key, &request, &before)

@@ -187,7 +187,7 @@ impl Pipeline {
             Err(error) => {
                 let timing =
                     CallTiming { tool: &name, started: started_at, ended: SystemTime::now() };
-                // Configured tools too: all errors of a batch have the codes of its dialect.
+                // Custom tools too: all errors of a batch have the codes of its dialect.
                 Ok(BatchCallWork::Rejected(envelope::build(
                     &timing,
                     dialect,

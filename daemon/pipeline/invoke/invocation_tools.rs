@@ -14,8 +14,9 @@ use super::super::{
     once::abandoned_error,
 };
 use crate::daemon::{
-    dialect::{CanonicalCall, CanonicalTools, DialectFuture, ResponseData},
+    dialect::{CanonicalCall, CanonicalTools, ResponseData},
     error::Error,
+    task::BoxFuture,
 };
 
 /// The tools, bound to one call.
@@ -106,7 +107,7 @@ impl<'a> InvocationTools<'a> {
 }
 
 impl CanonicalTools for InvocationTools<'_> {
-    fn call(&mut self, mut call: CanonicalCall) -> DialectFuture<'_, Result<ResponseData, Error>> {
+    fn call(&mut self, mut call: CanonicalCall) -> BoxFuture<'_, Result<ResponseData, Error>> {
         Box::pin(async move {
             let tool = dyn_tool::find(call.tool, self.pipeline, &self.context.principal)?;
             self.context.timeout = call.timeout;
@@ -118,7 +119,7 @@ impl CanonicalTools for InvocationTools<'_> {
         })
     }
 
-    fn submit(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<String, Error>> {
+    fn submit(&mut self, call: CanonicalCall) -> BoxFuture<'_, Result<String, Error>> {
         Box::pin(async move {
             let job = self.pipeline.submit_call_as_job(&self.context, call).await?;
             self.has_started = true;

@@ -289,7 +289,7 @@ impl Pipeline {
         Ok(response)
     }
 
-    /// Returns the response of a contract tool, or of a configured tool as the dialect renders it.
+    /// Returns the response of a contract tool, or of a custom tool as the dialect renders it.
     fn dialect_response(
         &self,
         dialect: Option<&Dialect>,

@@ -19,7 +19,7 @@ use crate::daemon::{
 impl Pipeline {
     /// Returns the dialect that defines a tool.
     ///
-    /// Returns `None` for configured tools, which are the same in all dialects; for tools that
+    /// Returns `None` for custom tools, which are the same in all dialects; for tools that
     /// the dialect borrows from the contract; and for `await_job`.
     pub(in crate::daemon::pipeline) fn dialect_of_tool(
         &self,
@@ -33,7 +33,7 @@ impl Pipeline {
         })
     }
 
-    /// Returns the dialect of a tool's response. Some dialects render configured tools too.
+    /// Returns the dialect of a tool's response. Some dialects render custom tools too.
     pub(in crate::daemon::pipeline) fn answering_dialect(
         &self,
         dialect: Option<&'static Dialect>,
@@ -44,7 +44,7 @@ impl Pipeline {
         self.dialect_of_tool(dialect, tool).or(custom_renderer)
     }
 
-    /// Drops unknown parameters of a configured tool, if its dialect ignores them.
+    /// Drops unknown parameters of a custom tool, if its dialect ignores them.
     pub(in crate::daemon::pipeline) fn drop_unknown_params(
         &self,
         dialect: Option<&Dialect>,

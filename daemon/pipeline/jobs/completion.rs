@@ -8,9 +8,10 @@ use std::{future::Future, sync::Arc};
 use bytes::Bytes;
 use tokio::time::sleep;
 
-use super::{JobRegistry, STORE_RETRY_INTERVAL, handle::JobHandle};
+use super::{JobRegistry, handle::JobHandle};
 use crate::daemon::store::{
     database::DatabaseError,
+    failure::STORE_RETRY_INTERVAL,
     jobs::{JobState, now_to_millis},
 };
 

@@ -27,7 +27,7 @@ use std::{
     collections::HashMap,
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use bytes::Bytes;
@@ -53,9 +53,6 @@ use crate::daemon::{
     },
     task,
 };
-
-/// Interval between attempts to store what the state directory could not store.
-pub(super) const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// All jobs of the state directory.
 #[derive(Debug)]

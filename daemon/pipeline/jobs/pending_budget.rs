@@ -60,8 +60,12 @@ impl PendingJobsBudget {
     }
 
     /// Reserves an amount for a caller.
-    pub(super) fn reserve(&mut self, caller: &str, amount: PendingJobsUsage) -> Result<(), Error> {
-        let own = self.by_principal.get(caller).copied().unwrap_or_default();
+    pub(super) fn reserve(
+        &mut self,
+        principal: &str,
+        amount: PendingJobsUsage,
+    ) -> Result<(), Error> {
+        let own = self.by_principal.get(principal).copied().unwrap_or_default();
         let (used, own_used) = (self.used.plus(amount), own.plus(amount));
         let free = self.limit.minus(used);
         let fits = |used: u64, limit: u64, own: u64, free: u64| {
@@ -74,11 +78,11 @@ impl PendingJobsBudget {
         } else if !fits(used.bytes, self.limit.bytes, own_used.bytes, free.bytes) {
             ("bytes of parameters", self.limit.bytes)
         } else {
-            self.reserve_unchecked(caller, amount);
+            self.reserve_unchecked(principal, amount);
             return Ok(());
         };
         let text = format!(
-            "{caller} has {} queued jobs with {} bytes of parameters, and there is no room for another: at most {limit} {what} may be queued, of all callers together, and a quarter is reserved for callers with few. Wait until some have started (WaitJob), or cancel some (CancelJob)",
+            "{principal} has {} queued jobs with {} bytes of parameters, and there is no room for another: at most {limit} {what} may be queued, of all callers together, and a quarter is reserved for callers with few. Wait until some have started (WaitJob), or cancel some (CancelJob)",
             own.jobs, own.bytes
         );
         Err(Error::new(Reason::ResourceExhausted, text)
@@ -87,19 +91,19 @@ impl PendingJobsBudget {
     }
 
     /// Reserves an amount for a caller, even beyond the limits.
-    pub(super) fn reserve_unchecked(&mut self, caller: &str, amount: PendingJobsUsage) {
+    pub(super) fn reserve_unchecked(&mut self, principal: &str, amount: PendingJobsUsage) {
         self.used = self.used.plus(amount);
-        let own = self.by_principal.entry(caller.to_owned()).or_default();
+        let own = self.by_principal.entry(principal.to_owned()).or_default();
         *own = own.plus(amount);
     }
 
     /// Releases a reserved amount.
-    pub(super) fn release(&mut self, caller: &str, amount: PendingJobsUsage) {
+    pub(super) fn release(&mut self, principal: &str, amount: PendingJobsUsage) {
         self.used = self.used.minus(amount);
-        if let Some(own) = self.by_principal.get_mut(caller) {
+        if let Some(own) = self.by_principal.get_mut(principal) {
             *own = own.minus(amount);
             if own.jobs == 0 {
-                self.by_principal.remove(caller);
+                self.by_principal.remove(principal);
             }
         }
     }
@@ -113,9 +117,9 @@ mod tests {
         PendingJobsBudget::new(PendingJobsUsage { jobs, bytes }, is_shared)
     }
 
-    fn reserve_all(budget: &mut PendingJobsBudget, caller: &str, bytes: u64) -> usize {
+    fn reserve_all(budget: &mut PendingJobsBudget, principal: &str, bytes: u64) -> usize {
         let amount = PendingJobsUsage::of_job(bytes);
-        (0..).take_while(|_| budget.reserve(caller, amount).is_ok()).count()
+        (0..).take_while(|_| budget.reserve(principal, amount).is_ok()).count()
     }
 
     #[test]

@@ -175,20 +175,20 @@ impl JobQueues {
         let free = total.saturating_sub(self.running.len());
         let headroom =
             if self.concurrency.is_shared { Headroom::of_permits(total) } else { Headroom::NONE };
-        let may_run_another = |caller: &str, flow: &JobFlow| {
+        let may_run_another = |principal: &str, flow: &JobFlow| {
             let (own, left) = (flow.running + 1, free.saturating_sub(1));
             free > 0
                 && headroom.allows(own as u64, left as u64)
-                && flow.running < max_running(caller)
+                && flow.running < max_running(principal)
         };
 
         let mut flows: Vec<_> =
             self.flows.iter().filter(|(_, flow)| !flow.heads.is_empty()).collect();
         flows.sort_unstable_by_key(|(_, flow)| flow.last_started);
-        let (caller, flow) =
-            flows.into_iter().find(|(caller, flow)| may_run_another(caller, flow))?;
+        let (principal, flow) =
+            flows.into_iter().find(|(principal, flow)| may_run_another(principal, flow))?;
         let (position, queue) = flow.heads.first().cloned()?;
-        let entry = JobQueueEntry { principal: caller.clone(), queue, position };
+        let entry = JobQueueEntry { principal: principal.clone(), queue, position };
 
         self.sequence += 1;
         let now = self.sequence;
@@ -231,8 +231,8 @@ impl JobQueues {
 
     /// Changes a queue, and updates the first jobs in it. Removes a queue without jobs.
     fn update_queue<T>(&mut self, key: &JobQueueKey, change: impl FnOnce(&mut Self) -> T) -> T {
-        for (caller, position) in self.heads_of(key) {
-            if let Some(flow) = self.flows.get_mut(&caller) {
+        for (principal, position) in self.heads_of(key) {
+            if let Some(flow) = self.flows.get_mut(&principal) {
                 flow.heads.remove(&(position, key.clone()));
             }
         }
@@ -243,8 +243,8 @@ impl JobQueues {
             self.queues.remove(key);
         }
 
-        for (caller, position) in self.heads_of(key) {
-            if let Some(flow) = self.flows.get_mut(&caller) {
+        for (principal, position) in self.heads_of(key) {
+            if let Some(flow) = self.flows.get_mut(&principal) {
                 flow.heads.insert((position, key.clone()));
             }
         }
@@ -261,7 +261,9 @@ impl JobQueues {
         queue
             .into_iter()
             .flat_map(|queue| &queue.queued)
-            .filter_map(|(caller, positions)| Some((caller.clone(), positions.first()?.clone())))
+            .filter_map(|(principal, positions)| {
+                Some((principal.clone(), positions.first()?.clone()))
+            })
             .collect()
     }
 }
@@ -275,13 +277,13 @@ mod tests {
 
     /// Creates a job of `CALLER:WORKSPACE/QUEUE`.
     fn entry(owner: &str, id: &str, priority: i32, seconds: u64) -> JobQueueEntry {
-        let (caller, queue) = owner.split_once(':').unwrap();
+        let (principal, queue) = owner.split_once(':').unwrap();
         let (workspace, queue) = queue.split_once('/').unwrap();
         JobQueueEntry::of(&Job {
             id: id.to_owned(),
             workspace: workspace.to_owned(),
             session: "default".to_owned(),
-            principal: caller.to_owned(),
+            principal: principal.to_owned(),
             request_id: None,
             dialect: String::new(),
             model_call_id: String::new(),

@@ -204,7 +204,7 @@ async fn backpressure_limits_the_number_of_chunks() {
         text.push(StreamName::Stdout, b"x");
         written += 1;
     }
-    assert!(written < MAX_RETAINED_CHUNKS as u64);
+    assert!(written < MAX_REPLAY_CHUNKS as u64);
     text.mark_ended("end");
     let events = all(&text, &mut cursor).await;
     assert_eq!(events.len() as u64, written + 2, "nothing was lost");

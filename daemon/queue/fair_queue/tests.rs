@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn principals() -> [PrincipalKey; 3] {
-    ["a", "b", "c"].map(PrincipalKey::from)
+fn principals() -> [PrincipalName; 3] {
+    ["a", "b", "c"].map(PrincipalName::from)
 }
 
 fn grant_all(queue: &mut FairQueue<u32>) -> Vec<u32> {
@@ -79,7 +79,7 @@ fn late_principals_always_find_headroom() {
         let headroom = (permits / 4).max(1);
         let guaranteed = (headroom / 16).max(1);
         let callers = (headroom / guaranteed).min(16) + 1;
-        let principals: Vec<PrincipalKey> =
+        let principals: Vec<PrincipalName> =
             (0..callers).map(|principal| principal.to_string().into()).collect();
         for _ in 0..20 {
             let mut queue = FairQueue::<()>::new(permits, Sharing::KeepHeadroom);
@@ -120,7 +120,7 @@ fn single_principal_has_all_and_competing_ones_share() {
     let [a, b, _] = principals();
     let mut queue = FairQueue::new(4, Sharing::CapWhenContended(1));
     let mut waiter = 0;
-    let mut want = |queue: &mut FairQueue<u32>, principal: &PrincipalKey| {
+    let mut want = |queue: &mut FairQueue<u32>, principal: &PrincipalName| {
         waiter += 1;
         let taken = queue.try_acquire(principal, usize::MAX);
         if !taken {
@@ -155,8 +155,8 @@ fn single_principal_has_all_and_competing_ones_share() {
 #[test]
 fn many_light_principals_do_not_starve_a_heavy_one() {
     let mut queue = FairQueue::new(1, Sharing::CapWhenContended(1));
-    let flood: PrincipalKey = "flood".into();
-    let principals: Vec<PrincipalKey> =
+    let flood: PrincipalName = "flood".into();
+    let principals: Vec<PrincipalName> =
         (0..10).map(|principal| principal.to_string().into()).collect();
     assert!(queue.try_acquire(&flood, 9));
     let mut holder = flood.clone();

@@ -4,7 +4,7 @@
 //! keeper
 //!  └─ template       one per workspace: has changed to the commands' user for good
 //!      └─ slot       in a Landlock domain of its own, which its signals cannot leave
-//!          └─ supervisor     one per run, in a nested domain. Orphans of the run become its
+//!          └─ L1 init     one per run, in a nested domain. Orphans of the run become its
 //!              │             children. One kill(2) call reaches the run and nothing else
 //!              └─ command    in a nested domain, under seccomp: receives the request, executes it
 //! ```
@@ -20,16 +20,16 @@
 //! and owners of other files, and can change modes, times and attributes of files of its own user.
 //!
 //! A run is killed in the opposite order to the higher levels. There, the first process is killed
-//! and takes all others along. Here, the supervisor is signalled to kill all others ([`signal`]),
-//! and exits when they are gone. If the supervisor is killed, its slot does the same. If the daemon
+//! and takes all others along. Here, the L1 init is signalled to kill all others ([`signal`]),
+//! and exits when they are gone. If the L1 init is killed, its slot does the same. If the daemon
 //! dies, the kernel signals each process that its parent has died, and it does the same.
 //!
 //! [`signal`]: crate::daemon::sys::signal
 
+mod l1_init;
 mod landlock_rules;
 mod prerequisites;
 pub(super) mod scratch_directory;
 mod slot;
-mod supervisor;
 pub(super) mod template;
 mod template_context;

@@ -15,7 +15,8 @@ use crate::daemon::sys::Errno;
 
 /// The first Landlock version that confines signals and abstract sockets to a domain.
 const MIN_LANDLOCK_ABI: u32 = 6;
-/// Longest path of the directory for temporary files: paths below it must fit in a sandbox's token.
+/// Longest path of the directory for temporary files: a path below it must fit into
+/// `MAX_HANDLE_MESSAGE_BYTES`.
 const MAX_TEMPORARY_PATH_BYTES: usize = 160;
 
 pub(super) fn check_prerequisites(

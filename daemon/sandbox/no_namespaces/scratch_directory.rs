@@ -57,7 +57,7 @@ pub(super) fn create_scratch(path: &Path) -> io::Result<OwnedFd> {
     Ok(lock)
 }
 
-/// Removes old directories in `directory` of runs whose supervisor and slot were killed.
+/// Removes old directories in `directory` of runs whose L1 init and slot were killed.
 pub(super) fn remove_leftovers(directory: &Path) -> io::Result<()> {
     let own_uid = geteuid().as_raw();
     for entry in fs::read_dir(directory)? {

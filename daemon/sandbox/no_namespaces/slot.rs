@@ -1,4 +1,4 @@
-//! The slot keeper at L1: makes a supervisor for each run, and kills what a killed supervisor
+//! The slot keeper at L1: makes an L1 init for each run, and kills what a killed L1 init
 //! leaves behind.
 
 use std::{
@@ -20,7 +20,7 @@ use rustix::{
 use super::{
     super::{
         run_meter::RunMeter,
-        slot::{SANDBOX_TOKEN, set_limits},
+        slot::{SANDBOX_HANDLE_MESSAGE, set_limits},
         stage::{Stage, StageFailure, at_stage},
         template::report_failure_and_exit,
         wire::{
@@ -28,7 +28,7 @@ use super::{
             send_bytes,
         },
     },
-    landlock_rules, scratch_directory, supervisor,
+    l1_init, landlock_rules, scratch_directory,
     template_context::TemplateContext,
 };
 use crate::daemon::sys::{
@@ -37,8 +37,8 @@ use crate::daemon::sys::{
     set_process_name, signal,
 };
 
-/// A supervisor that has not been reaped.
-struct SupervisorProcess {
+/// An L1 init that has not been reaped.
+struct InitProcess {
     process: Pid,
     pidfd: OwnedFd,
     scratch: PathBuf,
@@ -60,18 +60,18 @@ pub(super) fn run(
         exit_now(0);
     }
 
-    let mut supervisors = Vec::new();
+    let mut inits = Vec::new();
     let mut newest_meter: Option<RunMeter> = None;
     loop {
-        let Some((command, control)) = receive_command(socket, &mut supervisors) else {
+        let Some((command, control)) = receive_command(socket, &mut inits) else {
             exit_now(0);
         };
         let sent = match (command, control) {
             // The sizes are ignored: scratch directories have no size limit.
-            (SlotCommand::MakeSandbox { .. }, Some(control)) => {
-                let supervisor = make_sandbox(context, single_threaded, &control);
-                newest_meter = supervisor.as_ref().ok().map(|run| RunMeter::new(run.process));
-                send_sandbox(socket, supervisor, &mut supervisors)
+            (SlotCommand::BuildSandbox { .. }, Some(control)) => {
+                let init = build_sandbox(context, single_threaded, &control);
+                newest_meter = init.as_ref().ok().map(|run| RunMeter::new(run.process));
+                send_sandbox(socket, init, &mut inits)
             }
             (SlotCommand::Measure(bounds), None) => {
                 let meter = newest_meter.as_mut();
@@ -90,21 +90,21 @@ pub(super) fn run(
 /// Sends a sandbox's pidfd and path to the daemon, or why there is none.
 fn send_sandbox(
     socket: BorrowedFd<'_>,
-    supervisor: Result<SupervisorProcess, StageFailure>,
-    supervisors: &mut Vec<SupervisorProcess>,
+    init: Result<InitProcess, StageFailure>,
+    inits: &mut Vec<InitProcess>,
 ) -> Result<(), Errno> {
     let send_failure = |stage, errno| {
         let report = SandboxReport::Failed { stage, errno };
         send_bytes(socket, &report.encode(), &[])
     };
-    match supervisor {
-        Ok(supervisor) => {
-            let token = [SANDBOX_TOKEN, supervisor.scratch.as_os_str().as_bytes()].concat();
+    match init {
+        Ok(init) => {
+            let message = [SANDBOX_HANDLE_MESSAGE, init.scratch.as_os_str().as_bytes()].concat();
             // Commands can make this fail, see `send_reply`. A message without descriptors cannot
             // fail so.
-            let sent = send_bytes(socket, &token, &[supervisor.pidfd.as_fd()])
+            let sent = send_bytes(socket, &message, &[init.pidfd.as_fd()])
                 .or_else(|errno| send_failure(Stage::RunNamespaces, errno));
-            supervisors.push(supervisor);
+            inits.push(init);
             sent
         }
         Err(failure) => send_failure(failure.stage, failure.wire_errno()),
@@ -122,14 +122,14 @@ fn prepare_slot(context: &TemplateContext<'_>) -> Result<(), StageFailure> {
         .map_err(at_stage(Stage::Landlock, "scopes"))
 }
 
-/// Waits for a command of the daemon, with the socket that comes with it. Reaps supervisors that
+/// Waits for a command of the daemon, with the socket that comes with it. Reaps L1 inits that
 /// end in between. Returns `None` when the daemon has closed its end.
 fn receive_command(
     socket: BorrowedFd<'_>,
-    supervisors: &mut Vec<SupervisorProcess>,
+    inits: &mut Vec<InitProcess>,
 ) -> Option<(SlotCommand, Option<OwnedFd>)> {
     loop {
-        let pidfds = supervisors.iter().map(|supervisor| supervisor.pidfd.as_fd());
+        let pidfds = inits.iter().map(|init| init.pidfd.as_fd());
         let mut watched: Vec<PollFd<'_>> = std::iter::once(socket)
             .chain(pidfds)
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
@@ -141,7 +141,7 @@ fn receive_command(
         let is_socket_ready = watched.first().is_some_and(|socket| !socket.revents().is_empty());
         drop(watched);
 
-        reap_supervisors(supervisors);
+        reap_inits(inits);
         if is_socket_ready {
             let (mut bytes, mut control) = ([0; SLOT_COMMAND_BYTES], None);
             let received = receive_bytes(socket, &mut bytes, |fd| control = Some(fd)).ok()?;
@@ -151,12 +151,12 @@ fn receive_command(
     }
 }
 
-/// Reaps the supervisors that have ended. If one was killed, its run's processes are children of
+/// Reaps the L1 inits that have ended. If one was killed, its run's processes are children of
 /// this process now, and are killed here.
-fn reap_supervisors(supervisors: &mut Vec<SupervisorProcess>) {
+fn reap_inits(inits: &mut Vec<InitProcess>) {
     let mut was_one_killed = false;
-    supervisors.retain(|supervisor| {
-        let Ok(Some((_, status))) = waitpid(Some(supervisor.process), WaitOptions::NOHANG) else {
+    inits.retain(|init| {
+        let Ok(Some((_, status))) = waitpid(Some(init.process), WaitOptions::NOHANG) else {
             return true;
         };
         let has_exited = status.exit_status().is_some();
@@ -170,17 +170,17 @@ fn reap_supervisors(supervisors: &mut Vec<SupervisorProcess>) {
     // Landlock confines the signal to this slot.
     let _none_left = kill_all(libc::SIGKILL);
     while wait_any().is_ok() {}
-    for supervisor in supervisors.drain(..) {
-        let _best_effort = scratch_directory::remove_scratch(&supervisor.scratch);
+    for init in inits.drain(..) {
+        let _best_effort = scratch_directory::remove_scratch(&init.scratch);
     }
 }
 
-/// Starts a supervisor. `control` is its end of the control socket.
-fn make_sandbox(
+/// Starts an L1 init. `control` is its end of the control socket.
+fn build_sandbox(
     context: &TemplateContext<'_>,
     single_threaded: &SingleThreaded,
     control: &OwnedFd,
-) -> Result<SupervisorProcess, StageFailure> {
+) -> Result<InitProcess, StageFailure> {
     let failed = |what: &'static str| at_stage(Stage::RunNamespaces, what);
     let scratch =
         scratch_directory::new_path(&context.plan.temporary_directory).map_err(|error| {
@@ -190,7 +190,7 @@ fn make_sandbox(
 
     let slot = getpid();
     match fork(single_threaded, 0).map_err(failed("clone"))? {
-        Fork::Parent { child, pidfd } => Ok(SupervisorProcess { process: child, pidfd, scratch }),
-        Fork::Child => supervisor::run(control.as_raw_fd(), slot, context, &scratch),
+        Fork::Parent { child, pidfd } => Ok(InitProcess { process: child, pidfd, scratch }),
+        Fork::Child => l1_init::run(control.as_raw_fd(), slot, context, &scratch),
     }
 }

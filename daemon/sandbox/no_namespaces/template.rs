@@ -136,7 +136,7 @@ fn become_command_user(
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed("dumpable"))?;
 
     set_no_new_privs(true).map_err(at_stage(Stage::NoNewPrivileges, ""))?;
-    // Reaps slot keepers, and supervisors whose slot has ended. Otherwise these would become
+    // Reaps slot keepers, and L1 inits whose slot has ended. Otherwise these would become
     // children of the container's first process, which may be the daemon.
     set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
     signal::enable_auto_reap().map_err(failed("children"))?;

@@ -26,7 +26,7 @@ use crate::daemon::{
         limits::RunLimits,
         proxy_listener::ProxyListener,
         running::{IdleSandbox, SlotRequest},
-        slot::{MAX_TOKEN_BYTES, SANDBOX_TOKEN},
+        slot::{MAX_HANDLE_MESSAGE_BYTES, SANDBOX_HANDLE_MESSAGE},
         stage::{Stage, StageFailure},
         wire::{
             MeasurementBounds, RunMeasurement, SANDBOX_REPORT_BYTES, SandboxReport, SlotCommand,
@@ -95,17 +95,17 @@ async fn request_sandbox(
     // Each message on this end then carries the sender's process id in the daemon's namespace.
     set_socket_passcred(&control, true).map_err(slot_keeper_died)?;
 
-    let command = SlotCommand::MakeSandbox {
+    let command = SlotCommand::BuildSandbox {
         tmp_bytes: limits.tmp_bytes,
         tmp_inodes: limits.tmp_inodes.into(),
     };
     slot.send(&command.encode(), &[sandbox_end.as_fd()]).map_err(slot_keeper_died)?;
     drop(sandbox_end);
 
-    let mut bytes = [0; MAX_TOKEN_BYTES];
+    let mut bytes = [0; MAX_HANDLE_MESSAGE_BYTES];
     let (received, fds) = slot.receive(&mut bytes).await.map_err(slot_keeper_died)?;
-    let token = bytes.get(..received.length).unwrap_or_default();
-    let (pidfd, scratch) = parse_token(token, fds)?;
+    let message = bytes.get(..received.length).unwrap_or_default();
+    let (pidfd, scratch) = parse_handle_message(message, fds)?;
     let scratch_directory = (!scratch.is_empty()).then(|| OsStr::from_bytes(scratch).to_owned());
 
     let control = Channel::new(control).map_err(|error| io_failure(&error))?;
@@ -137,14 +137,17 @@ async fn request_sandbox(
 }
 
 /// Returns the sandbox's pidfd and, at L1, the path of its scratch directory (else empty).
-fn parse_token(token: &[u8], fds: Vec<OwnedFd>) -> Result<(OwnedFd, &[u8]), StageFailure> {
+fn parse_handle_message(
+    message: &[u8],
+    fds: Vec<OwnedFd>,
+) -> Result<(OwnedFd, &[u8]), StageFailure> {
     if let (Some(pidfd), Some(scratch)) =
-        (fds.into_iter().next(), token.strip_prefix(SANDBOX_TOKEN))
+        (fds.into_iter().next(), message.strip_prefix(SANDBOX_HANDLE_MESSAGE))
     {
         return Ok((pidfd, scratch));
     }
 
-    Err(match SandboxReport::decode(token) {
+    Err(match SandboxReport::decode(message) {
         Some(SandboxReport::NetnsInUse) => StageFailure::netns_in_use(),
         Some(SandboxReport::Failed { stage, errno }) => {
             build_failure(stage, errno, "starting its init")

@@ -34,11 +34,11 @@ async fn claim(table: &RequestTable, principal: &str, id: &str) -> RecordState {
     table.claim(key(principal, id), request()).await.unwrap()
 }
 
-/// Claims an id and completes it with a response of `bytes`.
+/// Claims an id and completes it with a reply of `bytes`.
 async fn complete(table: &RequestTable, principal: &str, id: &str, bytes: usize) {
     assert_eq!(claim(table, principal, id).await, RecordState::Claimed);
-    let response = Bytes::from(vec![1; bytes]);
-    table.complete(key(principal, id), response).await.unwrap();
+    let reply = Bytes::from(vec![1; bytes]);
+    table.complete(key(principal, id), reply).await.unwrap();
 }
 
 /// Makes all rows older by `by`.
@@ -54,7 +54,7 @@ async fn age(table: &RequestTable, by: Duration) {
 /// The state of a request id, for comparison.
 #[derive(Debug, PartialEq, Eq)]
 enum KnownRecord {
-    /// With the bytes of the response.
+    /// With the bytes of the reply.
     Completed(usize),
     Incomplete,
     Evicted,
@@ -68,7 +68,7 @@ async fn known(table: &RequestTable, principal: &str, id: &str) -> Option<KnownR
     let find = move |connection: &Connection| find_record(connection, &key, &generation);
     let found = table.database.apply(find).await.unwrap()?;
     Some(match found {
-        RecordState::Completed { response, .. } => Completed(response.len()),
+        RecordState::Completed { reply, .. } => Completed(reply.len()),
         RecordState::Incomplete { .. } | RecordState::Claimed => Incomplete,
         RecordState::Evicted { .. } => Evicted,
     })
@@ -95,7 +95,7 @@ async fn retention_time_starts_at_the_end_of_a_call() {
 }
 
 #[tokio::test]
-async fn calls_without_a_response_expire_too() {
+async fn calls_without_a_reply_expire_too() {
     let table = open(ALL).await;
     assert_eq!(claim(&table, "a", "lost").await, RecordState::Claimed);
     age(&table, ALL.max_age * 2).await;
@@ -136,7 +136,7 @@ async fn busy_caller_does_not_evict_results_of_others() {
 }
 
 #[tokio::test]
-async fn large_responses_evict_only_those_of_their_caller_and_stay_known() {
+async fn large_replies_evict_only_those_of_their_caller_and_stay_known() {
     let table = open(ALL).await;
     complete(&table, "few", "0", 100).await;
     for number in 0..20 {
@@ -156,7 +156,7 @@ async fn large_responses_evict_only_those_of_their_caller_and_stay_known() {
 }
 
 #[tokio::test]
-async fn oversized_response_stays_while_newest_and_evicts_no_other() {
+async fn oversized_reply_stays_while_newest_and_evicts_no_other() {
     let table = open(ALL).await;
     complete(&table, "a", "small", 100).await;
     complete(&table, "a", "large", 5000).await;
@@ -210,7 +210,7 @@ async fn end_job(jobs: &JobTable, id: &str, request: &str) {
 }
 
 #[tokio::test]
-async fn submission_without_a_response_is_evicted_with_its_job() {
+async fn submission_without_a_reply_is_evicted_with_its_job() {
     let database = Database::in_memory().unwrap();
     let table = RequestTable::open(database.clone(), ALL).await.unwrap();
     let few = RetentionLimits { max_rows: 2, ..ALL };
@@ -219,8 +219,8 @@ async fn submission_without_a_response_is_evicted_with_its_job() {
         assert_eq!(claim(&table, "a", id).await, RecordState::Claimed);
         end_job(&jobs, id, id).await;
     }
-    let response = Bytes::from_static(b"answer");
-    table.complete(key("a", "2"), response).await.unwrap();
+    let reply = Bytes::from_static(b"answer");
+    table.complete(key("a", "2"), reply).await.unwrap();
     jobs.apply_retention().await.unwrap();
     for (id, expected) in
         [("1", Evicted), ("2", Completed(6)), ("3", Incomplete), ("4", Incomplete)]

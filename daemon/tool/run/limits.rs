@@ -122,7 +122,7 @@ mod tests {
         let (limits, violations) = lower(requested);
         let expected = RunLimits {
             cpu_sec: Some(10),
-            cpu_millis: None,
+            milli_cpus: None,
             memory_bytes: 1 << 20,
             processes: 1,
             open_files: 64,
@@ -133,7 +133,7 @@ mod tests {
             tmp_bytes: 4096,
             tmp_inodes: 2,
             output_bytes: Some(7),
-            wall_time: None,
+            wall_clock: None,
         };
         assert_eq!((limits, violations.len()), (expected, 0));
     }

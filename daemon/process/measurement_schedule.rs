@@ -1,5 +1,5 @@
-//! Watchdog: enforces limits that no cgroup enforces. Decides when to measure a run next, and which
-//! limit a measurement exceeds. Pure: no clock, no system calls.
+//! Schedule of the measurements of a run, for limits that no cgroup enforces. Decides when to
+//! measure next, and which limit a measurement exceeds. Pure: no clock, no system calls.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ const MAX_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The limits to watch for one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Watchdog {
+pub(super) struct MeasurementSchedule {
     max_memory_bytes: Option<u64>,
     max_cpu_us: Option<u64>,
     max_open_files: u64,
@@ -30,7 +30,7 @@ pub(super) struct Watchdog {
     cpus: u64,
 }
 
-impl Watchdog {
+impl MeasurementSchedule {
     /// `has_memory_accounting` is true if a cgroup limits the memory. `cpus` are those of the machine.
     pub(super) fn new(limits: &RunLimits, has_memory_accounting: bool, cpus: u64) -> Self {
         Self {
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn interval_shrinks_as_a_run_nears_a_limit() {
         let limits = RunLimits { cpu_sec: Some(10), ..RunLimits::default() };
-        let watchdog = Watchdog::new(&limits, false, 2);
+        let schedule = MeasurementSchedule::new(&limits, false, 2);
         let now = Instant::now();
         for (memory, cpu, milliseconds) in [
             (0, 0, 500),
@@ -111,30 +111,30 @@ mod tests {
             (0, 9_800_000, 100),
             (0, 11_000_000, 20),
         ] {
-            let next = watchdog.next_measurement(&measure(memory, cpu), now) - now;
+            let next = schedule.next_measurement(&measure(memory, cpu), now) - now;
             assert_eq!(next, Duration::from_millis(milliseconds), "{memory} {cpu}");
         }
         let generous = RunLimits { memory_bytes: 1 << 50, ..RunLimits::default() };
-        let watchdog = Watchdog::new(&generous, false, 2);
-        assert_eq!(watchdog.next_measurement(&measure(0, 0), now) - now, MAX_INTERVAL);
+        let schedule = MeasurementSchedule::new(&generous, false, 2);
+        assert_eq!(schedule.next_measurement(&measure(0, 0), now) - now, MAX_INTERVAL);
         // More often with more CPUs.
-        let watchdog = Watchdog::new(&limits, false, 16);
-        let next = watchdog.next_measurement(&measure(0, 0), now) - now;
+        let schedule = MeasurementSchedule::new(&limits, false, 16);
+        let next = schedule.next_measurement(&measure(0, 0), now) - now;
         assert_eq!(next, Duration::from_millis(125));
     }
 
     #[test]
     fn measurement_reports_the_exceeded_limit() {
         let limits = RunLimits { cpu_sec: Some(2), memory_bytes: 100, ..RunLimits::default() };
-        let watchdog = Watchdog::new(&limits, false, 2);
+        let schedule = MeasurementSchedule::new(&limits, false, 2);
         for (memory, cpu, limit) in [
             (100, 2_000_000, None),
             (101, 0, Some(ResourceLimit::Memory)),
             (0, 2_000_001, Some(ResourceLimit::Cpu)),
         ] {
-            assert_eq!(watchdog.exceeded_limit(&measure(memory, cpu)), limit);
+            assert_eq!(schedule.exceeded_limit(&measure(memory, cpu)), limit);
         }
-        let counted = Watchdog::new(&limits, true, 2);
+        let counted = MeasurementSchedule::new(&limits, true, 2);
         assert_eq!(counted.exceeded_limit(&measure(101, 0)), None);
         for (open_files, epoll_watches, limit) in [
             (65_536, 65_536, None),

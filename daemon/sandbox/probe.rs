@@ -119,12 +119,9 @@ const NAMESPACE_CHECKS: &[ProbeCheck] = &[
     },
     ProbeCheck {
         name: "the root directory is read-only",
-        passes: || cannot_create(c"/.canary", Errno::ROFS),
+        passes: || cannot_create(c"/.probe", Errno::ROFS),
     },
-    ProbeCheck {
-        name: "/usr is read-only",
-        passes: || cannot_create(c"/usr/.canary", Errno::ROFS),
-    },
+    ProbeCheck { name: "/usr is read-only", passes: || cannot_create(c"/usr/.probe", Errno::ROFS) },
     ProbeCheck { name: "/sys does not exist", passes: || is_absent(c"/sys") },
 ];
 
@@ -181,7 +178,7 @@ const NO_NAMESPACES_CHECKS: &[ProbeCheck] = &[
     ProbeCheck {
         name: "nothing can be made in the system's directories",
         passes: || {
-            [c"/.canary", c"/usr/.canary", c"/etc/.canary", c"/tmp/.canary"]
+            [c"/.probe", c"/usr/.probe", c"/etc/.probe", c"/tmp/.probe"]
                 .iter()
                 .all(|path| cannot_create(path, Errno::ROFS))
         },
@@ -204,7 +201,7 @@ const NO_NAMESPACES_CHECKS: &[ProbeCheck] = &[
         passes: || getppid().is_some_and(|parent| denied_syscalls::process_tuning(parent).is_ok()),
     },
     ProbeCheck {
-        name: "the supervisor cannot be signalled",
+        name: "the L1 init cannot be signalled",
         passes: || getppid().is_some_and(|parent| test_kill_process(parent) == Err(Errno::PERM)),
     },
 ];
@@ -237,7 +234,7 @@ impl GuardedTargets {
             .chain([state_dir])
             .map(CString::new)
             .collect::<Result<_, _>>()
-            .map_err(|_| StageFailure::other(Stage::Canary, "a path holds a NUL"))?;
+            .map_err(|_| StageFailure::other(Stage::Probe, "a path holds a NUL"))?;
 
         let processes = plan
             .daemon_processes

@@ -1,4 +1,4 @@
-//! The supervisor of one L1 run, in place of the init of a process namespace, and the process that
+//! The init of one L1 run, in place of the init of a process namespace, and the process that
 //! becomes the run's command.
 
 use std::{fs, io, mem::ManuallyDrop, os::unix::fs::MetadataExt as _, path::Path};
@@ -9,13 +9,13 @@ use rustix::process::{
 
 use super::{
     super::{
-        canary::GuardedTargets,
         capabilities, command_process,
         init::{
             Blueprint, OWN_PROCESS_COUNT, SandboxState, ScratchOptions, StageError, send_report,
             set_open_files_limit, verify_restrictions, wait_for_command_end,
         },
         level::IsolationLevel,
+        probe::GuardedTargets,
         stage::{Stage, StageFailure, at_stage},
         wire::SandboxReport,
     },
@@ -32,15 +32,15 @@ use crate::daemon::sys::{
     signal::{install_signal_relay_and_kill, set_command_group},
 };
 
-/// Runs as the supervisor of one run until no process of the run is left. `slot` is the slot
+/// Runs as the L1 init of one run until no process of the run is left. `slot` is the slot
 /// keeper, its parent.
 pub(super) fn run(control: i32, slot: Pid, context: &TemplateContext<'_>, scratch: &Path) -> ! {
-    set_process_name(c"jig-supervisor");
+    set_process_name(c"jig-l1-init");
     if close_all_except(control).is_err() {
         exit_now(1);
     }
 
-    let started = prepare_supervisor(context, scratch).and_then(|area| {
+    let started = prepare_init(context, scratch).and_then(|area| {
         let command = area.start_second().map_err(at_stage(Stage::CommandProcess, ""))?;
         set_command_group(command);
         if getppid() != Some(slot) {
@@ -62,7 +62,7 @@ pub(super) fn run(control: i32, slot: Pid, context: &TemplateContext<'_>, scratc
 }
 
 /// Prepares this process and the memory that it shares with the command's process.
-fn prepare_supervisor(
+fn prepare_init(
     context: &TemplateContext<'_>,
     scratch: &Path,
 ) -> Result<&'static SharedArea<SandboxState>, StageFailure> {
@@ -121,7 +121,7 @@ fn count_processes_of(uid: u32) -> io::Result<u32> {
 
 // === The command's process ===
 
-/// Runs as the command's process. It shares the supervisor's memory until it executes: nothing here
+/// Runs as the command's process. It shares the L1 init's memory until it executes: nothing here
 /// allocates, locks, panics or touches thread-local storage.
 fn run_confined(area: &'static SharedArea<SandboxState>) -> ! {
     match confine(area.state.blueprint) {
@@ -135,7 +135,7 @@ fn run_confined(area: &'static SharedArea<SandboxState>) -> ! {
 
 /// Confines the process for good. Seccomp comes last.
 fn confine(blueprint: &Blueprint) -> Result<(), StageError> {
-    // Closes the supervisor's lock and all its other descriptors.
+    // Closes the L1 init's lock and all its other descriptors.
     close_all_except(KEPT_FD_NUMBER).map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
