@@ -185,7 +185,6 @@ impl MessageRules {
         Ok(MessageValidation { request, params, violations, explicit, encoded })
     }
 
-    /// The violations of a message.
     pub(super) fn violations(&self, message: &DynamicMessage) -> Vec<Violation> {
         let mut violations = Vec::new();
         self.check_fields(message, "", &mut violations);

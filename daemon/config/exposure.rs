@@ -8,7 +8,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{WorkspaceConfig, listen::ListenAddr};
+use super::{MAX_SYMLINKS, WorkspaceConfig, listen::ListenAddr};
 use crate::daemon::sandbox::plan::{BindMount, SANDBOX_HOME, SYSTEM_DIRECTORIES};
 
 /// Bind destinations that are rejected, because the sandbox mounts these itself.
@@ -175,9 +175,6 @@ pub(super) fn binds_below_writable(binds: &[BindMount]) -> impl Iterator<Item = 
         below.map(|inner| (outer.destination.as_path(), inner.destination.as_path()))
     })
 }
-
-/// Symbolic links followed in one path, as in the kernel (path_resolution(7)).
-const MAX_SYMLINKS: usize = 40;
 
 /// Checks that commands cannot reach the daemon's state directory, sockets and credential `files`.
 ///

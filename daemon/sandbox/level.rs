@@ -135,10 +135,10 @@ impl Isolation {
                 format!("found: {found}; commands get {}; for {highest}: {more}", self.level)
             }
             (false, Some(supported)) => format!(
-                "found: {found}; commands are refused: {supported} is available and {} is the minimum; to run them: --minimum-level {supported}; for {highest}: {more}",
+                "found: {found}. No command runs: this host supports {supported}, and the minimum is {}. Start the daemon with --minimum-level {supported}, or to get {highest}: {more}",
                 self.minimum
             ),
-            (false, None) => format!("found: {found}; commands are refused; to run them: {more}"),
+            (false, None) => format!("found: {found}. No command runs. To run commands: {more}"),
         })
     }
 }

@@ -10,16 +10,15 @@
 //!                      └─ command process 2: receives the request, executes it
 //! ```
 //!
-//! For each sandbox the daemon receives a control socket and a pidfd, and then talks to
-//! the sandbox directly. It responds to the client when the sandbox reports that the command has
-//! ended and that no process of it is left. The namespaces are torn down after that. A killed
-//! sandbox is gone when the pidfd of its init says so, not when its socket closes: processes may
-//! still live then.
+//! For each sandbox the daemon receives a control socket and a pidfd, and then talks to the sandbox
+//! directly. It responds to the client when the sandbox reports that the command has ended and that
+//! no process of it is left. The namespaces are torn down after that. A killed sandbox is gone when
+//! the pidfd of its init says so, not when its socket closes: processes may still live then.
 //!
 //! Everything fails closed: a step that fails is reported as a [`stage::StageFailure`] with its
 //! name. The isolation level of a workspace is decided once, when the daemon starts
-//! ([`level_probe`]): the highest level that can be built and passes its probe, but none below the
-//! operator's minimum. There is no fallback to a weaker level later.
+//! ([`level_probe`]). It is the highest level that can be built and passes its probe. Below the
+//! operator's minimum, no command runs. There is no fallback to a weaker level later.
 //!
 //! | modules | content |
 //! |---|---|

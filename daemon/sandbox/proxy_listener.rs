@@ -2,9 +2,9 @@
 //! keeper makes it in the slot's network namespace, and the daemon accepts from it.
 //!
 //! Only processes in that namespace can connect, so the listener identifies the run of a
-//! connection, with one exception: runs of one workspace share its files, and can pass sockets to
-//! one another. The namespace and the listener outlive a run, but connections must not. So each run
-//! gets a lease:
+//! connection. There is one exception: runs of one workspace share its files, and can pass sockets
+//! to one another. The namespace and the listener outlive a run, but connections must not. So each
+//! run gets a lease:
 //!
 //! ```text
 //!          lease

@@ -92,7 +92,7 @@ pub(crate) trait Tool: Send + 'static {
     const ENFORCES_OWN_TIMEOUT: bool = false;
     /// Cost of validating one byte of the request. One byte of plain text costs 1.
     const VALIDATION_COST_PER_BYTE: usize = 1;
-    /// Whether the tool waits for jobs.
+    /// Whether calls get [`ToolContext::job_waiter`].
     const WAITS_FOR_JOBS: bool = false;
     /// Longest time that a call holds its start permit, which limits the calls that start at once.
     const START_PERMIT_HOLD: Duration = FILE_START_PERMIT_HOLD;
@@ -302,7 +302,6 @@ pub(crate) struct ToolContext {
     pub(crate) job_waiter: Option<Box<dyn JobWaiter>>,
     /// Time at which the caller stops waiting.
     pub(crate) deadline: Option<Instant>,
-    /// The span of the tool.
     pub(crate) span: Arc<OtelSpan>,
     pub(crate) telemetry: Telemetry,
 }

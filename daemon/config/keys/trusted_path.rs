@@ -16,12 +16,12 @@ use rustix::{
     process::geteuid,
 };
 
+use crate::daemon::config::MAX_SYMLINKS;
+
 /// Write permission of the group and of others.
 pub(super) const GROUP_OTHER_WRITE: u32 = 0o022;
 /// In a sticky directory, only the owner of an entry can replace it.
 const STICKY_BIT: u32 = 0o1000;
-/// Symbolic links followed in one path, as in the kernel (path_resolution(7)).
-const MAX_SYMLINKS: usize = 40;
 
 /// A walk along a path, component by component.
 struct TrustedPathWalk {
