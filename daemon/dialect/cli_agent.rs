@@ -227,63 +227,89 @@ pub(super) const DIALECT: Dialect = Dialect {
     ..BASE_DIALECT
 };
 
+/// What the model sees of an error.
+struct ErrorExplanation {
+    code: String,
+    output: String,
+    /// `None` if the contract's suggestion applies.
+    suggestion: Option<&'static str>,
+}
+
+impl ErrorExplanation {
+    fn new(code: impl Into<String>, output: impl Into<String>, suggestion: &'static str) -> Self {
+        Self { code: code.into(), output: output.into(), suggestion: Some(suggestion) }
+    }
+}
+
 fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectResponse {
+    let ErrorExplanation { code, output, suggestion } = explain_error(invocation, error);
+    let shown_suggestion = suggestion.unwrap_or_else(|| error.reason.suggestion());
+
+    let mut response =
+        failure_response(invocation.started, &code, &output, shown_suggestion, Json::Null);
+    if suggestion.is_none()
+        && let Some(failure) = &mut response.failure
+    {
+        failure.suggestion = None;
+    }
+    response
+}
+
+fn explain_error(invocation: &DialectInvocation, error: &Error) -> ErrorExplanation {
     let tool = invocation.tool.as_str();
     let path = match invocation.text("path") {
         "" => invocation.text("base_path"),
         path => path,
     };
     let code = error_code(error);
-    let (code, output, suggestion) = if is_link_within(error) {
-        (
-            code.as_str(),
+
+    if is_link_within(error) {
+        return ErrorExplanation::new(
+            code,
             format!("Path '{path}' is or passes through a symbolic link"),
             "Use the path that the link leads to",
-        )
-    } else if is_path_escape(error) {
-        (
+        );
+    }
+    if is_path_escape(error) {
+        return ErrorExplanation::new(
             PATH_OUTSIDE_CODE,
             format!("Path '{path}' is outside working directory"),
             "Use a path below the working directory",
-        )
-    } else if error.reason == Reason::FileNotFound && !matches!(tool, "list_dir" | "create_file") {
-        (
+        );
+    }
+
+    if error.reason == Reason::FileNotFound && !matches!(tool, "list_dir" | "create_file") {
+        return ErrorExplanation::new(
             "file_not_found",
             format!("File '{path}' not found"),
             "Check the file name and try again, or use file_search to find it",
-        )
-    } else if tool != "create_file" && is_not_found(error) {
-        (
+        );
+    }
+    if tool != "create_file" && is_not_found(error) {
+        return ErrorExplanation::new(
             "directory_not_found",
             format!("Directory '{path}' not found"),
             "Check the directory name and try again, or use list_dir to find it",
-        )
-    } else if let Some(explanation) = files::explain_error(tool, path, invocation, error) {
-        (code.as_str(), explanation.0, explanation.1)
-    } else if let Some(explanation) = search::explain_error(invocation, error) {
-        (code.as_str(), explanation.0, explanation.1)
-    } else if error.reason == Reason::NoCommandHistory {
-        (
-            code.as_str(),
-            "No previous command in this session".to_owned(),
-            "Run a command with run_in_terminal first",
-        )
-    } else if error.reason == Reason::PermissionDenied {
-        (code.as_str(), format!("Cannot access '{path}' - permission denied"), "Use another path")
-    } else {
-        (code.as_str(), error.to_string(), "")
-    };
-
-    let mut response = failure_response(invocation.started, code, &output, suggestion, Json::Null);
-    if suggestion.is_empty() {
-        // The contract's suggestion applies.
-        let suggestion = error.reason.suggestion();
-        if let Some(failure) = &mut response.failure {
-            failure.suggestion = None;
-        }
-        if let Some(data) = &mut response.data {
-            data["error"]["suggestion"] = suggestion.into();
-        }
+        );
     }
-    response
+
+    let of_tool = files::explain_error(tool, path, invocation, error)
+        .or_else(|| search::explain_error(invocation, error));
+    if let Some((output, suggestion)) = of_tool {
+        return ErrorExplanation::new(code, output, suggestion);
+    }
+
+    match error.reason {
+        Reason::NoCommandHistory => ErrorExplanation::new(
+            code,
+            "No previous command in this session",
+            "Run a command with run_in_terminal first",
+        ),
+        Reason::PermissionDenied => ErrorExplanation::new(
+            code,
+            format!("Cannot access '{path}' - permission denied"),
+            "Use another path",
+        ),
+        _ => ErrorExplanation { code, output: error.to_string(), suggestion: None },
+    }
 }

@@ -26,6 +26,16 @@ const IOCTL_DEV: u64 = 1 << 15;
 /// grant. This right is never granted, so a run reaches only its own sockets: neither the host's
 /// nor, because the kernel cannot tell them apart, those of other runs.
 const RESOLVE_UNIX: u64 = 1 << 16;
+/// The first ABI version with [`REFER`] (Linux 5.19).
+const REFER_ABI: u32 = 2;
+/// The first ABI version with [`TRUNCATE`] (Linux 6.2).
+const TRUNCATE_ABI: u32 = 3;
+/// The first ABI version with rights on TCP ports (Linux 6.7).
+const TCP_ABI: u32 = 4;
+/// The first ABI version with [`IOCTL_DEV`] (Linux 6.10).
+const IOCTL_ABI: u32 = 5;
+/// The first ABI version with scopes (Linux 6.12).
+const SCOPE_ABI: u32 = 6;
 /// The first ABI version with [`RESOLVE_UNIX`] (Linux 7.1).
 pub(crate) const RESOLVE_UNIX_ABI: u32 = 9;
 /// Rights that can be granted on a file that is no directory.
@@ -78,6 +88,41 @@ pub(crate) struct LandlockRules {
     expected_identities: Vec<(CString, (u64, u64))>,
 }
 
+/// Returns the rights on files that a ruleset restricts.
+fn handled_rights(abi: u32, reach: ScopeReach) -> u64 {
+    // Version 1 has the 13 lowest rights.
+    let mut handled = REFER - 1;
+    for (version, right) in [(REFER_ABI, REFER), (TRUNCATE_ABI, TRUNCATE), (IOCTL_ABI, IOCTL_DEV)] {
+        if abi >= version {
+            handled |= right;
+        }
+    }
+    if abi >= RESOLVE_UNIX_ABI && reach != ScopeReach::Unrestricted {
+        handled |= RESOLVE_UNIX;
+    }
+    handled
+}
+
+/// Returns the rights on TCP ports that a ruleset restricts.
+fn handled_tcp_rights(abi: u32, reach: ScopeReach) -> u64 {
+    match reach {
+        ScopeReach::SameDomainWithoutTcp if abi >= TCP_ABI => BIND_TCP | CONNECT_TCP,
+        ScopeReach::SameDomainWithoutTcp
+        | ScopeReach::SameDomain
+        | ScopeReach::SameDomainAndAllFiles
+        | ScopeReach::Unrestricted => 0,
+    }
+}
+
+/// Returns what a ruleset confines to its domain.
+fn scopes(abi: u32, reach: ScopeReach) -> u64 {
+    if abi >= SCOPE_ABI && reach != ScopeReach::Unrestricted {
+        SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL
+    } else {
+        0
+    }
+}
+
 impl LandlockRules {
     /// Prepares rules for Landlock ABI version `abi`; 0 means a kernel without Landlock.
     pub(crate) fn new(
@@ -85,23 +130,7 @@ impl LandlockRules {
         reach: ScopeReach,
         paths: impl IntoIterator<Item = (CString, PathAccess)>,
     ) -> Self {
-        // Version 1 has the 13 lowest rights. Each later version adds one.
-        let mut handled = REFER - 1;
-        for (version, right) in [(2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)] {
-            if abi >= version {
-                handled |= right;
-            }
-        }
-        if abi >= RESOLVE_UNIX_ABI && reach != ScopeReach::Unrestricted {
-            handled |= RESOLVE_UNIX;
-        }
-
-        let scoped = if abi >= 6 && reach != ScopeReach::Unrestricted {
-            SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL
-        } else {
-            0
-        };
-
+        let handled = handled_rights(abi, reach);
         let rights = |access| match access {
             PathAccess::Read => EXECUTE | READ_FILE | READ_DIR,
             PathAccess::Devices => {
@@ -120,14 +149,8 @@ impl LandlockRules {
                     | ScopeReach::SameDomainWithoutTcp
                     | ScopeReach::Unrestricted => handled,
                 },
-                handled_access_net: match reach {
-                    ScopeReach::SameDomainWithoutTcp if abi >= 4 => BIND_TCP | CONNECT_TCP,
-                    ScopeReach::SameDomainWithoutTcp
-                    | ScopeReach::SameDomain
-                    | ScopeReach::SameDomainAndAllFiles
-                    | ScopeReach::Unrestricted => 0,
-                },
-                scoped,
+                handled_access_net: handled_tcp_rights(abi, reach),
+                scoped: scopes(abi, reach),
             },
             paths: paths
                 .into_iter()
