@@ -5,6 +5,8 @@
     reason = "kinds of values without rules, in enums of another crate"
 )]
 
+use std::collections::HashMap;
+
 use prost::Message;
 use prost_reflect::{
     DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor,
@@ -295,43 +297,62 @@ fn check_field(
     }
 
     match message.get_field(field).as_ref() {
-        Value::List(items) if is_within_max_items(items.len(), rules) => {
-            for (index, item) in items.iter().enumerate() {
-                if is_full(violations) {
-                    return;
-                }
-                check_value(item, rules, || format!("{name}[{index}]"), violations);
-            }
-        }
-        Value::Map(entries) if is_within_max_items(entries.len(), rules) => {
-            for (key, value) in entries {
-                if is_full(violations) {
-                    return;
-                }
-                let path = || match key {
-                    MapKey::String(key) => format!("{name}[{key:?}]"),
-                    other => format!("{name}[{other:?}]"),
-                };
-                if let MapKey::String(key) = key {
-                    check_value(&Value::String(key.clone()), rules, path, violations);
-                }
-                check_value(value, rules, path, violations);
-            }
-        }
-        // Elements of a list or map that is too long are not checked.
-        Value::List(items) => violations.push(too_many_elements(items.len(), rules, name)),
-        Value::Map(entries) => violations.push(too_many_elements(entries.len(), rules, name)),
-        Value::EnumNumber(number) => {
-            if let Kind::Enum(kind) = field.kind()
-                && kind.get_value(*number).is_none()
-            {
-                let values: Vec<_> =
-                    kind.values().skip(1).map(|value| value.name().to_owned()).collect();
-                let text = format!("is {number}; it must be one of {}", values.join(", "));
-                violations.push(Violation::new(name, text));
-            }
-        }
+        Value::List(items) => check_list(items, rules, name, violations),
+        Value::Map(entries) => check_map(entries, rules, name, violations),
+        Value::EnumNumber(number) => check_enum(*number, field, name, violations),
         value => check_value(value, rules, || name.to_owned(), violations),
+    }
+}
+
+/// Checks a list. The elements of a list that is too long are not checked.
+fn check_list(items: &[Value], rules: &FieldRules, name: &str, violations: &mut Vec<Violation>) {
+    if !is_within_max_items(items.len(), rules) {
+        violations.push(too_many_elements(items.len(), rules, name));
+        return;
+    }
+
+    for (index, item) in items.iter().enumerate() {
+        if is_full(violations) {
+            return;
+        }
+        check_value(item, rules, || format!("{name}[{index}]"), violations);
+    }
+}
+
+/// Checks the keys and values of a map. Those of a map that is too large are not checked.
+fn check_map(
+    entries: &HashMap<MapKey, Value>,
+    rules: &FieldRules,
+    name: &str,
+    violations: &mut Vec<Violation>,
+) {
+    if !is_within_max_items(entries.len(), rules) {
+        violations.push(too_many_elements(entries.len(), rules, name));
+        return;
+    }
+
+    for (key, value) in entries {
+        if is_full(violations) {
+            return;
+        }
+        let path = || match key {
+            MapKey::String(key) => format!("{name}[{key:?}]"),
+            other => format!("{name}[{other:?}]"),
+        };
+        if let MapKey::String(key) = key {
+            check_value(&Value::String(key.clone()), rules, path, violations);
+        }
+        check_value(value, rules, path, violations);
+    }
+}
+
+fn check_enum(number: i32, field: &FieldDescriptor, name: &str, violations: &mut Vec<Violation>) {
+    if let Kind::Enum(kind) = field.kind()
+        && kind.get_value(number).is_none()
+    {
+        let values: Vec<_> = kind.values().skip(1).map(|value| value.name().to_owned()).collect();
+        let text = format!("is {number}; it must be one of {}", values.join(", "));
+        violations.push(Violation::new(name, text));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tests of the job registry with a database in memory.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::*;
 use crate::daemon::store::state_dir::StateDir;
