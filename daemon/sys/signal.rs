@@ -17,7 +17,7 @@ use super::{
 /// Makes a sandbox's init send another signal, given as its value, to the command's process group.
 /// A real-time signal, because several of those queue in order (signal(7)).
 pub(crate) const RELAY_SIGNAL: i32 = 40;
-/// Signals the supervisor of a run without a process namespace that its parent has died.
+/// Signals the init of a run at L1 that its parent has died.
 pub(crate) const PARENT_DEATH_SIGNAL: i32 = libc::SIGUSR1;
 /// Process group of a sandbox's command, which leads its own session. With a process namespace it
 /// is process 2.
@@ -116,7 +116,7 @@ pub(crate) fn install_signal_relay() -> Result<(), Errno> {
     set_action(RELAY_SIGNAL, &action)
 }
 
-/// Makes this process, the supervisor of a run without a process namespace, relay the value of
+/// Makes this process, the init of a run at L1, relay the value of
 /// [`RELAY_SIGNAL`]. If the value is SIGKILL, or on [`PARENT_DEATH_SIGNAL`], it kills every process
 /// that it may signal.
 pub(crate) fn install_signal_relay_and_kill() -> Result<(), Errno> {
