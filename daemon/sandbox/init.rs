@@ -49,7 +49,7 @@ use crate::daemon::sys::{
     signal::install_signal_relay,
 };
 
-/// What a sandbox is built from, prepared by its slot keeper (at L1, its L1 init).
+/// What a sandbox is built from, prepared by its slot keeper (at L1, by its init).
 #[derive(Debug)]
 pub(super) struct Blueprint {
     pub(super) level: IsolationLevel,
@@ -68,7 +68,7 @@ pub(super) struct Blueprint {
     pub(super) filter: Vec<Instruction>,
     /// The network of the run, for the probe.
     pub(super) network: NetworkMode,
-    /// Pidfd of the slot keeper, with which the init ends. `None` at L1, which has no init.
+    /// Pidfd of the slot keeper, with which the init ends. `None` at L1, where a signal ends it.
     pub(super) slot_pidfd: Option<OwnedFd>,
 }
 

@@ -65,7 +65,7 @@ pub(crate) struct IdleSandbox {
     pub(super) level: IsolationLevel,
     /// The generation of protected files that the sandbox has mounted.
     pub(super) generation: u64,
-    /// The keeper, which can lower CPU shares.
+    /// The socket to the keeper, which can lower CPU shares.
     pub(super) keeper: Arc<Mutex<Channel>>,
     /// The directory for temporary files and `HOME`, at L1 only.
     pub(super) scratch_directory: Option<OsString>,

@@ -2,9 +2,9 @@
 //! with `unsafe` code.
 //!
 //! Between the creation of a sandbox's processes and `execve`, their code shares memory with
-//! another process (see [`process`]). So everything used there makes raw system calls: no libc
-//! wrapper that writes `errno` to thread-local storage, no allocation, no lock. rustix's Linux
-//! backend works that way too and is used wherever it has the call.
+//! another process (see [`process`]). So everything used there makes raw system calls. It allocates
+//! nothing, takes no lock and calls no libc wrapper, which would write `errno` to thread-local
+//! storage. rustix's Linux backend works that way too and is used wherever it has the call.
 //!
 //! Every function that other modules can call is safe: its types express what the kernel needs, or
 //! it checks it.

@@ -116,9 +116,8 @@ pub(crate) fn install_signal_relay() -> Result<(), Errno> {
     set_action(RELAY_SIGNAL, &action)
 }
 
-/// Makes this process, the init of a run at L1, relay the value of
-/// [`RELAY_SIGNAL`]. If the value is SIGKILL, or on [`PARENT_DEATH_SIGNAL`], it kills every process
-/// that it may signal.
+/// Makes this process, the init of a run at L1, relay the value of [`RELAY_SIGNAL`]. If the value is
+/// SIGKILL, or on [`PARENT_DEATH_SIGNAL`], it kills every process that it may signal.
 pub(crate) fn install_signal_relay_and_kill() -> Result<(), Errno> {
     let action = SignalAction {
         handler: relay_or_kill_all as *const () as usize,

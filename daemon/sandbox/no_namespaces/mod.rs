@@ -4,7 +4,7 @@
 //! keeper
 //!  └─ template       one per workspace: has changed to the commands' user for good
 //!      └─ slot       in a Landlock domain of its own, which its signals cannot leave
-//!          └─ L1 init     one per run, in a nested domain. Orphans of the run become its
+//!          └─ L1 init        one per run, in a nested domain. Orphans of the run become its
 //!              │             children. One kill(2) call reaches the run and nothing else
 //!              └─ command    in a nested domain, under seccomp: receives the request, executes it
 //! ```
