@@ -80,6 +80,25 @@ pub(crate) struct ToolSchema {
 
 /// Checks the schema of the parameters of a tool: an object without additional properties.
 pub(super) fn parse_schema(table: &toml::Table, report: &mut impl FnMut(String)) -> ToolSchema {
+    let root = parse_root(table, report);
+    root.check(report);
+
+    let (properties, validation_cost) = inline_properties(&root, report);
+    for name in properties.keys().filter(|name| !is_param_name(name)) {
+        report(format!("schema.properties.{name}: names of parameters have letters, digits and _"));
+    }
+
+    let fields = close_schema(&root, properties);
+    let bytes = Json::Object(fields.clone()).to_string().len();
+    if bytes > MAX_SCHEMA_BYTES {
+        report(format!(
+            "schema: it has {bytes} bytes as JSON with its references inlined; at most {MAX_SCHEMA_BYTES} are allowed"
+        ));
+    }
+    ToolSchema { fields, validation_cost }
+}
+
+fn parse_root(table: &toml::Table, report: &mut impl FnMut(String)) -> RootSchema {
     let mut root = Map::new();
     for (name, value) in table {
         match toml_to_json(value) {
@@ -89,9 +108,14 @@ pub(super) fn parse_schema(table: &toml::Table, report: &mut impl FnMut(String))
             Err(problem) => report(format!("schema.{name}: {problem}")),
         }
     }
-    let root = RootSchema(root);
-    root.check(report);
+    RootSchema(root)
+}
 
+/// Returns the schemas of the parameters without references, and the cost of validation.
+fn inline_properties(
+    root: &RootSchema,
+    report: &mut impl FnMut(String),
+) -> (Map<String, Json>, usize) {
     let mut inliner = SchemaInliner {
         root: Json::Object(root.0.clone()),
         open_refs: Vec::new(),
@@ -112,14 +136,16 @@ pub(super) fn parse_schema(table: &toml::Table, report: &mut impl FnMut(String))
             (name.clone(), inliner.inline(schema, &path, 0))
         })
         .collect();
+
     let validation_cost = inliner.cost + properties.len();
     for problem in inliner.problems {
         report(problem);
     }
-    for name in properties.keys().filter(|name| !is_param_name(name)) {
-        report(format!("schema.properties.{name}: names of parameters have letters, digits and _"));
-    }
+    (properties, validation_cost)
+}
 
+/// Returns the schema of an object with these properties and no others.
+fn close_schema(root: &RootSchema, properties: Map<String, Json>) -> Map<String, Json> {
     let mut fields = Map::new();
     fields.insert("type".to_owned(), "object".into());
     fields.insert("properties".to_owned(), properties.into());
@@ -129,13 +155,7 @@ pub(super) fn parse_schema(table: &toml::Table, report: &mut impl FnMut(String))
         }
     }
     fields.insert("additionalProperties".to_owned(), false.into());
-    let bytes = Json::Object(fields.clone()).to_string().len();
-    if bytes > MAX_SCHEMA_BYTES {
-        report(format!(
-            "schema: it has {bytes} bytes as JSON with its references inlined; at most {MAX_SCHEMA_BYTES} are allowed"
-        ));
-    }
-    ToolSchema { fields, validation_cost }
+    fields
 }
 
 /// The root schema, of all parameters together.
