@@ -15,6 +15,7 @@ use super::{
     unix_millis,
 };
 
+// The columns `answer` and `answer_bytes` hold the reply.
 const TABLE: RetainedTable = RetainedTable { name: "request", bytes_column: "answer_bytes" };
 
 #[derive(Debug, Clone)]
@@ -329,7 +330,7 @@ fn delete_batch(connection: &Connection, limits: RetentionLimits) -> rusqlite::R
         delete.execute([row])?;
     }
 
-    // An empty answer marks an evicted reply: no reply is empty.
+    // An empty value marks an evicted reply: no reply is empty.
     let mut evict = connection
         .prepare_cached("UPDATE request SET answer = x'', answer_bytes = 0 WHERE rowid = ?1")?;
     for row in &excess.oversized {
