@@ -153,7 +153,7 @@ async fn jig_call_exits_like_its_command() {
         let words = ["call", "--dialect", dialect, tool, "command=false"];
         run_expecting_exit(&daemon, &words, 1);
     }
-    // However its vocabulary puts it, also as a failure.
+    // However its dialect puts it, also as a failure.
     for (words, parameters, code, expected) in [
         (&["agentbench", "run"][..], &["command=kill -9 $$"][..], 137, ""),
         (&["anthropic", "bash"], &["command=kill -9 $$"], 137, ""),

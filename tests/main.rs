@@ -59,7 +59,7 @@ mod files;
 mod health;
 /// As whom commands run, and to whom the files belong that they make.
 mod identity;
-/// Calls by the names of their tools, in any vocabulary, one or several at a time.
+/// Calls by the names of their tools, in any dialect, one or several at a time.
 mod invoke;
 /// What a command is and sees: the promise of the sandbox, looked at from inside and from outside.
 mod isolation;

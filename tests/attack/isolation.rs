@@ -210,7 +210,7 @@ async fn case_n11_no_variable_and_no_metadata_lowers_isolation() {
     }
 }
 
-/// The tool of each vocabulary that runs a command, and whether its definition ignores unknown
+/// The tool of each dialect that runs a command, and whether its definition ignores unknown
 /// parameters.
 const RUN_TOOLS: [(&str, &str, bool); 8] = [
     ("", "run", false),

@@ -8,7 +8,7 @@ try_schemas() {
   echo "rendered tools on $address"
   local sdks=$tools/sdks rendered=$scratch/rendered dialects dialect format here=tests/clients/schemas
   mkdir -p "$rendered/results"
-  # The daemon itself says which vocabularies there are.
+  # The daemon itself says which dialects there are.
   dialects=$("$jig" --address "$address" tools --dialect none 2>&1 | sed -n '1s/.* use one of //p' | tr -d ,) || true
   check "the daemon names its dialects" 0 'agentbench.*rauskuclaw' echo "$dialects"
   for dialect in contract $dialects; do

@@ -1,4 +1,4 @@
-//! As models are told of tools of the configuration: in every format, in every vocabulary.
+//! As models are told of tools of the configuration: in every format, in every dialect.
 
 use jig::api::v1::{
     BatchCall, InvokeBatchRequest, InvokeStatus, JobState, ListToolsRequest, SubmitJobRequest,

@@ -148,7 +148,7 @@ properties.word = { type = "string", description = "The word." }
         let output = json_of(completed.output.as_ref().unwrap());
         assert_eq!((completed.ok, &output["stdout"]), (true, &"hello\n".into()));
         assert_eq!(refused.error.as_ref().unwrap().code, code, "{dialect}");
-        // What is no tool of the vocabulary has no name in it.
+        // What is no tool of the dialect has no name in it.
         let request = InvokeBatchRequest {
             mode: Some(BatchMode::Async.into()),
             ..batch_request(dialect, &calls[..1])
@@ -158,7 +158,7 @@ properties.word = { type = "string", description = "The word." }
     }
 }
 
-/// A vocabulary whose answers are texts has texts in every format, whether it could or not.
+/// A dialect whose answers are texts has texts in every format, whether it could or not.
 #[tokio::test]
 async fn text_results_stay_text_in_every_format() {
     let daemon = Setup::new().workspace_file("a.txt", "x").start().await;

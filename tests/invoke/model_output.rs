@@ -12,10 +12,10 @@ use crate::support::{Daemon, KeyFile, Refusal, Setup, with_key, with_metadata};
 /// Writes 308,050 bytes in 5,050 lines.
 const LONG_OUTPUT_COMMAND: &str = "seq -f %060g 1 5050";
 
-/// Name of a vocabulary, of its tool for commands, and the parameters of that for a command.
+/// Name of a dialect, of its tool for commands, and the parameters of that for a command.
 pub(super) type CommandTool = (&'static str, &'static str, fn(&str) -> Value);
 
-/// All vocabularies, with the tool that runs a command, and how it is called.
+/// All dialects, with the tool that runs a command, and how it is called.
 pub(super) const COMMAND_TOOLS: [CommandTool; 8] = [
     ("", "run", |command| json!({ "command": command })),
     ("agentbench", "run", |command| json!({ "command": command })),

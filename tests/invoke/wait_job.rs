@@ -52,7 +52,7 @@ async fn wait_job_works_in_every_dialect() {
             _ => ended_result.to_string().contains("done\\n"),
         };
         assert!(is_answered, "{dialect}: {ended_result}");
-        // Its words are not those of another vocabulary.
+        // Its words are not those of another dialect.
         if !["", "openai", "anthropic"].contains(&dialect) {
             let other = if dialect == "claude" { "dracode" } else { "claude" };
             let wait = json!({ "job_id": job });

@@ -194,7 +194,7 @@ async fn list_dialect_tools(fixture: &PropertyFixture) -> Vec<SchemaTool> {
             schema: tool["input_schema"].clone(),
         }));
     }
-    // The vendors' vocabularies borrow these.
+    // The vendors' dialects borrow these.
     let borrowed = ["read_file", "wait_job"];
     let is_vendors = |tool: &SchemaTool| matches!(tool.dialect, "openai" | "anthropic");
     tools.retain(|tool| !is_vendors(tool) || !borrowed.contains(&&*tool.name));

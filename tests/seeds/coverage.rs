@@ -1,4 +1,4 @@
-//! That no tool of any vocabulary has fewer scenarios than it must.
+//! That no tool of any dialect has fewer scenarios than it must.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use jig::api::v1::ToolFormat;
 /// Fewest scenarios of a tool.
 const MIN_SCENARIOS_PER_TOOL: usize = 10;
 
-/// All vocabularies.
+/// All dialects.
 const DOCUMENTS: [&str; 8] = [
     "contract",
     "agentbench",
@@ -28,7 +28,7 @@ const DOCUMENTS: [&str; 8] = [
 
 /// Tools whose scenarios are tests in Rust, with how many they are. `Task` goes on when it is answered: it is
 /// followed, cancelled, and refused for nine reasons, by the tests `c09_…` of `tests/seeds/claude.rs`.
-/// Jobs are waited for in eight vocabularies, and by keys that may and may not, by the tests of `tests/invoke/model_output.rs`.
+/// Jobs are waited for in eight dialects, and by keys that may and may not, by the tests of `tests/invoke/model_output.rs`.
 const RUST_SCENARIO_COUNTS: [(&str, &str, usize); 2] =
     [("claude", "Task", 11), ("contract", "wait_job", 8)];
 
@@ -53,7 +53,7 @@ async fn every_tool_has_enough_scenarios() {
         let dialect = dialect_of(document);
         let listed = list_tools(stage.daemon(), dialect, ToolFormat::JsonSchema).await;
         for tool in listed.names {
-            // A vocabulary may borrow tools of the contract, which comes first.
+            // A dialect may borrow tools of the contract, which comes first.
             let count = counts.get(&tool).or_else(|| of_contract.get(&tool));
             let count = count.copied().unwrap_or_default();
             assert!(count >= MIN_SCENARIOS_PER_TOOL, "{document} {tool}: {count} scenarios");

@@ -1,5 +1,5 @@
 //! The source documents, row by row (`design/SEEDS.md`): what each asks for, through a running daemon. And, tool by
-//! tool, the contract, and the vocabularies that vendors train their models on. The scenarios are data, one file or
+//! tool, the contract, and the dialects that vendors train their models on. The scenarios are data, one file or
 //! folder per document; a test is one row of it, and is named after it.
 
 mod agentbench;

@@ -100,7 +100,7 @@ struct Scenario {
     truncated: bool,
 }
 
-/// What is named `contract` here is the vocabulary without a name.
+/// What is named `contract` here is the dialect without a name.
 pub(super) fn dialect_of(document: &str) -> &str {
     match document {
         "contract" => "",

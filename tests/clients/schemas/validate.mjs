@@ -64,7 +64,7 @@ for (const { dialect, tools } of rendered("json-schema")) {
 
 // The calls are made in their order, in the workspace of the daemon that is there for all these checks.
 const written = JSON.parse(readFileSync(new URL("calls.json", import.meta.url), "utf8"));
-// Tools of the configuration are the same in every vocabulary.
+// Tools of the configuration are the same in every dialect.
 const dialects = new Set([...known.keys()].map((name) => name.split(" ")[0]));
 const calls = written.flatMap(({ everywhere, ...call }) => (everywhere ? [...dialects].map((dialect) => ({ dialect, ...call })) : [call]));
 const common = ["--address", address, "--session", "schemas"];
