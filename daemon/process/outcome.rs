@@ -1,5 +1,7 @@
 //! How a command ended, derived from its wait status and from what the daemon did to it.
 
+use nix::sys::signal::Signal;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommandOutcome {
     /// It exited with this code.
@@ -121,40 +123,6 @@ impl CommandOutcome {
     }
 }
 
-/// Standard signals by number (signal(7)).
-const SIGNAL_NAMES: &[(i32, &str)] = &[
-    (libc::SIGHUP, "SIGHUP"),
-    (libc::SIGINT, "SIGINT"),
-    (libc::SIGQUIT, "SIGQUIT"),
-    (libc::SIGILL, "SIGILL"),
-    (libc::SIGTRAP, "SIGTRAP"),
-    (libc::SIGABRT, "SIGABRT"),
-    (libc::SIGBUS, "SIGBUS"),
-    (libc::SIGFPE, "SIGFPE"),
-    (libc::SIGKILL, "SIGKILL"),
-    (libc::SIGUSR1, "SIGUSR1"),
-    (libc::SIGSEGV, "SIGSEGV"),
-    (libc::SIGUSR2, "SIGUSR2"),
-    (libc::SIGPIPE, "SIGPIPE"),
-    (libc::SIGALRM, "SIGALRM"),
-    (libc::SIGTERM, "SIGTERM"),
-    (libc::SIGSTKFLT, "SIGSTKFLT"),
-    (libc::SIGCHLD, "SIGCHLD"),
-    (libc::SIGCONT, "SIGCONT"),
-    (libc::SIGSTOP, "SIGSTOP"),
-    (libc::SIGTSTP, "SIGTSTP"),
-    (libc::SIGTTIN, "SIGTTIN"),
-    (libc::SIGTTOU, "SIGTTOU"),
-    (libc::SIGURG, "SIGURG"),
-    (libc::SIGXCPU, "SIGXCPU"),
-    (libc::SIGXFSZ, "SIGXFSZ"),
-    (libc::SIGVTALRM, "SIGVTALRM"),
-    (libc::SIGPROF, "SIGPROF"),
-    (libc::SIGWINCH, "SIGWINCH"),
-    (libc::SIGIO, "SIGIO"),
-    (libc::SIGPWR, "SIGPWR"),
-    (libc::SIGSYS, "SIGSYS"),
-];
 /// SIGRTMIN: the kernel's first is 32, of which the C library reserves two.
 const FIRST_REAL_TIME_SIGNAL: i32 = 34;
 /// SIGRTMAX.
@@ -162,13 +130,13 @@ const LAST_SIGNAL: i32 = 64;
 
 /// Returns the name of a signal, such as `SIGKILL`.
 pub(crate) fn signal_name(signal: i32) -> String {
-    match SIGNAL_NAMES.iter().find(|(number, _)| *number == signal) {
-        Some((_, name)) => (*name).to_owned(),
-        None if signal >= FIRST_REAL_TIME_SIGNAL => {
+    match Signal::try_from(signal) {
+        Ok(standard) => standard.as_str().to_owned(),
+        Err(_) if signal >= FIRST_REAL_TIME_SIGNAL => {
             format!("SIGRTMIN+{}", signal - FIRST_REAL_TIME_SIGNAL)
         }
         // The two reserved ones have no names.
-        None => format!("SIG{signal}"),
+        Err(_) => format!("SIG{signal}"),
     }
 }
 
@@ -185,7 +153,7 @@ pub(crate) fn signal_number(text: &str) -> Option<i32> {
                 FIRST_REAL_TIME_SIGNAL + i32::from(offset.strip_prefix('+')?.parse::<u8>().ok()?)
             }
             None if name.bytes().all(|byte| byte.is_ascii_digit()) => name.parse().ok()?,
-            None => SIGNAL_NAMES.iter().find(|(_, known)| &known[3..] == name)?.0,
+            None => format!("SIG{name}").parse::<Signal>().ok()? as i32,
         }
     };
     (1..=LAST_SIGNAL).contains(&number).then_some(number)

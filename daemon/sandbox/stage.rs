@@ -340,37 +340,8 @@ pub(crate) fn at_stage(stage: Stage, detail: &str) -> impl FnOnce(Errno) -> Stag
 }
 
 fn errno_name(number: i32) -> String {
-    let name = match number {
-        libc::EPERM => "EPERM",
-        libc::ENOENT => "ENOENT",
-        libc::EIO => "EIO",
-        libc::E2BIG => "E2BIG",
-        libc::EBADF => "EBADF",
-        libc::EAGAIN => "EAGAIN",
-        libc::ENOMEM => "ENOMEM",
-        libc::EACCES => "EACCES",
-        libc::EBUSY => "EBUSY",
-        libc::EEXIST => "EEXIST",
-        libc::EXDEV => "EXDEV",
-        libc::ENODEV => "ENODEV",
-        libc::ENOTDIR => "ENOTDIR",
-        libc::EISDIR => "EISDIR",
-        libc::EINVAL => "EINVAL",
-        libc::ENFILE => "ENFILE",
-        libc::EMFILE => "EMFILE",
-        libc::ENOSPC => "ENOSPC",
-        libc::EROFS => "EROFS",
-        libc::ENOSYS => "ENOSYS",
-        libc::ELOOP => "ELOOP",
-        libc::EOPNOTSUPP => "EOPNOTSUPP",
-        libc::EUSERS => "EUSERS",
-        libc::EOVERFLOW => "EOVERFLOW",
-        libc::ESTALE => "ESTALE",
-        libc::EPIPE => "EPIPE",
-        libc::ECONNRESET => "ECONNRESET",
-        libc::ENAMETOOLONG => "ENAMETOOLONG",
-        libc::ETOOMANYREFS => "ETOOMANYREFS",
-        _ => return format!("errno {number}"),
-    };
-    name.to_owned()
+    match nix::errno::Errno::from_raw(number) {
+        nix::errno::Errno::UnknownErrno => format!("errno {number}"),
+        known => format!("{known:?}"),
+    }
 }
