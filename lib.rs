@@ -98,7 +98,7 @@
 //! |---|---|
 //! | tokio, tonic, hyper, tower | runtime, gRPC and the layers of the server |
 //! | prost, prost-reflect, protox | messages; descriptors with their options; compiling the protos |
-//! | rustix, libc | system calls; numbers and constants of the kernel |
+//! | nix, caps, rustix, libc | system calls; numbers and constants of the kernel |
 //! | rusqlite | requests, jobs, approvals and rules in the state directory |
 //! | ignore, globset, grep-*, regex | walks and searches as ripgrep's |
 //! | similar, strsim | diffs; similar lines and names in errors |
@@ -107,10 +107,14 @@
 //! | opentelemetry, tracing | spans and logs |
 //! | clap, indicatif, anstream | command line, progress and colours of `jig` |
 //!
-//! Sandbox processes share memory with the process that starts them, until they execute the command.
-//! There a system call must neither allocate nor write `errno`, which is thread-local storage of the
-//! parent. rustix makes such calls; `nix` and `caps` go through libc. `caps` also drops only the
-//! capabilities that it knows by name, while `sandbox/capabilities.rs` drops all that the kernel has.
+//! The process decides which crate makes a system call. In ordinary processes (daemon, keeper,
+//! launcher, template) `nix` sets resource limits, enters namespaces and unblocks signals, and `caps`
+//! reads and drops capabilities. rustix makes the other calls, in every process. The processes of a
+//! sandbox share memory with the process that starts them, until they execute the command. There a
+//! system call must neither allocate nor write `errno`, which is thread-local storage of the parent.
+//! rustix and `sys` make such calls; `nix` and `caps` go through libc. Two loops stay. `caps` drops
+//! only capabilities that it knows by name, and `sandbox/capabilities.rs` drops all that the kernel
+//! has. `nix` has no real-time signals, and `sys/signal.rs` resets them too.
 //!
 //! # Invariants
 //!

@@ -3,10 +3,8 @@
 
 use std::{fmt, fs, path::Path};
 
-use rustix::{
-    process::geteuid,
-    thread::{CapabilitySet, capabilities},
-};
+use caps::{CapSet, Capability};
+use rustix::process::geteuid;
 
 use super::{masked_proc, stage::Stage};
 
@@ -33,7 +31,7 @@ enum ContainerEngine {
 impl HostEnvironment {
     /// Inspects this process. Called before the daemon drops privileges and is confined.
     pub(crate) fn detect() -> Self {
-        let effective = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+        let effective = caps::read(None, CapSet::Effective).unwrap_or_default();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
 
@@ -50,8 +48,9 @@ impl HostEnvironment {
         Self {
             engine,
             uid: geteuid().as_raw(),
-            can_set_user: effective.contains(CapabilitySet::SETUID | CapabilitySet::SETGID),
-            can_mount: effective.contains(CapabilitySet::SYS_ADMIN),
+            can_set_user: effective.contains(&Capability::CAP_SETUID)
+                && effective.contains(&Capability::CAP_SETGID),
+            can_mount: effective.contains(&Capability::CAP_SYS_ADMIN),
             has_seccomp_filter: status.lines().any(|line| line == "Seccomp:\t2"),
             has_masked_proc: masked_proc::is_masked().unwrap_or(false),
         }

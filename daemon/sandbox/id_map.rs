@@ -7,12 +7,14 @@
 
 use std::{
     fs,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::fd::{BorrowedFd, OwnedFd},
 };
 
 use rustix::{
     fs::{Mode, OFlags, fstat, open},
-    process::{DumpableBehavior, WaitOptions, set_dumpable_behavior, waitpid},
+    process::{
+        DumpableBehavior, Signal, WaitOptions, pidfd_send_signal, set_dumpable_behavior, waitpid,
+    },
 };
 
 use super::{
@@ -22,7 +24,6 @@ use super::{
 use crate::daemon::sys::{
     Errno,
     process::{Fork, SingleThreaded, exit_now, fork},
-    signal,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +80,7 @@ pub(super) fn create_user_namespace(
                 .map_err(at_stage(Stage::MapOwner, &path))
         });
 
-    let _ended = signal::send(pidfd.as_fd(), libc::SIGKILL);
+    let _ended = pidfd_send_signal(&pidfd, Signal::KILL);
     let _reaped = waitpid(Some(child), WaitOptions::empty());
     drop(keeper);
     opened

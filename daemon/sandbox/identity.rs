@@ -3,10 +3,8 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
-use rustix::{
-    process::{getegid, geteuid},
-    thread::{CapabilitySet, capabilities},
-};
+use caps::{CapSet, Capability, errors::CapsError};
+use rustix::process::{getegid, geteuid};
 
 use super::{
     id_map::{self, DirectoryOwner},
@@ -31,11 +29,12 @@ pub(super) struct KeeperPrivileges {
 
 impl KeeperPrivileges {
     /// Detects the privileges. `sandbox_id` is a user id that a root daemon uses for sandboxes.
-    pub(super) fn detect(sandbox_id: u32) -> Result<Self, Errno> {
-        let effective = capabilities(None)?.effective;
+    pub(super) fn detect(sandbox_id: u32) -> Result<Self, CapsError> {
+        let effective = caps::read(None, CapSet::Effective)?;
         let uid = geteuid();
         let can_set_user = uid.is_root()
-            && effective.contains(CapabilitySet::SETUID | CapabilitySet::SETGID)
+            && effective.contains(&Capability::CAP_SETUID)
+            && effective.contains(&Capability::CAP_SETGID)
             && id_map::id_exists(sandbox_id);
 
         Ok(Self {
@@ -43,8 +42,8 @@ impl KeeperPrivileges {
             gid: getegid().as_raw(),
             is_host_root: uid.is_root() && host_root_is_mapped(),
             can_set_user,
-            can_map_owners: can_set_user && effective.contains(CapabilitySet::SYS_ADMIN),
-            can_kill_others: effective.contains(CapabilitySet::KILL),
+            can_map_owners: can_set_user && effective.contains(&Capability::CAP_SYS_ADMIN),
+            can_kill_others: effective.contains(&Capability::CAP_KILL),
         })
     }
 

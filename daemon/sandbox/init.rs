@@ -42,8 +42,9 @@ use super::{
 use crate::daemon::sys::{
     Errno,
     bpf::{Instruction, load_filter},
+    denied_syscalls::unshare_user_namespace,
     fd::{close_all_except, kept_fd},
-    process::{children_usage, die_with_parent, exit_now, kill_all, unshare, wait_any},
+    process::{children_usage, die_with_parent, exit_now, kill_all, wait_any},
     process_arena::SharedArea,
     set_process_name,
     signal::install_signal_relay,
@@ -280,8 +281,8 @@ pub(super) fn verify_restrictions() -> Result<(), Errno> {
     if secure_computing_mode()? != SecureComputingMode::Filter {
         return Err(Errno::PERM);
     }
-    match unshare(libc::CLONE_NEWUSER) {
-        Err(Errno::PERM) => Ok(()),
+    match unshare_user_namespace() {
+        Errno::PERM => Ok(()),
         _ => Err(Errno::PERM),
     }
 }

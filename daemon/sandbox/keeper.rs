@@ -13,8 +13,8 @@ use std::{
 use rustix::{
     mount::{OpenTreeFlags, open_tree},
     process::{
-        DumpableBehavior, Pid, Signal, WaitOptions, set_dumpable_behavior,
-        set_parent_process_death_signal, setsid, waitpid,
+        DumpableBehavior, Pid, Signal, WaitId, WaitIdOptions, WaitOptions, pidfd_send_signal,
+        set_dumpable_behavior, set_parent_process_death_signal, setsid, waitid, waitpid,
     },
     thread::set_thread_groups,
 };
@@ -101,7 +101,8 @@ fn prepare(socket: &impl AsFd) -> Result<KeeperState, StageFailure> {
     }
 
     let first_id = plan.workspaces.first().map_or(0, |first| first.sandbox_id);
-    let privileges = KeeperPrivileges::detect(first_id).map_err(at_stage(stage, "capabilities"))?;
+    let privileges = KeeperPrivileges::detect(first_id)
+        .map_err(|error| StageFailure::other(stage, error.to_string()))?;
     for workspace in &mut plan.workspaces {
         // A container's user namespace may have fewer ids than there are workspaces.
         if !id_map::id_exists(workspace.sandbox_id) {
@@ -442,8 +443,8 @@ impl KeeperState {
 
 impl LauncherProcess {
     fn is_alive(&self) -> bool {
-        signal::send(self.pidfd.as_fd(), 0).is_ok()
-            && matches!(waitpid(Some(self.process), WaitOptions::NOHANG), Ok(None))
+        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        matches!(waitid(WaitId::PidFd(self.pidfd.as_fd()), ended), Ok(None))
     }
 
     /// Waits until the launcher reports that it is ready.
@@ -480,7 +481,7 @@ impl LauncherProcess {
 impl Drop for LauncherProcess {
     fn drop(&mut self) {
         // The launcher may be dead already. Waiting then removes it from the process table.
-        let _dead = signal::send(self.pidfd.as_fd(), libc::SIGKILL);
+        let _dead = pidfd_send_signal(&self.pidfd, Signal::KILL);
         // Does not block: a process that hangs in the kernel would delay its successor.
         let _reaped = waitpid(Some(self.process), WaitOptions::NOHANG);
     }

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::{Signal, pidfd_send_signal};
 use tokio::{
     io::unix::AsyncFd,
     sync::oneshot,
@@ -12,7 +13,7 @@ use tokio::{
 };
 
 use super::level::IsolationLevel;
-use crate::daemon::sys::{readiness::try_watch_readable, signal};
+use crate::daemon::sys::{readiness::try_watch_readable, signal::send_through_init};
 
 /// Time that a killed sandbox may take to be gone before it is quarantined. Killing a thousand
 /// processes takes 54 ms on a slow machine.
@@ -35,9 +36,9 @@ pub(super) enum SlotOutcome {
 /// the L1 init, which kills all others and ends when they are gone.
 pub(super) fn kill_sandbox(init: &OwnedFd, level: IsolationLevel) {
     let _dead = if level.has_namespaces() {
-        signal::send(init.as_fd(), libc::SIGKILL)
+        pidfd_send_signal(init, Signal::KILL)
     } else {
-        signal::send_through_init(init.as_fd(), libc::SIGKILL)
+        send_through_init(init.as_fd(), libc::SIGKILL)
     };
 }
 

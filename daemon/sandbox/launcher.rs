@@ -5,6 +5,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use nix::sched::{CloneFlags, unshare};
 use rustix::{
     mount::{MountFlags, mount},
     process::{Signal, WaitOptions, set_parent_process_death_signal, wait},
@@ -18,7 +19,8 @@ use super::{
     wire::{SandboxIdentity, SetupReply, StartTemplateRequest, TemplateSpec, receive, send},
 };
 use crate::daemon::sys::{
-    process::{Fork, SingleThreaded, exit_now, fork, unshare},
+    from_nix,
+    process::{Fork, SingleThreaded, exit_now, fork},
     set_process_name,
 };
 
@@ -44,7 +46,8 @@ pub(super) fn enter_intermediate_namespaces() -> Result<(), StageFailure> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount(c"proc", c"/proc", c"proc", flags, None)
         .map_err(at_stage(Stage::MountTemplateProc, "mounting it over one with masks"))?;
-    unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)
+    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
+        .map_err(from_nix)
         .map_err(at_stage(Stage::UserNamespace, "unshare"))
 }
 

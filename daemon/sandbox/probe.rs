@@ -27,10 +27,7 @@ use super::{
     proxy_listener::PROXY_PORT,
     stage::{Stage, StageFailure},
 };
-use crate::daemon::sys::{
-    Errno, denied_syscalls,
-    process::{run_in_fork, unshare},
-};
+use crate::daemon::sys::{Errno, denied_syscalls, process::run_in_fork};
 
 #[derive(Debug)]
 struct ProbeCheck {
@@ -57,7 +54,7 @@ const COMMON_CHECKS: &[ProbeCheck] = &[
     },
     ProbeCheck {
         name: "unshare(CLONE_NEWUSER) returns EPERM",
-        passes: || unshare(libc::CLONE_NEWUSER) == Err(Errno::PERM),
+        passes: || denied_syscalls::unshare_user_namespace() == Errno::PERM,
     },
     ProbeCheck {
         name: "mount returns EPERM",

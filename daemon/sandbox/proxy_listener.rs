@@ -163,16 +163,15 @@ impl ProxyLease {
 mod tests {
     use std::{net::TcpStream, thread};
 
+    use nix::sched::{CloneFlags, unshare};
+
     use super::*;
-    use crate::daemon::{
-        sys::{network::bring_up_loopback, process::unshare},
-        task,
-    };
+    use crate::daemon::{sys::network::bring_up_loopback, task};
 
     /// Makes a listener with pending connections, in a network namespace of its own.
     fn listener_with_pending(connections: usize) -> (OwnedFd, Vec<TcpStream>) {
         let thread = thread::spawn(move || {
-            unshare(libc::CLONE_NEWNET).unwrap();
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
             bring_up_loopback().unwrap();
             let listener = bind_proxy_listener().unwrap();
             let connect = |_| TcpStream::connect(("127.0.0.1", PROXY_PORT)).unwrap();

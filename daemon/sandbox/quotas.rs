@@ -47,10 +47,10 @@
 
 use std::{fs, io, path::Path};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use super::stage::{Stage, StageFailure};
-use crate::daemon::sys::Errno;
+use super::stage::{Stage, StageFailure, at_stage};
+use crate::daemon::sys::{Errno, from_nix};
 
 const NAMESPACE_QUOTAS: &[(&str, NamespaceQuota)] = &[
     ("/proc/sys/user/max_user_namespaces", NamespaceQuota::Zero),
@@ -102,17 +102,10 @@ pub(super) fn set_quotas() -> Result<(), StageFailure> {
 /// The kernel gives a new user namespace the soft limit of its creator, and holds the user of the
 /// parent namespace to it (Linux 5.14). The hard limit stays: it bounds a single run.
 pub(super) fn limit_total_processes(max_processes: u64) -> Result<(), StageFailure> {
-    let current_limit = getrlimit(Resource::Nproc);
-    let limit = Rlimit {
-        current: Some(
-            current_limit.current.map_or(max_processes, |current| current.min(max_processes)),
-        ),
-        maximum: current_limit.maximum,
-    };
-
-    setrlimit(Resource::Nproc, limit).map_err(|errno| {
-        StageFailure::from_errno(Stage::ResourceLimits, errno, "processes of all runs")
-    })
+    getrlimit(Resource::RLIMIT_NPROC)
+        .and_then(|(soft, hard)| setrlimit(Resource::RLIMIT_NPROC, soft.min(max_processes), hard))
+        .map_err(from_nix)
+        .map_err(at_stage(Stage::ResourceLimits, "processes of all runs"))
 }
 
 #[cfg(test)]

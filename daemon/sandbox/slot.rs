@@ -12,9 +12,10 @@ use std::{
     path::PathBuf,
 };
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rustix::process::{
-    DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, getpid, getrlimit,
-    pidfd_open, set_dumpable_behavior, set_parent_process_death_signal, setrlimit, wait,
+    DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions, getpid, pidfd_open,
+    set_dumpable_behavior, set_parent_process_death_signal, wait,
 };
 
 use super::{
@@ -38,6 +39,7 @@ use super::{
 use crate::daemon::sys::{
     Errno,
     bpf::Instruction,
+    from_nix,
     process::{exit_now, wait_any},
     process_arena::ProcessArena,
     set_process_name, signal,
@@ -233,7 +235,7 @@ fn prepare_blueprint(
         masked_proc::make_read_only()?;
     }
     capabilities::forbid_privilege_gain().map_err(failed(Stage::Capabilities))?;
-    set_limits(plan.limits).map_err(failed(Stage::ResourceLimits))?;
+    set_limits(plan.limits).map_err(from_nix).map_err(failed(Stage::ResourceLimits))?;
 
     let guarded_targets = if level == IsolationLevel::L3 {
         GuardedTargets::default()
@@ -318,24 +320,27 @@ fn landlock_paths(workspace: &WorkspacePlan) -> Result<Vec<(CString, PathAccess)
 /// on open files also bounds what it may send while its user has descriptors in flight (unix(7),
 /// ETOOMANYREFS). Commands can fill that up to their own limit. RLIMIT_NPROC is set last, by the
 /// command's own process. This function only checks that it can be.
-pub(super) fn set_limits(limits: RunLimits) -> Result<(), Errno> {
-    let max_processes = getrlimit(Resource::Nproc).maximum;
-    if max_processes.is_some_and(|max| max < u64::from(limits.processes)) {
-        return Err(Errno::PERM);
+pub(super) fn set_limits(limits: RunLimits) -> nix::Result<()> {
+    let (_, max_processes) = getrlimit(Resource::RLIMIT_NPROC)?;
+    if max_processes < u64::from(limits.processes) {
+        return Err(nix::errno::Errno::EPERM);
     }
 
-    let same = |value: u64| Rlimit { current: Some(value), maximum: Some(value) };
-    // A core pattern that pipes to a program is run whatever the limit, except at 1
-    // (fs/coredump.c).
-    setrlimit(Resource::Core, same(1))?;
-    setrlimit(Resource::Fsize, same(limits.file_size_bytes))?;
-    // The daemon's scheduling privileges are not for commands.
-    for resource in [Resource::Nice, Resource::Rtprio] {
-        setrlimit(resource, same(0))?;
-    }
     // Counted per user over all runs, like the quotas.
-    let max_signals = getrlimit(Resource::Sigpending).current.unwrap_or(u64::MAX);
-    setrlimit(Resource::Sigpending, same(max_signals.min(MAX_QUEUED_SIGNALS)))
+    let (max_signals, _) = getrlimit(Resource::RLIMIT_SIGPENDING)?;
+    for (resource, limit) in [
+        // A core pattern that pipes to a program is run whatever the limit, except at 1
+        // (fs/coredump.c).
+        (Resource::RLIMIT_CORE, 1),
+        (Resource::RLIMIT_FSIZE, limits.file_size_bytes),
+        // The daemon's scheduling privileges are not for commands.
+        (Resource::RLIMIT_NICE, 0),
+        (Resource::RLIMIT_RTPRIO, 0),
+        (Resource::RLIMIT_SIGPENDING, max_signals.min(MAX_QUEUED_SIGNALS)),
+    ] {
+        setrlimit(resource, limit, limit)?;
+    }
+    Ok(())
 }
 
 /// Starts a sandbox's init in a free arena, and waits for one if all are occupied.

@@ -11,6 +11,7 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
 };
 
+use nix::sched::{CloneFlags, unshare};
 use rustix::{
     fs::{Mode, OFlags, open},
     process::{
@@ -38,8 +39,9 @@ use crate::daemon::sys::{
     Errno,
     bpf::load_filter,
     fd::close_all_except,
+    from_nix,
     network::bring_up_loopback,
-    process::{Fork, SingleThreaded, exit_now, fork, unshare},
+    process::{Fork, SingleThreaded, exit_now, fork},
     set_process_name, signal,
 };
 
@@ -246,7 +248,9 @@ impl TemplateState<'_> {
 
 /// Moves this process into a new network namespace with only a loopback interface.
 fn enter_new_network(level: IsolationLevel) -> Result<(), StageFailure> {
-    unshare(libc::CLONE_NEWNET).map_err(at_stage(Stage::NetworkNamespace, "unshare"))?;
+    unshare(CloneFlags::CLONE_NEWNET)
+        .map_err(from_nix)
+        .map_err(at_stage(Stage::NetworkNamespace, "unshare"))?;
     bring_up_loopback().map_err(at_stage(Stage::NetworkNamespace, "bringing up lo"))?;
 
     if !level.reuses_network_namespaces() {

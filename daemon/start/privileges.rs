@@ -2,9 +2,10 @@
 
 use std::{ffi::CString, io, os::unix::ffi::OsStrExt as _, path::Path, time::Duration};
 
-use rustix::{
-    process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit},
-    thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs},
+use caps::{CapSet, Capability, CapsHashSet, errors::CapsError};
+use nix::sys::{
+    prctl::{set_dumpable, set_no_new_privs},
+    resource::{Resource, getrlimit, setrlimit},
 };
 
 use crate::daemon::{
@@ -23,29 +24,32 @@ const MIN_LANDLOCK_ABI: u32 = 2;
 const SCHEDULER_SLICE: Duration = Duration::from_micros(300);
 
 /// Capabilities that a root daemon keeps.
-const RETAINED_CAPABILITIES: CapabilitySet = CapabilitySet::KILL // kill sandboxes, which run as another user
-    .union(CapabilitySet::DAC_OVERRIDE) // read and write a workspace that belongs to another user
-    .union(CapabilitySet::CHOWN) // give new files to that user
-    .union(CapabilitySet::FOWNER)
-    .union(CapabilitySet::FSETID);
+const RETAINED_CAPABILITIES: [Capability; 5] = [
+    Capability::CAP_KILL,         // kill sandboxes, which run as another user
+    Capability::CAP_DAC_OVERRIDE, // read and write a workspace that belongs to another user
+    Capability::CAP_CHOWN,        // give new files to that user
+    Capability::CAP_FOWNER,
+    Capability::CAP_FSETID,
+];
 
 /// Drops the capabilities that serving calls does not need, and forbids to gain new ones.
 ///
 /// Must be called while the process has a single thread: capabilities belong to threads.
 pub(super) fn drop_privileges() -> io::Result<()> {
     // Other processes of this user and core dumps must not expose the daemon's memory.
-    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    set_no_new_privs(true)?;
+    set_dumpable(false)?;
+    set_no_new_privs()?;
+    retain_capabilities(&RETAINED_CAPABILITIES.into()).map_err(io::Error::other)
+}
 
-    let held = capabilities(None)?;
-    set_capabilities(
-        None,
-        CapabilitySets {
-            effective: held.effective & RETAINED_CAPABILITIES,
-            permitted: held.permitted & RETAINED_CAPABILITIES,
-            inheritable: CapabilitySet::empty(),
-        },
-    )?;
+/// Drops all capabilities except `retained`. Gains none.
+fn retain_capabilities(retained: &CapsHashSet) -> Result<(), CapsError> {
+    caps::clear(None, CapSet::Inheritable)?;
+    // The effective set must stay within the permitted one (capabilities(7)).
+    for set in [CapSet::Effective, CapSet::Permitted] {
+        let held = caps::read(None, set)?;
+        caps::set(None, set, &(&held & retained))?;
+    }
     Ok(())
 }
 
@@ -66,8 +70,8 @@ pub(super) fn shorten_scheduler_slice() {
 /// flight than the process may have open (unix(7), ETOOMANYREFS). So the keeper's processes need a
 /// higher limit than a command. Sandboxes have limits of their own.
 pub(super) fn raise_descriptor_limit() -> io::Result<()> {
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
     Ok(())
 }
 

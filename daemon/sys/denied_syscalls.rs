@@ -1,4 +1,4 @@
-//! System calls that the sandbox's probe makes to verify that they are refused.
+//! System calls that a sandbox and its probe make to verify that they are refused.
 
 use rustix::process::Pid;
 
@@ -11,6 +11,11 @@ fn call_errno(number: i64, arguments: [usize; 6]) -> Errno {
         Ok(_) => Errno::from_raw_os_error(0),
         Err(errno) => errno,
     }
+}
+
+/// unshare(2) of the user namespace: 0 if it is allowed.
+pub(crate) fn unshare_user_namespace() -> Errno {
+    call_errno(libc::SYS_unshare, [libc::CLONE_NEWUSER as usize, 0, 0, 0, 0, 0])
 }
 
 /// clone3(2) without arguments: EINVAL if it is allowed.

@@ -5,6 +5,7 @@
 //! another process (see [`process`]). So everything used there makes raw system calls. It allocates
 //! nothing, takes no lock and calls no libc wrapper, which would write `errno` to thread-local
 //! storage. rustix's Linux backend works that way too and is used wherever it has the call.
+//! Ordinary processes use nix.
 //!
 //! Every function that other modules can call is safe: its types express what the kernel needs, or
 //! it checks it.
@@ -32,6 +33,11 @@ pub(crate) mod signal;
 mod syscall;
 
 pub(crate) use rustix::io::Errno;
+
+/// Converts nix's error number to rustix's, which the daemon uses.
+pub(crate) fn from_nix(errno: nix::errno::Errno) -> Errno {
+    Errno::from_raw_os_error(errno as i32)
+}
 
 /// Sets the name of this process in `ps` (prctl(2), PR_SET_NAME).
 pub(crate) fn set_process_name(name: &std::ffi::CStr) {

@@ -4,38 +4,19 @@ use std::os::fd::AsRawFd as _;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::{Errno, syscall::syscall};
+use super::{Errno, from_nix};
 
-#[repr(C)]
-struct InterfaceRequest {
-    name: [u8; libc::IFNAMSIZ],
-    flags: i16,
-    rest: [u8; 22],
-}
+nix::ioctl_write_ptr_bad!(set_interface_flags, libc::SIOCSIFFLAGS, libc::ifreq);
 
 /// Brings up `lo` in this process's network namespace (netdevice(7)). Needs CAP_NET_ADMIN there.
 pub(crate) fn bring_up_loopback() -> Result<(), Errno> {
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    let mut request = InterfaceRequest {
-        name: [0; libc::IFNAMSIZ],
-        flags: (libc::IFF_UP | libc::IFF_RUNNING) as i16,
-        rest: [0; 22],
-    };
-    request.name[..2].copy_from_slice(b"lo");
+    let up = libc::__c_anonymous_ifr_ifru { ifru_flags: (libc::IFF_UP | libc::IFF_RUNNING) as i16 };
+    let mut request = libc::ifreq { ifr_name: [0; libc::IFNAMSIZ], ifr_ifru: up };
+    request.ifr_name[..2].copy_from_slice(&b"lo".map(|byte| byte as libc::c_char));
 
-    // SAFETY: SIOCSIFFLAGS reads one ifreq, which is 40 bytes as here.
-    unsafe {
-        syscall(
-            libc::SYS_ioctl,
-            [
-                socket.as_raw_fd() as usize,
-                libc::SIOCSIFFLAGS as usize,
-                (&raw const request) as usize,
-                0,
-                0,
-                0,
-            ],
-        )
-    }
-    .map(|_| ())
+    // SAFETY: SIOCSIFFLAGS reads one ifreq, and of its union the flags.
+    unsafe { set_interface_flags(socket.as_raw_fd(), &raw const request) }
+        .map(|_| ())
+        .map_err(from_nix)
 }

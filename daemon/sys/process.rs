@@ -8,7 +8,8 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, Signal, set_parent_process_death_signal},
+    io::retry_on_intr,
+    process::{Pid, Signal, WaitOptions, set_parent_process_death_signal, wait},
 };
 
 use super::{
@@ -179,24 +180,10 @@ pub(super) unsafe fn spawn_sharing_memory(
 
 /// Waits for any child of any kind to end. Returns its id and its wait status (wait(2)).
 pub(crate) fn wait_any() -> Result<(Pid, i32), Errno> {
-    loop {
-        let mut status: i32 = 0;
-        // SAFETY: the kernel writes one int to `status`; the pointer for the usage is null.
-        let result = unsafe {
-            syscall(
-                libc::SYS_wait4,
-                [usize::MAX, (&raw mut status) as usize, libc::__WALL as u32 as usize, 0, 0, 0],
-            )
-        };
-        match result {
-            Ok(pid) => {
-                let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
-                return Ok((pid, status));
-            }
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
+    let all_kinds = WaitOptions::from_bits_retain(libc::__WALL as u32);
+    let ended = retry_on_intr(|| wait(all_kinds))?;
+    let (child, status) = ended.ok_or(Errno::INVAL)?; // `None` needs NOHANG
+    Ok((child, status.as_raw()))
 }
 
 /// Usage of this process's reaped children and their reaped descendants (getrusage(2)).
@@ -224,17 +211,18 @@ pub(crate) fn children_usage() -> ResourceUsage {
 /// Sends `signal` to every process that this one may signal, except itself and the namespace's init
 /// (kill(2) with -1).
 pub(crate) fn kill_all(signal: i32) -> Result<(), Errno> {
-    // SAFETY: kill(2) takes two integers.
-    unsafe { syscall(libc::SYS_kill, [usize::MAX, signal as u32 as usize, 0, 0, 0, 0]) }.map(|_| ())
+    kill(-1, signal)
 }
 
 /// Sends `signal` to the process group `group` (kill(2) with its negated number).
 pub(crate) fn kill_group(group: i32, signal: i32) -> Result<(), Errno> {
+    kill(-group, signal)
+}
+
+fn kill(target: i32, signal: i32) -> Result<(), Errno> {
+    let target = target as isize as usize;
     // SAFETY: kill(2) takes two integers.
-    unsafe {
-        syscall(libc::SYS_kill, [(-group) as isize as usize, signal as u32 as usize, 0, 0, 0, 0])
-    }
-    .map(|_| ())
+    unsafe { syscall(libc::SYS_kill, [target, signal as u32 as usize, 0, 0, 0, 0]) }.map(|_| ())
 }
 
 /// Exits at once, without destructors, handlers or flushing.
@@ -244,11 +232,4 @@ pub(crate) fn exit_now(code: i32) -> ! {
         let _ended =
             unsafe { syscall(libc::SYS_exit_group, [code as u32 as usize, 0, 0, 0, 0, 0]) };
     }
-}
-
-/// Moves this process into new namespaces (unshare(2)). Only namespace flags are allowed.
-pub(crate) fn unshare(namespaces: Namespaces) -> Result<(), Errno> {
-    // SAFETY: unshare(2) takes one integer. Namespaces change what names mean to the kernel, not
-    // memory.
-    unsafe { syscall(libc::SYS_unshare, [namespaces as u32 as usize, 0, 0, 0, 0, 0]) }.map(|_| ())
 }

@@ -86,14 +86,26 @@ impl<S: Sync + 'static> ProcessArena<S> {
             )
         }?;
 
+        let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
+        let arena = Self { base, first_process: None, _state: std::marker::PhantomData };
+
         for guard in [0, GUARD_BYTES + STACK_BYTES] {
-            // SAFETY: the page lies in the mapping just made, which nothing uses yet.
-            let page = unsafe { base.byte_add(guard) };
-            // SAFETY: as above; the page holds nothing that could be lost.
+            let page = arena.address_of(guard).as_ptr();
+            // SAFETY: the page lies in the mapping just made, and holds nothing that could be lost.
             unsafe { mprotect(page, GUARD_BYTES, MprotectFlags::empty()) }?;
         }
-        let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, first_process: None, _state: std::marker::PhantomData })
+        Ok(arena)
+    }
+
+    /// The address `offset` bytes into the mapping. Panics if it lies outside.
+    fn address_of(&self, offset: usize) -> NonNull<c_void> {
+        assert!(offset < Self::MAPPING_BYTES, "offsets lie in the mapping");
+        // SAFETY: the address lies in the mapping of this arena.
+        unsafe { self.base.byte_add(offset) }
+    }
+
+    fn shared_area(&self) -> NonNull<SharedArea<S>> {
+        self.address_of(Self::SHARED_AREA_OFFSET).cast()
     }
 
     pub(crate) fn is_occupied(&self) -> bool {
@@ -117,8 +129,7 @@ impl<S: Sync + 'static> ProcessArena<S> {
         }
 
         let area = self.write_shared_area(state, first, second);
-        // SAFETY: one past the end of the first stack, in the same mapping.
-        let stack_top = unsafe { self.base.byte_add(GUARD_BYTES + STACK_BYTES) };
+        let stack_top = self.address_of(GUARD_BYTES + STACK_BYTES);
         let mut pidfd: i32 = -1;
         // SAFETY: the stack is free while `first_process` is none, its top is 16-byte aligned
         // (page-aligned), the shared area stays until the arena is free again, and `run_first`
@@ -158,21 +169,17 @@ impl<S: Sync + 'static> ProcessArena<S> {
         first: EntryPoint<S>,
         second: EntryPoint<S>,
     ) -> NonNull<SharedArea<S>> {
-        // SAFETY: the address lies in the mapping of this arena.
-        let image = unsafe { self.base.byte_add(Self::IMAGE_OFFSET) }.cast::<ImageBuffer>();
         let area = SharedArea {
             state,
             first,
             second,
-            image,
+            image: self.address_of(Self::IMAGE_OFFSET).cast(),
             image_taken: AtomicBool::new(false),
             mapped_address: AtomicUsize::new(0),
             mapped_bytes: AtomicUsize::new(0),
         };
 
-        // SAFETY: the address lies in the mapping of this arena, page-aligned.
-        let address =
-            unsafe { self.base.byte_add(Self::SHARED_AREA_OFFSET) }.cast::<SharedArea<S>>();
+        let address = self.shared_area();
         // SAFETY: the memory is large enough, aligned, and not in use: no process uses the arena.
         unsafe { address.write(area) };
         address
@@ -182,12 +189,9 @@ impl<S: Sync + 'static> ProcessArena<S> {
     pub(crate) fn on_child_ended(&mut self, ended: Pid) {
         if self.first_process == Some(ended) {
             self.first_process = None;
-            // SAFETY: the address lies in the mapping of this arena.
-            let area =
-                unsafe { self.base.byte_add(Self::SHARED_AREA_OFFSET) }.cast::<SharedArea<S>>();
             // SAFETY: the shared area was written when the first process was started; its processes
             // are gone, so nothing else uses it.
-            unsafe { area.as_ref() }.unmap_image();
+            unsafe { self.shared_area().as_ref() }.unmap_image();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Signals: resets their state, relays them into a sandbox, and sends them through a pidfd.
+//! Signals: resets their state, and relays them into a sandbox.
 
 use std::{
     arch::naked_asm,
@@ -6,10 +6,11 @@ use std::{
     sync::atomic::{AtomicI32, Ordering},
 };
 
+use nix::sys::signal::SigSet;
 use rustix::process::Pid;
 
 use super::{
-    Errno,
+    Errno, from_nix,
     process::{kill_all, kill_group},
     syscall::syscall,
 };
@@ -58,15 +59,7 @@ pub(crate) fn reset_all() -> Result<(), Errno> {
         }
     }
 
-    let empty: u64 = 0;
-    // SAFETY: the kernel reads a set of the size given.
-    unsafe {
-        syscall(
-            libc::SYS_rt_sigprocmask,
-            [libc::SIG_SETMASK as usize, (&raw const empty) as usize, 0, SIGNAL_SET_BYTES, 0, 0],
-        )
-    }
-    .map(|_| ())
+    SigSet::empty().thread_set_mask().map_err(from_nix)
 }
 
 /// Makes this process survive the signals that end a daemon. It receives them too if they are sent
@@ -132,18 +125,6 @@ pub(crate) fn install_signal_relay_and_kill() -> Result<(), Errno> {
 /// Sets the process group of the command. `command` is, or will be, its leader.
 pub(crate) fn set_command_group(command: Pid) {
     COMMAND_GROUP.store(command.as_raw_nonzero().get(), Ordering::Relaxed);
-}
-
-/// Sends `signal` to the process of `pidfd`.
-pub(crate) fn send(pidfd: BorrowedFd<'_>, signal: i32) -> Result<(), Errno> {
-    // SAFETY: pidfd_send_signal(2) takes a descriptor, a number and, here, no siginfo.
-    unsafe {
-        syscall(
-            libc::SYS_pidfd_send_signal,
-            [pidfd.as_raw_fd() as usize, signal as u32 as usize, 0, 0, 0, 0],
-        )
-    }
-    .map(|_| ())
 }
 
 /// Makes the init of `pidfd` send `signal` to its command's process group.

@@ -32,7 +32,7 @@ use super::{
     template_context::TemplateContext,
 };
 use crate::daemon::sys::{
-    Errno,
+    Errno, from_nix,
     process::{Fork, SingleThreaded, exit_now, fork, kill_all, wait_any},
     set_process_name, signal,
 };
@@ -116,7 +116,9 @@ fn prepare_slot(context: &TemplateContext<'_>) -> Result<(), StageFailure> {
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("death signal"))?;
     set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
     signal::disable_auto_reap().map_err(failed("children"))?;
-    set_limits(context.plan.limits).map_err(at_stage(Stage::ResourceLimits, "slot"))?;
+    set_limits(context.plan.limits)
+        .map_err(from_nix)
+        .map_err(at_stage(Stage::ResourceLimits, "slot"))?;
     landlock_rules::scope_rules(context.plan.landlock_abi)
         .apply()
         .map_err(at_stage(Stage::Landlock, "scopes"))

@@ -6,13 +6,14 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
 };
 
+use caps::{CapSet, Capability};
 use rustix::{
     fs::Mode,
     process::{
         DumpableBehavior, Signal, geteuid, getpid, set_child_subreaper, set_dumpable_behavior,
         set_parent_process_death_signal, umask,
     },
-    thread::{CapabilitySet, capabilities as held_capabilities, set_no_new_privs},
+    thread::set_no_new_privs,
 };
 
 use super::{
@@ -113,8 +114,9 @@ fn become_command_user(
     let failed = |what: &'static str| at_stage(Stage::NoNamespaces, what);
     check_prerequisites(plan, workspace, identity)?;
 
-    let current = held_capabilities(None).map_err(failed("capabilities"))?;
-    if current.effective.contains(CapabilitySet::SETPCAP) {
+    let may_drop = caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)
+        .map_err(|error| StageFailure::other(Stage::NoNamespaces, error.to_string()))?;
+    if may_drop {
         capabilities::forbid_privilege_gain()
             .map_err(at_stage(Stage::Capabilities, "bounding set"))?;
     }
