@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use jig::client::ConnectError;
+use jig::client::{CallError, ConnectError};
 use serde_json::{Map, Value, json};
 
 use crate::{cli_error::CliError, local_error::LocalError, output};
@@ -52,34 +52,8 @@ impl CliError {
     /// Returns `None` after Ctrl-C, and if the reader of the output has gone.
     fn to_report(&self) -> Option<ErrorReport> {
         let report = match self {
-            Self::Call(error) => ErrorReport {
-                code: error.code_name().to_owned(),
-                reason: error.reason.clone(),
-                message: error.message.clone(),
-                violations: error
-                    .violations
-                    .iter()
-                    .map(|violation| (violation.field.clone(), violation.description.clone()))
-                    .collect(),
-                metadata: error
-                    .metadata
-                    .iter()
-                    .map(|(name, value)| (name.clone(), value.clone()))
-                    .collect(),
-                retry_after: error.retry_after,
-                call_id: error.call_id.clone(),
-            },
-            Self::Connect(error) => {
-                let code = match error {
-                    ConnectError::Address(_) | ConnectError::Option { .. } => "INVALID_ARGUMENT",
-                    ConnectError::PermissionDenied { .. } => "PERMISSION_DENIED",
-                    ConnectError::NothingListens { .. }
-                    | ConnectError::TimedOut { .. }
-                    | ConnectError::Failed { .. }
-                    | _ => "UNAVAILABLE",
-                };
-                ErrorReport::new(code, error.to_string())
-            }
+            Self::Call(error) => error.as_ref().into(),
+            Self::Connect(error) => ErrorReport::new(connect_code(error), error.to_string()),
             Self::Embedded(message) => ErrorReport::new(
                 "FAILED_PRECONDITION",
                 format!("no daemon could be started for this call: {message}"),
@@ -93,6 +67,36 @@ impl CliError {
             Self::Interrupted(_) => return None,
         };
         Some(report)
+    }
+}
+
+impl From<&CallError> for ErrorReport {
+    fn from(error: &CallError) -> Self {
+        let violations = error.violations.iter();
+        let metadata = error.metadata.iter();
+        Self {
+            code: error.code_name().to_owned(),
+            reason: error.reason.clone(),
+            message: error.message.clone(),
+            violations: violations
+                .map(|violation| (violation.field.clone(), violation.description.clone()))
+                .collect(),
+            metadata: metadata.map(|(name, value)| (name.clone(), value.clone())).collect(),
+            retry_after: error.retry_after,
+            call_id: error.call_id.clone(),
+        }
+    }
+}
+
+/// Returns the name of the gRPC code that stands for a failed connection.
+fn connect_code(error: &ConnectError) -> &'static str {
+    match error {
+        ConnectError::Address(_) | ConnectError::Option { .. } => "INVALID_ARGUMENT",
+        ConnectError::PermissionDenied { .. } => "PERMISSION_DENIED",
+        ConnectError::NothingListens { .. }
+        | ConnectError::TimedOut { .. }
+        | ConnectError::Failed { .. }
+        | _ => "UNAVAILABLE",
     }
 }
 

@@ -211,38 +211,41 @@ impl FilesBench<'_> {
                 self.query,
             ]),
             FilesBenchCase::RipgrepList => self.ripgrep(&["--files", "--hidden", "--no-ignore"]),
-            FilesBenchCase::Search => self.runtime.block_on(async {
+            FilesBenchCase::Search => {
                 let request =
                     SearchRequest { query: self.query.to_owned(), ..SearchRequest::default() };
-                self.client.search(request).await?;
+                self.runtime.block_on(self.client.search(request))?;
                 Ok(0)
-            }),
-            FilesBenchCase::List => self.runtime.block_on(async {
-                let mut pages = self.client.list_files_by_page(ListFilesRequest {
-                    max_results: Some(10_000),
-                    ..ListFilesRequest::default()
-                });
-                let mut files = 0;
-                while let Some(page) = pages.next().await? {
-                    files += page.files.len();
-                }
-                Ok(files)
-            }),
+            }
+            FilesBenchCase::List => self.runtime.block_on(self.count_files()),
             FilesBenchCase::Patch => {
                 self.runtime.block_on(self.daemon_patch.apply_by_daemon(&self.client)).map(|()| 0)
             }
             FilesBenchCase::GitApply => self.git_patch.apply_by_git().map(|()| 0),
-            FilesBenchCase::Read => self.runtime.block_on(async {
+            FilesBenchCase::Read => {
                 let request =
                     ReadFileRequest { path: TEST_FILE.to_owned(), ..ReadFileRequest::default() };
-                self.client.read_file(request).await?;
+                self.runtime.block_on(self.client.read_file(request))?;
                 Ok(0)
-            }),
-            FilesBenchCase::HealthCheck => self.runtime.block_on(async {
-                self.client.check_health("").await?;
+            }
+            FilesBenchCase::HealthCheck => {
+                self.runtime.block_on(self.client.check_health(""))?;
                 Ok(0)
-            }),
+            }
         }
+    }
+
+    /// Lists all files of the workspace, and returns their number.
+    async fn count_files(&self) -> Result<usize, CliError> {
+        let mut pages = self.client.list_files_by_page(ListFilesRequest {
+            max_results: Some(10_000),
+            ..ListFilesRequest::default()
+        });
+        let mut files = 0;
+        while let Some(page) = pages.next().await? {
+            files += page.files.len();
+        }
+        Ok(files)
     }
 
     /// Runs ripgrep and reads its output, as a caller would.

@@ -259,6 +259,7 @@ impl JsonMessageReader {
             }
             _ => None,
         };
+
         read.or_else(|| self.report_misfit(kind, known, value, path))
     }
 

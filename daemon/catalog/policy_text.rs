@@ -6,6 +6,8 @@
     reason = "kinds of values that are written as numbers, in enums of another crate"
 )]
 
+use std::collections::HashMap;
+
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use prost_reflect::{
     DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, ReflectMessage as _,
@@ -280,37 +282,48 @@ impl PolicyTextWriter {
                 None => self.scalar(&number.to_string(), ANY_SCALAR_PATTERN, is_wildcard),
             },
             Value::Message(message) => self.message(rules, message, &FieldOverrides::new()),
-            Value::List(items) => {
-                self.literal("[");
-                for (index, item) in items.iter().enumerate() {
-                    if index > 0 {
-                        self.literal(",");
-                    }
-                    self.value(item, kind, rules, is_wildcard);
-                }
-                self.literal("]");
-            }
-            Value::Map(entries) => {
-                let value_kind =
-                    kind.as_message().map(|entry| entry.map_entry_value_field().kind());
-                let mut entries: Vec<_> =
-                    entries.iter().map(|(key, value)| (map_key_text(key), value)).collect();
-                entries.sort_by(|(one, _), (other, _)| one.cmp(other));
-                self.literal("{");
-                for (index, (key, value)) in entries.into_iter().enumerate() {
-                    if index > 0 {
-                        self.literal(",");
-                    }
-                    self.string(&key, false);
-                    self.literal(":");
-                    self.value(value, value_kind.as_ref().unwrap_or(kind), None, is_wildcard);
-                }
-                self.literal("}");
-            }
+            Value::List(items) => self.list(items, kind, rules, is_wildcard),
+            Value::Map(entries) => self.map(entries, kind, is_wildcard),
             number => {
                 self.scalar(&scalar_to_json(number).to_string(), ANY_SCALAR_PATTERN, is_wildcard)
             }
         }
+    }
+
+    fn list(
+        &mut self,
+        items: &[Value],
+        kind: &Kind,
+        rules: Option<&MessageRules>,
+        is_wildcard: bool,
+    ) {
+        self.literal("[");
+        for (index, item) in items.iter().enumerate() {
+            if index > 0 {
+                self.literal(",");
+            }
+            self.value(item, kind, rules, is_wildcard);
+        }
+        self.literal("]");
+    }
+
+    /// Writes a map with its keys in order.
+    fn map(&mut self, entries: &HashMap<MapKey, Value>, kind: &Kind, is_wildcard: bool) {
+        let value_kind = kind.as_message().map(|entry| entry.map_entry_value_field().kind());
+        let mut entries: Vec<_> =
+            entries.iter().map(|(key, value)| (map_key_text(key), value)).collect();
+        entries.sort_by(|(one, _), (other, _)| one.cmp(other));
+
+        self.literal("{");
+        for (index, (key, value)) in entries.into_iter().enumerate() {
+            if index > 0 {
+                self.literal(",");
+            }
+            self.string(&key, false);
+            self.literal(":");
+            self.value(value, value_kind.as_ref().unwrap_or(kind), None, is_wildcard);
+        }
+        self.literal("}");
     }
 }
 

@@ -1,6 +1,10 @@
 //! Merges flags, environment variables and the configuration file, and checks the result.
 
-use std::{mem, path::Path, time::Duration};
+use std::{
+    mem,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use super::{
     Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS,
@@ -64,53 +68,46 @@ struct DaemonLimits {
     queue_timeout: Duration,
 }
 
+/// Settings that are checked against each other: who can reach the daemon, and what its commands
+/// can reach.
+struct Exposure {
+    workspaces: Vec<WorkspaceConfig>,
+    state_dir: PathBuf,
+    listen: Vec<ListenAddr>,
+    key_file: Option<PathBuf>,
+    trust_loopback: bool,
+    chown_workspace: bool,
+    network: NetworkMode,
+    egress: NetworkRules,
+}
+
 /// Merges `args` and `file`. Flags override the file.
-fn merge(args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
+fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
     let mut problems = Vec::new();
-    let workspaces = merge_workspaces(&args, &mut file, &mut problems);
-
-    let key_file = args.keys.or(file.keys);
-    let has_keys = key_file.is_some();
-    let listen = parse_listen(&args.listen, &file.listen, has_keys, &mut problems);
-    let state_dir = args.state_dir.or(file.state_dir).unwrap_or_else(default_state_dir);
-    let files = [(key_file.as_deref(), "--keys"), (args.config.as_deref(), "--config")];
-    check_exposure(&workspaces, &state_dir, &listen, files, &mut problems);
-
-    let chown_workspace = args.chown_workspace || file.sandbox.chown_workspace.unwrap_or(false);
-    if chown_workspace {
-        check_chown(&workspaces, &mut problems);
-    }
-
-    let network_mode = args.network.or(file.sandbox.network);
-    let (network, egress) = parse_network(network_mode.as_deref(), file.proxy, &mut problems);
-    let trust_loopback = args.trust_loopback || file.trust_loopback.unwrap_or(false);
-    if trust_loopback {
-        check_trust_loopback(has_keys, network, &egress, &mut problems);
-    }
+    let exposure = merge_exposure(&mut args, &mut file, &mut problems);
 
     let daemon_limits = parse_daemon_limits(&file.limits, &mut problems);
     let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);
     let drain_timeout = args.drain_timeout.or(file.drain_timeout);
-    let search_path = args.path.into_iter().chain(file.sandbox.path).collect();
     let config = Config {
-        listen,
+        listen: exposure.listen,
         config_path: None,
         restart_only: String::new(),
         renamed_keys: Vec::new(),
         policy: parse_policy(file.policy, &file.approvals, &mut problems),
-        keys: key_file.and_then(|path| read_keys(&path, &mut problems)),
-        trust_loopback,
-        state_dir,
+        keys: exposure.key_file.and_then(|path| read_keys(&path, &mut problems)),
+        trust_loopback: exposure.trust_loopback,
+        state_dir: exposure.state_dir,
         minimum_level: parse_minimum_level(minimum_level.as_deref(), &mut problems),
-        chown_workspace,
+        chown_workspace: exposure.chown_workspace,
         allow_ptrace: file.sandbox.allow_ptrace.unwrap_or(false),
-        network,
-        egress,
+        network: exposure.network,
+        egress: exposure.egress,
         fetch: parse_fetch(file.fetch, &mut problems),
         tools: parse_tools(file.tools, &mut problems),
-        sandbox_ids: choose_sandbox_ids(file.sandbox.uid, workspaces.len(), &mut problems),
-        workspaces,
-        search_path,
+        sandbox_ids: choose_sandbox_ids(file.sandbox.uid, exposure.workspaces.len(), &mut problems),
+        workspaces: exposure.workspaces,
+        search_path: args.path.into_iter().chain(file.sandbox.path).collect(),
         log_format: parse_log_format(args.log.or(file.log).as_deref(), &mut problems),
         log_level: parse_log_level(args.log_level.or(file.log_level).as_deref(), &mut problems),
         log_calls: args.log_calls || file.log_calls.unwrap_or(false),
@@ -144,6 +141,42 @@ fn merge(args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
     check_search_path(&config.search_path, &mut problems);
 
     if problems.is_empty() { Ok(config) } else { Err(ConfigError(problems)) }
+}
+
+/// Merges the settings of [`Exposure`], and checks that they fit together.
+fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<String>) -> Exposure {
+    let workspaces = merge_workspaces(args, file, problems);
+
+    let key_file = args.keys.take().or(file.keys.take());
+    let has_keys = key_file.is_some();
+    let listen = parse_listen(&args.listen, &file.listen, has_keys, problems);
+    let state_dir =
+        args.state_dir.take().or(file.state_dir.take()).unwrap_or_else(default_state_dir);
+    let files = [(key_file.as_deref(), "--keys"), (args.config.as_deref(), "--config")];
+    check_exposure(&workspaces, &state_dir, &listen, files, problems);
+
+    let chown_workspace = args.chown_workspace || file.sandbox.chown_workspace.unwrap_or(false);
+    if chown_workspace {
+        check_chown(&workspaces, problems);
+    }
+
+    let network_mode = args.network.take().or(file.sandbox.network.take());
+    let (network, egress) = parse_network(network_mode.as_deref(), file.proxy.take(), problems);
+    let trust_loopback = args.trust_loopback || file.trust_loopback.unwrap_or(false);
+    if trust_loopback {
+        check_trust_loopback(has_keys, network, &egress, problems);
+    }
+
+    Exposure {
+        workspaces,
+        state_dir,
+        listen,
+        key_file,
+        trust_loopback,
+        chown_workspace,
+        network,
+        egress,
+    }
 }
 
 /// Checks the workspaces with the binds, protected paths and timeouts that all of them share.

@@ -227,6 +227,7 @@ impl ParameterKind {
             }
             _ => None,
         };
+
         read.or_else(|| reader.report_mismatch(self, value, path))
     }
 

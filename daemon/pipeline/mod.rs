@@ -38,7 +38,7 @@ pub(crate) mod job_runner;
 pub(crate) mod job_submission;
 mod job_tools;
 pub(crate) mod jobs;
-mod once;
+pub(crate) mod once;
 pub(crate) mod once_streaming;
 pub(crate) mod params;
 pub(crate) mod policy;

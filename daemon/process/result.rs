@@ -26,6 +26,21 @@ pub(crate) struct Termination {
     pub(crate) kill_pending: bool,
 }
 
+impl Termination {
+    /// Reports the output limit if it is exceeded and no other limit was: the command may have ended
+    /// before the daemon had counted all of its output.
+    pub(super) fn with_output_limit(self, output_bytes: u64, max_output_bytes: u64) -> Self {
+        if self.exceeded_limit.is_some() || output_bytes <= max_output_bytes {
+            return self;
+        }
+        Self {
+            outcome: CommandOutcome::OutputLimit(self.outcome.signal()),
+            exceeded_limit: Some(ResourceLimit::Output),
+            ..self
+        }
+    }
+}
+
 /// The output of one stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CapturedOutput {

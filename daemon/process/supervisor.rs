@@ -125,17 +125,10 @@ pub(crate) async fn run(
     // Held until now. Otherwise the end of the pipes would wake the daemon just before the
     // command's init reports the end, and delay that report.
     drop(outputs);
+
     let duration = dispatched_at.elapsed();
     supervisor.mark_executed(&wait_outcome);
-    let termination = match wait_outcome {
-        WaitOutcome::Ended(result) => result,
-        WaitOutcome::MustKill(reason) => Ok(Termination {
-            outcome: CommandOutcome::killed(reason),
-            usage: None,
-            exceeded_limit: supervisor.limit_of_kill(reason),
-            kill_pending: !supervisor.sandbox.kill().await,
-        }),
-    };
+    let termination = supervisor.terminate(wait_outcome).await;
     // The sandbox is gone, so its slot is free.
     drop(permit);
 
@@ -144,16 +137,10 @@ pub(crate) async fn run(
         daemon_ends.stdout.finish(&artifacts.stdout.1),
         daemon_ends.stderr.finish(&artifacts.stderr.1)
     );
-    let mut termination = termination?;
     let output_bytes = stdout.total_bytes + stderr.total_bytes;
-    if termination.exceeded_limit.is_none() && output_bytes > max_output_bytes(spec) {
-        // The command ended before the daemon had counted all of its output.
-        termination.outcome = CommandOutcome::OutputLimit(termination.outcome.signal());
-        termination.exceeded_limit = Some(ResourceLimit::Output);
-    }
 
     Ok(CommandResult {
-        termination,
+        termination: termination?.with_output_limit(output_bytes, max_output_bytes(spec)),
         stdout,
         stderr,
         duration: duration.max(dispatched_at.elapsed()),
@@ -402,6 +389,19 @@ impl<'a> RunSupervisor<'a> {
             matches!(wait_outcome, WaitOutcome::Ended(Ok(_) | Err(RunError::SandboxLost)));
         if was_executed && let Some(process) = &self.process {
             process.mark_started();
+        }
+    }
+
+    /// Kills the command if it must be killed, and returns how it ended.
+    async fn terminate(&mut self, wait_outcome: WaitOutcome) -> Result<Termination, RunError> {
+        match wait_outcome {
+            WaitOutcome::Ended(result) => result,
+            WaitOutcome::MustKill(reason) => Ok(Termination {
+                outcome: CommandOutcome::killed(reason),
+                usage: None,
+                exceeded_limit: self.limit_of_kill(reason),
+                kill_pending: !self.sandbox.kill().await,
+            }),
         }
     }
 

@@ -111,6 +111,20 @@ enum ValueCoding {
     Huffman(HuffmanSymbol),
 }
 
+impl ValueCoding {
+    /// Rewrites one byte of a value.
+    fn rewrite(&mut self, byte: &mut u8) {
+        match self {
+            Self::Skipped => {}
+            Self::Plain => {
+                let is_valid = byte.is_ascii_alphanumeric() || b"-._~".contains(byte);
+                *byte = if is_valid { *byte } else { b'.' };
+            }
+            Self::Huffman(code) => code.rewrite(byte),
+        }
+    }
+}
+
 /// The bits read so far of a symbol of the Huffman code.
 #[derive(Debug, Clone, Copy, Default)]
 struct HuffmanSymbol {
@@ -156,6 +170,7 @@ impl AuthorityRewriter {
                     let available = u32::try_from(data.len()).unwrap_or(u32::MAX);
                     let count = part.unwrap_or(padding).min(available);
                     consumed = count as usize;
+
                     if skip > 0 {
                         FrameState::payload(skip - count, block, padding)
                     } else if block > 0 {
@@ -168,6 +183,7 @@ impl AuthorityRewriter {
                     }
                 }
             };
+
             data = &mut data[consumed..];
         }
     }
@@ -209,12 +225,7 @@ impl FieldState {
     fn next(self, byte: &mut u8) -> Self {
         match self {
             Self::Malformed => Self::Malformed,
-            Self::Start => match *byte {
-                byte if byte & 0x80 != 0 => Self::integer(byte, 7, IntegerMeaning::Other),
-                byte if byte & 0x40 != 0 => Self::integer(byte, 6, IntegerMeaning::NameIndex),
-                byte if byte & 0x20 != 0 => Self::integer(byte, 5, IntegerMeaning::Other),
-                byte => Self::integer(byte, 4, IntegerMeaning::NameIndex),
-            },
+            Self::Start => Self::representation(*byte),
             Self::Integer { value, shift, meaning } => {
                 let value = value + (u32::from(*byte & 0x7f) << shift);
                 if *byte & 0x80 == 0 {
@@ -234,27 +245,28 @@ impl FieldState {
             }
             Self::Name { remaining, unmatched } => {
                 let unmatched = unmatched.and_then(|unmatched| unmatched.strip_prefix(&[*byte]));
-                if remaining == 1 {
-                    return Self::Length(StringKind::value(
-                        unmatched.is_some_and(<[u8]>::is_empty),
-                    ));
+                match remaining {
+                    1 => Self::Length(StringKind::value(unmatched.is_some_and(<[u8]>::is_empty))),
+                    _ => Self::Name { remaining: remaining - 1, unmatched },
                 }
-                Self::Name { remaining: remaining - 1, unmatched }
             }
             Self::Value { remaining, mut coding } => {
-                match &mut coding {
-                    ValueCoding::Skipped => {}
-                    ValueCoding::Plain => {
-                        let is_valid = byte.is_ascii_alphanumeric() || b"-._~".contains(byte);
-                        *byte = if is_valid { *byte } else { b'.' };
-                    }
-                    ValueCoding::Huffman(code) => code.rewrite(byte),
+                coding.rewrite(byte);
+                match remaining {
+                    1 => Self::Start,
+                    _ => Self::Value { remaining: remaining - 1, coding },
                 }
-                if remaining == 1 {
-                    return Self::Start;
-                }
-                Self::Value { remaining: remaining - 1, coding }
             }
+        }
+    }
+
+    /// Begins a field by its first byte, which has its representation (RFC 7541, section 6).
+    fn representation(byte: u8) -> Self {
+        match byte {
+            byte if byte & 0x80 != 0 => Self::integer(byte, 7, IntegerMeaning::Other),
+            byte if byte & 0x40 != 0 => Self::integer(byte, 6, IntegerMeaning::NameIndex),
+            byte if byte & 0x20 != 0 => Self::integer(byte, 5, IntegerMeaning::Other),
+            byte => Self::integer(byte, 4, IntegerMeaning::NameIndex),
         }
     }
 

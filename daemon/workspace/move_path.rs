@@ -46,7 +46,7 @@ impl Workspace {
             return Ok(false);
         }
 
-        let replaced = loop {
+        let replacement = loop {
             cancel.check()?;
             let existing = match to.stat() {
                 Ok(existing) => Some(existing),
@@ -55,34 +55,25 @@ impl Workspace {
                     return Err(os_error(errno, destination.as_str(), ExpectedKind::File));
                 }
             };
-            let replacement = Replacement::of(&moved, existing, &from, &to).map_err(to_error)?;
 
-            let renamed = match replacement {
-                Replacement::SameEntry => {
-                    return from
-                        .rename(&to)
-                        .map(|()| false)
-                        .map_err(|errno| move_error(errno, source, destination));
-                }
-                Replacement::HardLink | Replacement::Other if !overwrite => {
-                    return Err(already_exists(destination));
-                }
-                // rename(2) would keep both names.
-                Replacement::HardLink => unlinkat(from.directory, from.name, AtFlags::empty()),
-                Replacement::Other => from.rename(&to),
-                Replacement::Nothing => from.rename_noreplace(&to),
-            };
-            match renamed {
-                Ok(()) => break replacement != Replacement::Nothing,
+            let replacement = Replacement::of(&moved, existing, &from, &to).map_err(to_error)?;
+            if replacement.is_other_entry() && !overwrite {
+                return Err(already_exists(destination));
+            }
+            match replacement.rename(&from, &to) {
+                Ok(()) => break replacement,
                 // Another process has just created the destination.
                 Err(Errno::EXIST) if replacement == Replacement::Nothing => {}
                 Err(errno) => return Err(move_error(errno, source, destination)),
             }
         };
+        if replacement == Replacement::SameEntry {
+            return Ok(false);
+        }
 
         let parents = [source.split(), destination.split()];
         self.sync_directories(parents.into_iter().flatten().map(|(directory, _)| directory))?;
-        Ok(replaced)
+        Ok(replacement != Replacement::Nothing)
     }
 
     /// Opens a handle to the parent directory of a path. Returns it, and the name in it. Fails for
@@ -137,6 +128,21 @@ impl Replacement {
         let is_same_entry =
             existing.st_nlink == 1 || is_directory(&existing) || from.is_same_entry(to)?;
         Ok(if is_same_entry { Self::SameEntry } else { Self::HardLink })
+    }
+
+    /// Whether the destination is an entry of its own, which a move removes.
+    fn is_other_entry(self) -> bool {
+        matches!(self, Self::HardLink | Self::Other)
+    }
+
+    /// Renames `from` to `to`, where this exists.
+    fn rename(self, from: &EntryLocation<'_>, to: &EntryLocation<'_>) -> Result<(), Errno> {
+        match self {
+            Self::Nothing => from.rename_noreplace(to),
+            // rename(2) would keep both names.
+            Self::HardLink => unlinkat(from.directory, from.name, AtFlags::empty()),
+            Self::SameEntry | Self::Other => from.rename(to),
+        }
     }
 }
 

@@ -120,11 +120,13 @@ impl RunReport {
                 "runs_per_sec": samples.per_second(),
             })
         });
+
         let rates = self
             .calls
             .rates
             .iter()
             .map(|(kind, rate)| json!({ "kind": name(*kind), "runs_per_sec": rate }));
+
         let peers = PEERS.iter().map(|peer| {
             json!({
                 "name": peer.name,
@@ -133,6 +135,7 @@ impl RunReport {
                 "rate_to_bare": peer.rate_to_bare(),
             })
         });
+
         let targets = self.targets().into_iter().map(|target| {
             json!({
                 "target": target.label,
@@ -141,6 +144,7 @@ impl RunReport {
                 "met": target.is_met(),
             })
         });
+
         json!({
             "machine": {
                 "cores": self.machine.cores,
@@ -160,64 +164,71 @@ impl RunReport {
 
     /// Returns the targets for runs, as far as their references were measured.
     fn targets(&self) -> Vec<BenchTarget> {
-        let times = |kind| self.calls.times_of(kind);
-        let rate = |kind| self.calls.rate_of(kind);
-        let mut targets = Vec::new();
-        let mut add = |label, measured: Option<f64>, bound, stretch| {
-            targets.extend(measured.map(|measured| BenchTarget {
-                label,
-                measured,
-                unit: TargetUnit::Ratio,
-                bound,
-                stretch,
-            }));
-        };
-        let times_ratio = |dividend: RunBenchCase, divisor: RunBenchCase| {
-            Some(times(dividend)?.ratio(times(divisor)?))
-        };
-        let rate_ratio = |dividend: RunBenchCase, divisor: RunBenchCase| {
-            Some(ratio(rate(dividend)?, rate(divisor)?))
-        };
-        add(
-            "p50 of jig / p50 of a bare process",
-            self.p50_to_bare(),
-            TargetBound::AtMost(1.4),
-            Some(TargetBound::AtMost(1.25)),
-        );
-        add(
-            "p50 of jig / fastest peer, each / bare",
-            self.p50_to_bare().map(|jig| jig / least_p50_to_bare()),
-            TargetBound::AtMost(1.0),
-            None,
-        );
-        add(
-            "p50 of bubblewrap / p50 of jig",
-            times_ratio(RunBenchCase::Bubblewrap, RunBenchCase::Jig),
-            TargetBound::AtLeast(3.0),
-            None,
-        );
-        add(
-            "p99 of jig / p50 of jig",
-            times(RunBenchCase::Jig)
-                .map(|jig| ratio(jig.p99().as_secs_f64(), jig.p50().as_secs_f64())),
-            TargetBound::AtMost(2.0),
-            None,
-        );
-        add(
-            "runs/s of jig / runs/s of bare processes",
-            self.rate_to_bare(),
-            TargetBound::AtLeast(0.5),
-            Some(TargetBound::AtLeast(0.6)),
-        );
-        add(
-            "runs/s of jig / runs/s of bubblewrap",
-            rate_ratio(RunBenchCase::Jig, RunBenchCase::Bubblewrap),
-            TargetBound::AtLeast(3.0),
-            None,
-        );
-        targets.extend(self.own_daemon.targets());
-        targets
+        let runs = self.time_targets().into_iter().chain(self.rate_targets()).flatten();
+        runs.chain(self.own_daemon.targets()).collect()
     }
+
+    fn time_targets(&self) -> [Option<BenchTarget>; 4] {
+        let times = |kind| self.calls.times_of(kind);
+        let jig = times(RunBenchCase::Jig);
+        let bubblewrap_to_jig =
+            times(RunBenchCase::Bubblewrap).zip(jig).map(|(bubblewrap, jig)| bubblewrap.ratio(jig));
+        let p99_to_p50 = jig.map(|jig| ratio(jig.p99().as_secs_f64(), jig.p50().as_secs_f64()));
+
+        [
+            ratio_target(
+                "p50 of jig / p50 of a bare process",
+                self.p50_to_bare(),
+                TargetBound::AtMost(1.4),
+                Some(TargetBound::AtMost(1.25)),
+            ),
+            ratio_target(
+                "p50 of jig / fastest peer, each / bare",
+                self.p50_to_bare().map(|jig| jig / least_p50_to_bare()),
+                TargetBound::AtMost(1.0),
+                None,
+            ),
+            ratio_target(
+                "p50 of bubblewrap / p50 of jig",
+                bubblewrap_to_jig,
+                TargetBound::AtLeast(3.0),
+                None,
+            ),
+            ratio_target("p99 of jig / p50 of jig", p99_to_p50, TargetBound::AtMost(2.0), None),
+        ]
+    }
+
+    fn rate_targets(&self) -> [Option<BenchTarget>; 2] {
+        let rate = |kind| self.calls.rate_of(kind);
+        let jig_to_bubblewrap = rate(RunBenchCase::Jig)
+            .zip(rate(RunBenchCase::Bubblewrap))
+            .map(|(jig, bubblewrap)| ratio(jig, bubblewrap));
+
+        [
+            ratio_target(
+                "runs/s of jig / runs/s of bare processes",
+                self.rate_to_bare(),
+                TargetBound::AtLeast(0.5),
+                Some(TargetBound::AtLeast(0.6)),
+            ),
+            ratio_target(
+                "runs/s of jig / runs/s of bubblewrap",
+                jig_to_bubblewrap,
+                TargetBound::AtLeast(3.0),
+                None,
+            ),
+        ]
+    }
+}
+
+/// Returns the target for a ratio; `None` if its reference was not measured.
+fn ratio_target(
+    label: &'static str,
+    measured: Option<f64>,
+    bound: TargetBound,
+    stretch: Option<TargetBound>,
+) -> Option<BenchTarget> {
+    Some(BenchTarget { label, measured: measured?, unit: TargetUnit::Ratio, bound, stretch })
 }
 
 fn label(kind: RunBenchCase) -> &'static str {

@@ -74,6 +74,7 @@ impl CustomTool {
         let path_of = |name: &str| {
             if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
         };
+
         match error.kind() {
             ValidationErrorKind::Required { property } => {
                 let name = property.as_str().unwrap_or_default();
@@ -93,18 +94,7 @@ impl CustomTool {
                 }
             }
             ValidationErrorKind::Type { kind } => {
-                let expected = match kind {
-                    TypeKind::Single(kind) => kind.to_string(),
-                    TypeKind::Multiple(kinds) => {
-                        let kinds: Vec<_> = kinds.iter().map(|kind| kind.to_string()).collect();
-                        kinds.join(" or ")
-                    }
-                };
-                let text = match (expected.as_str(), error.instance().is_array()) {
-                    ("object", true) => format!("must be {MAP_EXPECTED}"),
-                    _ => format!("must be of type {expected}"),
-                };
-                violations.push(Violation::new(&path, text));
+                violations.push(Violation::new(&path, type_message(kind, error.instance())));
             }
             // Masks the value, which may be long or secret.
             _ => {
@@ -172,6 +162,21 @@ impl CustomTool {
 
 fn size_placeholder(text: &str) -> String {
     format!("<{} bytes>", text.len())
+}
+
+/// Describes the type that `value` does not have.
+fn type_message(kind: &TypeKind, value: &Json) -> String {
+    let expected = match kind {
+        TypeKind::Single(kind) => kind.to_string(),
+        TypeKind::Multiple(kinds) => {
+            let kinds: Vec<_> = kinds.iter().map(|kind| kind.to_string()).collect();
+            kinds.join(" or ")
+        }
+    };
+    match (expected.as_str(), value.is_array()) {
+        ("object", true) => format!("must be {MAP_EXPECTED}"),
+        _ => format!("must be of type {expected}"),
+    }
 }
 
 /// The path of the invalid value, such as `files[0].name`.

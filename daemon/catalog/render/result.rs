@@ -30,6 +30,7 @@ impl RenderFormat {
     fn result(self, result: &ToolResult) -> Value {
         let ToolResult { call_id, name, text, data, model_data, is_error, marks_errors } = result;
         let is_marked = *is_error && *marks_errors;
+
         match self {
             Self::JsonSchema => json!({
                 "call_id": call_id,

@@ -18,7 +18,7 @@ use crate::{
         fd_exhaustion::{FdRetry, is_fd_exhaustion_error},
         pipeline::{
             Pipeline, admission::FailFastLimiter, context::CallContext, idempotency::Checkpoint,
-            once_streaming::StreamingContext, policy_input::Authorization,
+            once::IdempotentCall, once_streaming::StreamingContext, policy_input::Authorization,
         },
         queue::PrincipalName,
         task,
@@ -60,23 +60,8 @@ pub(super) async fn upload(
     mut stream: Streaming<UploadRequest>,
 ) -> Result<UploadResponse, Error> {
     let workspace_context = pipeline.workspace_context(&context)?;
-    let first = receive_first(&mut stream).await?;
-    // The policy gets the start message as sent, without defaults.
-    let sent_start = match &first.part {
-        Some(Part::Start(start)) => Some(start.clone()),
-        Some(Part::Chunk(_)) | None => None,
-    };
-    // The idempotency key covers the start message only: the chunks of a repeat depend on what was
-    // received before.
-    let call = match &sent_start {
-        Some(start) => pipeline.idempotent_call(&context, UPLOAD_METHOD, start)?,
-        None => None,
-    };
-    let first = pipeline.catalog.check("jig.v1.UploadRequest", first)?;
-    let (Some(Part::Start(start)), Some(sent_start)) = (first.part, sent_start) else {
-        let text = "must be in the first message: it has path, size and checksum of the file";
-        return Err(Error::invalid_field("start", text));
-    };
+    let ReceivedStart { start, sent_start, call } =
+        receive_start(pipeline, &context, &mut stream).await?;
 
     let workspace = Arc::clone(&workspace_context.workspace);
     let plan = UploadPlan::new(start, &workspace, &context.call_id)?;
@@ -121,6 +106,41 @@ pub(super) async fn upload(
         }
     };
     pipeline.run_once_streaming(call, UPLOAD_METHOD, is_resumable, authorization, work).await
+}
+
+/// The first message of an upload.
+struct ReceivedStart {
+    /// With the defaults of fields that the client has not set.
+    start: UploadStart,
+    /// As sent, for the policy.
+    sent_start: UploadStart,
+    call: Option<IdempotentCall>,
+}
+
+/// Receives and validates the first message, which must be the start message.
+async fn receive_start(
+    pipeline: &Pipeline,
+    context: &CallContext,
+    stream: &mut Streaming<UploadRequest>,
+) -> Result<ReceivedStart, Error> {
+    let first = receive_first(stream).await?;
+    let sent_start = match &first.part {
+        Some(Part::Start(start)) => Some(start.clone()),
+        Some(Part::Chunk(_)) | None => None,
+    };
+    // The idempotency key covers the start message only: the chunks of a repeat depend on what was
+    // received before.
+    let call = match &sent_start {
+        Some(start) => pipeline.idempotent_call(context, UPLOAD_METHOD, start)?,
+        None => None,
+    };
+
+    let first = pipeline.catalog.check("jig.v1.UploadRequest", first)?;
+    let (Some(Part::Start(start)), Some(sent_start)) = (first.part, sent_start) else {
+        let text = "must be in the first message: it has path, size and checksum of the file";
+        return Err(Error::invalid_field("start", text));
+    };
+    Ok(ReceivedStart { start, sent_start, call })
 }
 
 /// Authorizes the call by its start message.
