@@ -26,11 +26,11 @@ use super::{
 use crate::{cli_error::CliError, connection, global::GlobalArgs, output};
 
 /// Size of the tree: more than the 20,000 files that the design requires.
-const DIRECTORIES: usize = 2000;
+const DIRECTORY_COUNT: usize = 2000;
 const FILES_PER_DIRECTORY: usize = 12;
 /// Lines of each file, of about 40 bytes each.
 const LINES_PER_FILE: usize = 100;
-const _: () = assert!(DIRECTORIES * FILES_PER_DIRECTORY >= 20_000, "the design's large tree");
+const _: () = assert!(DIRECTORY_COUNT * FILES_PER_DIRECTORY >= 20_000, "the design's large tree");
 /// One file in so many contains the text that is searched for.
 const FILES_PER_MATCH: usize = 500;
 /// Text that is searched for.
@@ -276,7 +276,7 @@ fn create_tree(root: &Path) -> std::io::Result<()> {
     const WORDS: [&str; 8] =
         ["return", "value", "request", "the", "need", "Option", "self", "length"];
     let mut state = 1_u64;
-    for directory in 0..DIRECTORIES {
+    for directory in 0..DIRECTORY_COUNT {
         let path = root.join(format!("module-{}/part-{directory}", directory % 50));
         fs::create_dir_all(&path)?;
         for file in 0..FILES_PER_DIRECTORY {

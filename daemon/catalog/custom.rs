@@ -23,7 +23,7 @@ use crate::{
 /// Most bytes of parameters, as JSON: about the kernel's limit on arguments (`execve(2)`).
 const MAX_PARAMS_BYTES: usize = 2 << 20;
 /// Most comparisons of a byte of parameters with a part of the schema: about one second.
-const MAX_VALIDATION_WORK: usize = 256 << 20;
+const MAX_VALIDATION_COMPARISONS: usize = 256 << 20;
 /// The tool that runs the commands.
 pub(super) const RUN_TOOL: &str = "run";
 
@@ -130,7 +130,8 @@ impl CustomTool {
         normalize_path: impl Fn(&str) -> Option<String>,
     ) -> Result<CustomCall, Error> {
         let bytes = Json::Object(given.clone()).to_string().len();
-        let max_bytes = MAX_PARAMS_BYTES.min(MAX_VALIDATION_WORK / self.validation_cost().max(1));
+        let max_bytes =
+            MAX_PARAMS_BYTES.min(MAX_VALIDATION_COMPARISONS / self.validation_cost().max(1));
         if bytes > max_bytes {
             let text = format!(
                 "the parameters of {} have {bytes} bytes as JSON; at most {max_bytes} are allowed: give less",

@@ -2,7 +2,7 @@
 
 /// Least similarity of two names for one to be a misspelling of the other. From 0 to 1
 /// (Jaro–Winkler).
-const MIN_SIMILARITY: f64 = 0.8;
+const MIN_JARO_WINKLER_SIMILARITY: f64 = 0.8;
 
 /// Shortest name to search for within another. Most names contain a given letter.
 const MIN_SUBSTRING_BYTES: usize = 3;
@@ -44,9 +44,9 @@ pub(crate) fn closest_name<'a>(name: &str, known: &[&'a str]) -> Option<&'a str>
             // A name within the other is an abbreviation: `path` for `file_path`.
             let is_long = name.len().min(known.len()) >= MIN_SUBSTRING_BYTES;
             let is_within = is_long && (known.contains(name.as_str()) || name.contains(*known));
-            (*known, similarity.max(if is_within { MIN_SIMILARITY } else { 0.0 }))
+            (*known, similarity.max(if is_within { MIN_JARO_WINKLER_SIMILARITY } else { 0.0 }))
         })
-        .filter(|(_, similarity)| *similarity >= MIN_SIMILARITY)
+        .filter(|(_, similarity)| *similarity >= MIN_JARO_WINKLER_SIMILARITY)
         .max_by(|(_, one), (_, other)| one.total_cmp(other))
         .map(|(known, _)| known)
 }

@@ -7,12 +7,12 @@ use super::{duration::age_or_default, file};
 const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 3600);
 const DEFAULT_MAX_ENTRIES: u32 = 10_000;
 const DEFAULT_MAX_BYTES: u64 = 256 << 20;
-const DEFAULT_MAX_QUEUED: u32 = 10_000;
+const DEFAULT_MAX_QUEUED_JOBS: u32 = 10_000;
 /// Room for some hundred jobs with parameters of the largest size.
 const DEFAULT_MAX_QUEUED_BYTES: u64 = 1 << 30;
-const DEFAULT_CONCURRENCY: u32 = 64;
+const DEFAULT_CONCURRENT_JOBS: u32 = 64;
 /// The largest number of calls in a batch, so that a batch takes as long as its slowest call.
-const DEFAULT_QUEUE_CONCURRENCY: u32 = 20;
+const DEFAULT_CONCURRENT_JOBS_PER_QUEUE: u32 = 20;
 /// Largest value of a count.
 const MAX_COUNT: u32 = 1 << 20;
 const MAX_QUEUE_NAME_BYTES: usize = 80;
@@ -61,12 +61,12 @@ pub(super) fn parse_jobs(file: file::JobsTable, problems: &mut Vec<String>) -> J
         retention,
         max_entries: count(file.max_entries, DEFAULT_MAX_ENTRIES, "max_entries"),
         max_bytes: file.max_bytes.unwrap_or(DEFAULT_MAX_BYTES),
-        max_queued: count(file.max_queued, DEFAULT_MAX_QUEUED, "max_queued"),
+        max_queued: count(file.max_queued, DEFAULT_MAX_QUEUED_JOBS, "max_queued"),
         max_queued_bytes: file.max_queued_bytes.unwrap_or(DEFAULT_MAX_QUEUED_BYTES),
-        concurrency: count(file.concurrency, DEFAULT_CONCURRENCY, "concurrency"),
+        concurrency: count(file.concurrency, DEFAULT_CONCURRENT_JOBS, "concurrency"),
         queue_concurrency: count(
             file.queue_concurrency,
-            DEFAULT_QUEUE_CONCURRENCY,
+            DEFAULT_CONCURRENT_JOBS_PER_QUEUE,
             "queue_concurrency",
         ),
         queues: file.queues,

@@ -19,7 +19,7 @@ const MAX_TOOLS: usize = 256;
 const MAX_TOOL_NAME_BYTES: usize = 64;
 /// Each request to a model contains the descriptions of all tools.
 const MAX_DESCRIPTION_BYTES: usize = 8192;
-const MAX_ARGUMENTS: usize = 1024;
+const MAX_COMMAND_ARGUMENTS: usize = 1024;
 /// Size of an argument that the kernel accepts (`MAX_ARG_STRLEN`, which includes the NUL).
 pub(crate) const MAX_ARGUMENT_BYTES: usize = (128 << 10) - 1;
 /// Programs that execute the argument after an option with this letter as code.
@@ -204,8 +204,8 @@ fn check_command(argv: &[ArgTemplate], report: &mut impl FnMut(String)) {
     if program.is_none_or(|program| program.is_empty() || program.starts_with('-')) {
         report("argv: the first element must be a program, without parameters".to_owned());
     }
-    if argv.len() > MAX_ARGUMENTS {
-        report(format!("argv: at most {MAX_ARGUMENTS} elements are allowed"));
+    if argv.len() > MAX_COMMAND_ARGUMENTS {
+        report(format!("argv: at most {MAX_COMMAND_ARGUMENTS} elements are allowed"));
     }
     for text in argv.iter().filter_map(ArgTemplate::literal) {
         if text.len() > MAX_ARGUMENT_BYTES || text.contains('\0') {

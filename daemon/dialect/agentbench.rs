@@ -125,7 +125,7 @@ pub(super) const DIALECT: Dialect = Dialect {
 
 /// Store output up to the operator's limit. The document says "Large output is truncated to 100KB",
 /// but the artifacts are the only way to read the rest.
-const ARTIFACT_BYTES: u64 = u64::MAX;
+const MAX_ARTIFACT_BYTES: u64 = u64::MAX;
 /// The largest limit on matches that the contract accepts.
 const MAX_RESULTS: i64 = 10_000;
 
@@ -276,7 +276,7 @@ fn run(mut params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResp
                 "env": params.take("env"),
             }),
         )
-        .with_artifact_bytes(ARTIFACT_BYTES);
+        .with_artifact_bytes(MAX_ARTIFACT_BYTES);
         let result = tools.call(call).await?;
 
         let response = DialectResponse::data(json!({

@@ -21,7 +21,7 @@ use crate::daemon::error::{Error, Reason};
 /// Most bytes of text in a result: more than is read of a file, because invalid bytes expand.
 const MAX_TEXT_BYTES: usize = MAX_RESULT_TEXT_BYTES / 8 * 9;
 /// Files per page of a listing, and most pages. A model can read no more.
-const PAGE_FILES: u32 = 10_000;
+const FILES_PER_PAGE: u32 = 10_000;
 const MAX_PAGES: usize = 10;
 /// Most matches of a search: the limit of the contract.
 const MAX_MATCHES: u32 = 10_000;
@@ -160,7 +160,7 @@ fn list_files(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectR
         let depth = (!params.flag("recursive")).then_some(1);
         let call = CanonicalCall::new(
             "list_files",
-            json!({ "root": directory, "max_depth": depth, "max_results": PAGE_FILES }),
+            json!({ "root": directory, "max_depth": depth, "max_results": FILES_PER_PAGE }),
         )
         .with_aliases(&[("root", "directory")]);
 

@@ -18,7 +18,7 @@ use super::{
 use crate::daemon::error::{Error, Reason};
 
 /// Files per page of a search, and most pages.
-const PAGE_FILES: u32 = 10_000;
+const FILES_PER_PAGE: u32 = 10_000;
 const MAX_PAGES: usize = 100;
 
 pub(super) const DIALECT: Dialect = Dialect {
@@ -113,7 +113,7 @@ fn file_search(params: DialectParams, tools: &mut dyn CanonicalTools) -> Dialect
             json!({
                 "root": root,
                 "hidden": params.flag("include_hidden"),
-                "max_results": PAGE_FILES,
+                "max_results": FILES_PER_PAGE,
             }),
         )
         .with_aliases(&[("root", "path")]);

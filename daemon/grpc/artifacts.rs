@@ -46,7 +46,7 @@ use crate::{
 };
 
 /// Bytes of data in one message.
-const ARTIFACT_CHUNK_BYTES: u64 = 64 * 1024;
+const MAX_ARTIFACT_CHUNK_BYTES: u64 = 64 * 1024;
 /// Messages buffered for a slow client.
 const STREAM_BUFFER_CHUNKS: usize = 4;
 
@@ -261,7 +261,8 @@ impl ArtifactStream {
         let Some(file) = self.file.clone() else {
             return Ok(ReadArtifactResponse { offset, ..ReadArtifactResponse::default() });
         };
-        let length = usize::try_from(self.remaining_bytes.min(ARTIFACT_CHUNK_BYTES)).unwrap_or(0);
+        let length =
+            usize::try_from(self.remaining_bytes.min(MAX_ARTIFACT_CHUNK_BYTES)).unwrap_or(0);
         let permit = Arc::clone(&self.permit);
         let read = task::spawn_blocking(move || {
             // The thread holds the permit until it has read, even if the stream ends earlier.

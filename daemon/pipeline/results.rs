@@ -24,7 +24,7 @@ pub(super) const MAX_CONTENT_BYTES: usize = 32 << 10;
 /// Limit on the content that is held for all watchers.
 const MAX_HELD_BYTES: usize = 16 << 20;
 /// Limit on the results that are held for the watchers of one session.
-const MAX_SESSION_RESULTS: usize = 1024;
+const MAX_RESULTS_PER_SESSION: usize = 1024;
 
 /// Workspace and session.
 type WatchedSessionKey = (String, SessionId);
@@ -75,7 +75,7 @@ impl ResultBroadcaster {
         let mut sessions = self.sessions();
         let sender = sessions
             .entry(key.clone())
-            .or_insert_with(|| broadcast::channel(MAX_SESSION_RESULTS).0);
+            .or_insert_with(|| broadcast::channel(MAX_RESULTS_PER_SESSION).0);
         let receiver = sender.subscribe();
         drop(sessions);
         self.watchers.fetch_add(1, Ordering::Relaxed);
@@ -237,12 +237,12 @@ mod tests {
 
         let result = taken(watcher.take_due(0)).unwrap().unwrap();
         assert_eq!((result.content.as_str(), result.absence()), ("", ResultAbsence::Memory));
-        for _ in 0..MAX_SESSION_RESULTS + 5 {
+        for _ in 0..MAX_RESULTS_PER_SESSION + 5 {
             send(&results, 0, "y");
         }
 
         let held = results.held_bytes.load(Ordering::Relaxed);
-        assert_eq!(held, MAX_SESSION_RESULTS);
+        assert_eq!(held, MAX_RESULTS_PER_SESSION);
         assert_eq!(taken(watcher.take_due(0)), Some(Err(5)));
         assert_eq!(taken(watcher.take_due(0)).unwrap().unwrap().content, "y");
     }

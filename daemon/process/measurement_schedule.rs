@@ -15,9 +15,9 @@ const MAX_GROWTH_BYTES_PER_CPU_SEC: u64 = 2 << 30;
 /// sleeping run would be measured far too often.
 const MAX_FILLING_CPUS: u64 = 8;
 /// A measurement costs about 50 us of CPU time per process.
-const MIN_INTERVAL: Duration = Duration::from_millis(20);
+const MIN_MEASUREMENT_INTERVAL: Duration = Duration::from_millis(20);
 /// Limits may be exceeded unnoticed for that long.
-const MAX_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_MEASUREMENT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The limits to watch for one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl MeasurementSchedule {
     }
 
     /// Returns when to measure next: before the run can exceed a limit, within the bounds of
-    /// [`MIN_INTERVAL`] and [`MAX_INTERVAL`].
+    /// [`MIN_MEASUREMENT_INTERVAL`] and [`MAX_MEASUREMENT_INTERVAL`].
     pub(super) fn next_measurement(&self, measure: &RunMeasurement, now: Instant) -> Instant {
         let time_to_limit = |max: Option<u64>, used: u64, per_second: u64| {
             let remaining = u128::from(max?.saturating_sub(used));
@@ -83,8 +83,8 @@ impl MeasurementSchedule {
         let cpu =
             time_to_limit(self.max_cpu_us, measure.cpu_us, self.cpus.saturating_mul(1_000_000));
 
-        let soonest = memory.into_iter().chain(cpu).min().unwrap_or(MAX_INTERVAL);
-        now + soonest.clamp(MIN_INTERVAL, MAX_INTERVAL)
+        let soonest = memory.into_iter().chain(cpu).min().unwrap_or(MAX_MEASUREMENT_INTERVAL);
+        now + soonest.clamp(MIN_MEASUREMENT_INTERVAL, MAX_MEASUREMENT_INTERVAL)
     }
 }
 
@@ -116,7 +116,7 @@ mod tests {
         }
         let generous = RunLimits { memory_bytes: 1 << 50, ..RunLimits::default() };
         let schedule = MeasurementSchedule::new(&generous, false, 2);
-        assert_eq!(schedule.next_measurement(&measure(0, 0), now) - now, MAX_INTERVAL);
+        assert_eq!(schedule.next_measurement(&measure(0, 0), now) - now, MAX_MEASUREMENT_INTERVAL);
         // More often with more CPUs.
         let schedule = MeasurementSchedule::new(&limits, false, 16);
         let next = schedule.next_measurement(&measure(0, 0), now) - now;

@@ -27,9 +27,9 @@ use crate::daemon::{
 };
 
 /// Bytes per read: the capacity of a pipe.
-const READ_BYTES: usize = 64 * 1024;
+const MAX_READ_BYTES: usize = 64 * 1024;
 /// Bytes of the first read: most commands write less, or nothing.
-const FIRST_READ_BYTES: usize = 4 * 1024;
+const MAX_FIRST_READ_BYTES: usize = 4 * 1024;
 /// Bytes per write to the artifact.
 const ARTIFACT_WRITE_BYTES: usize = 256 * 1024;
 /// Upper bound of the bytes that a terminal holds between its two ends; it does not report how many
@@ -206,7 +206,7 @@ impl OutputStream {
         let before = self.unwritten.len();
         let buffer = &mut self.unwritten;
         let is_first = self.inline_output.total_bytes == 0;
-        buffer.reserve(if is_first { FIRST_READ_BYTES } else { READ_BYTES });
+        buffer.reserve(if is_first { MAX_FIRST_READ_BYTES } else { MAX_READ_BYTES });
         let mut read = |pipe: &OwnedFd| Ok(rustix::io::read(pipe, spare_capacity(buffer))?);
         let result = match readiness {
             // Clears the readiness if the pipe is empty, but not one reported during the read.

@@ -14,7 +14,7 @@ use super::handle::ProcessHandle;
 use crate::daemon::{queue::PrincipalName, task};
 
 /// Ended commands that one workspace retains.
-const MAX_ENDED_PER_WORKSPACE: usize = 1024;
+const MAX_ENDED_PROCESSES_PER_WORKSPACE: usize = 1024;
 /// Output of ended commands held in memory, over all workspaces.
 const MAX_ENDED_OUTPUT_BYTES: u64 = 64 << 20;
 
@@ -144,7 +144,7 @@ impl RegistryState {
             .filter(|(_, ended)| ended.entry.workspace == newest.entry.workspace)
             .map(|(index, ended)| (index, &ended.entry.principal, 1))
             .collect();
-        if of_workspace.len() > MAX_ENDED_PER_WORKSPACE
+        if of_workspace.len() > MAX_ENDED_PROCESSES_PER_WORKSPACE
             && let Some(index) = oldest_of_heaviest_principal(&of_workspace)
         {
             self.ended.remove(index);
@@ -232,12 +232,12 @@ mod tests {
     async fn busiest_caller_loses_its_oldest_command() {
         let registry = Arc::new(ProcessRegistry::new(Duration::from_secs(900)));
         end(&registry, entry("mine", "key:a", "w"), 0);
-        for number in 0..MAX_ENDED_PER_WORKSPACE + 176 {
+        for number in 0..MAX_ENDED_PROCESSES_PER_WORKSPACE + 176 {
             let id = format!("other {number:04}");
             end(&registry, entry(&id, "key:b", "w"), 0);
         }
         end(&registry, entry("elsewhere", "key:b", "v"), 0);
-        assert_eq!(registry.list("w").len(), MAX_ENDED_PER_WORKSPACE);
+        assert_eq!(registry.list("w").len(), MAX_ENDED_PROCESSES_PER_WORKSPACE);
         assert!(registry.find("w", "mine").is_some());
         assert!(registry.find("w", "other 0176").is_none());
         assert!(registry.find("w", "other 0177").is_some());

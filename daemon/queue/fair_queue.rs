@@ -48,7 +48,7 @@ pub(crate) enum Sharing {
 }
 
 /// Number of flows above which idle ones are removed.
-const IDLE_FLOW_SWEEP_THRESHOLD: usize = 1024;
+const MAX_UNSWEPT_FLOWS: usize = 1024;
 
 #[derive(Debug)]
 struct Flow<W> {
@@ -231,7 +231,7 @@ impl<W> FairQueue<W> {
             flow.in_use += 1;
             self.in_use += 1;
         }
-        if self.flows.len() > IDLE_FLOW_SWEEP_THRESHOLD {
+        if self.flows.len() > MAX_UNSWEPT_FLOWS {
             let now = self.virtual_time;
             self.flows.retain(|_, flow| !flow.is_idle(now));
         }

@@ -17,12 +17,12 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// the earlier ones.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Holders differ from the earlier ones if their mean age exceeds this many times the mean hold.
-const MAX_AGE_IN_MEANS: u32 = 4;
+const MAX_AGE_TO_HOLD_RATIO: u32 = 4;
 /// Rejected calls of one caller that get staggered delays. Further ones get the same delay, so that
 /// a caller that retries at once cannot delay its other calls for ever.
 const MAX_STAGGERED_RETRIES: u32 = 64;
 /// Number of callers above which entries without a future retry are removed.
-const RETRY_SWEEP_THRESHOLD: usize = 1024;
+const MAX_UNSWEPT_PRINCIPALS: usize = 1024;
 
 /// Recent hold times of permits, and the ages of those in use.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl RetryEstimate {
         let elapsed = now.saturating_duration_since(self.origin);
         let age_sum = (elapsed * self.in_use).saturating_sub(self.acquired_at_sum);
         let mean_age = age_sum.checked_div(self.in_use).unwrap_or_default();
-        if self.mean_hold.is_zero() || mean_age > self.mean_hold * MAX_AGE_IN_MEANS {
+        if self.mean_hold.is_zero() || mean_age > self.mean_hold * MAX_AGE_TO_HOLD_RATIO {
             return self.mean_hold.max(DEFAULT_RETRY_AFTER);
         }
         (self.mean_hold / at_least_one(max_in_use)).saturating_mul(at_least_one(waiting_flows))
@@ -92,7 +92,7 @@ impl RetryEstimate {
         interval: Duration,
         now: Instant,
     ) -> Duration {
-        if self.last_retry_at.len() > RETRY_SWEEP_THRESHOLD {
+        if self.last_retry_at.len() > MAX_UNSWEPT_PRINCIPALS {
             self.last_retry_at.retain(|_, last| *last > now);
         }
 

@@ -50,10 +50,10 @@ const GRPC_PREFIX_BYTES: usize = 5;
 const LARGE_REQUEST_BYTES: usize = 64 << 10;
 /// Memory of an incomplete request of any length: its metadata, and the state that holds it.
 const MIN_RESERVED_BYTES: usize = 4 << 10;
-/// Time within which each `PROGRESS_BYTES` of a request must arrive. A client that is alive needs
-/// milliseconds.
+/// Time within which each `MIN_PROGRESS_BYTES` of a request must arrive. A client that is alive
+/// needs milliseconds.
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
-const PROGRESS_BYTES: usize = 64 << 10;
+const MIN_PROGRESS_BYTES: usize = 64 << 10;
 /// Retry delay when the buffers are full. They drain as fast as clients send.
 const BODY_BUDGET_RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -168,7 +168,7 @@ impl BodyLimits {
         mut body: Body,
     ) -> Result<Body, Error> {
         let mut deadline = Instant::now() + PROGRESS_TIMEOUT;
-        let mut progress_goal = PROGRESS_BYTES;
+        let mut progress_goal = MIN_PROGRESS_BYTES;
         loop {
             let available = tokio::select! {
                 biased;
@@ -192,7 +192,7 @@ impl BodyLimits {
 
             self.push(&mut buffer, &data)?;
             if buffer.data.len() >= progress_goal {
-                progress_goal = buffer.data.len() + PROGRESS_BYTES;
+                progress_goal = buffer.data.len() + MIN_PROGRESS_BYTES;
                 deadline = Instant::now() + PROGRESS_TIMEOUT;
             }
         }
@@ -286,7 +286,7 @@ impl RequestBuffer<'_> {
 
     fn stalled_error(&self) -> Error {
         let text = format!(
-            "received only {} bytes of the request, and less than {PROGRESS_BYTES} in the last {} seconds. Nothing was done: send it again",
+            "received only {} bytes of the request, and less than {MIN_PROGRESS_BYTES} in the last {} seconds. Nothing was done: send it again",
             self.data.len(),
             PROGRESS_TIMEOUT.as_secs()
         );

@@ -31,17 +31,17 @@ const MAX_CONNECTIONS: usize = 1024;
 /// Connections of one peer: it takes two peers to fill a listener.
 const MAX_CONNECTIONS_PER_PEER: usize = 512;
 /// Unauthenticated connections of one peer: more than a client opens at once.
-const MAX_UNAUTHENTICATED_PER_PEER: usize = 256;
+const MAX_UNAUTHENTICATED_CONNECTIONS_PER_PEER: usize = 256;
 /// Unauthenticated connections of the daemon's own user, and of root. They could stop the daemon
 /// anyway, but commands may run as the same user, so the limit leaves some connections to others.
-const MAX_UNAUTHENTICATED_PER_OWNER: usize = MAX_CONNECTIONS - 64;
+const MAX_UNAUTHENTICATED_CONNECTIONS_PER_OWNER: usize = MAX_CONNECTIONS - 64;
 /// How long a connection may last without an authenticated call. A client connects to make a call.
 pub(super) const AUTH_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a rejected connection may last, so that the error reaches the client.
 pub(super) const REJECTION_GRACE: Duration = Duration::from_secs(1);
 
 /// Concurrent health checks on an unauthenticated connection. A probe needs one.
-const MAX_HEALTH_CHECKS: usize = 16;
+const MAX_CONCURRENT_HEALTH_CHECKS: usize = 16;
 /// Retry delay for health checks over the limit. They last as long as their clients want.
 const HEALTH_CHECK_RETRY_AFTER: Duration = Duration::from_secs(5);
 
@@ -169,10 +169,10 @@ impl ConnectionLimits {
     fn is_at_limit(&self, peer: PeerKey) -> bool {
         let (max_connections, max_unauthenticated) = match peer {
             PeerKey::User(uid) if uid == 0 || Some(uid) == own_uid() => {
-                (MAX_CONNECTIONS, MAX_UNAUTHENTICATED_PER_OWNER)
+                (MAX_CONNECTIONS, MAX_UNAUTHENTICATED_CONNECTIONS_PER_OWNER)
             }
             PeerKey::User(_) | PeerKey::Loopback | PeerKey::Address(_) | PeerKey::Unknown => {
-                (MAX_CONNECTIONS_PER_PEER, MAX_UNAUTHENTICATED_PER_PEER)
+                (MAX_CONNECTIONS_PER_PEER, MAX_UNAUTHENTICATED_CONNECTIONS_PER_PEER)
             }
         };
         let registry = lock(&self.registry);
@@ -291,12 +291,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct HealthCheckPermit(Arc<ConnectionAuth>);
 
 impl HealthCheckPermit {
-    /// Returns `None` if an unauthenticated connection has [`MAX_HEALTH_CHECKS`] in progress.
+    /// Returns `None` if an unauthenticated connection has [`MAX_CONCURRENT_HEALTH_CHECKS`] in
+    /// progress.
     pub(super) fn try_acquire(auth: &Arc<ConnectionAuth>) -> Option<Self> {
         let is_authenticated = auth.lifetime() == ConnectionLifetime::Unlimited;
         auth.health_checks
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |checks| {
-                (is_authenticated || checks < MAX_HEALTH_CHECKS).then_some(checks + 1)
+                (is_authenticated || checks < MAX_CONCURRENT_HEALTH_CHECKS).then_some(checks + 1)
             })
             .ok()?;
         Some(Self(Arc::clone(auth)))
@@ -305,10 +306,10 @@ impl HealthCheckPermit {
     /// The error of a health check over the limit.
     pub(super) fn limit_error() -> Error {
         let text = format!(
-            "{MAX_HEALTH_CHECKS} health checks are in progress on this connection, the limit before its first authenticated call: end one of them"
+            "{MAX_CONCURRENT_HEALTH_CHECKS} health checks are in progress on this connection, the limit before its first authenticated call: end one of them"
         );
         Error::new(Reason::ResourceExhausted, text)
-            .with_metadata("limit", MAX_HEALTH_CHECKS.to_string())
+            .with_metadata("limit", MAX_CONCURRENT_HEALTH_CHECKS.to_string())
             .retry_after(HEALTH_CHECK_RETRY_AFTER)
     }
 
@@ -360,7 +361,7 @@ mod tests {
     fn one_peer_leaves_connections_for_others() {
         let limits = ConnectionLimits::new();
         let mut held: Vec<_> = std::iter::from_fn(|| try_acquire(&limits, CLIENT)).collect();
-        assert_eq!(held.len(), MAX_UNAUTHENTICATED_PER_PEER);
+        assert_eq!(held.len(), MAX_UNAUTHENTICATED_CONNECTIONS_PER_PEER);
         assert!(try_acquire(&limits, OTHER_CLIENT).is_some());
 
         // Authentication frees the count of unauthenticated ones, once.
@@ -392,7 +393,7 @@ mod tests {
     fn root_may_take_nearly_all_connections() {
         let limits = ConnectionLimits::new();
         let held: Vec<_> = std::iter::from_fn(|| try_acquire(&limits, user(0))).collect();
-        assert_eq!(held.len(), MAX_UNAUTHENTICATED_PER_OWNER);
+        assert_eq!(held.len(), MAX_UNAUTHENTICATED_CONNECTIONS_PER_OWNER);
         assert!(try_acquire(&limits, CLIENT).is_some());
     }
 
@@ -404,7 +405,7 @@ mod tests {
         authenticated.auth().mark_authenticated();
 
         // The last peer has fewer than the others.
-        let all = MAX_UNAUTHENTICATED_PER_PEER;
+        let all = MAX_UNAUTHENTICATED_CONNECTIONS_PER_PEER;
         let counts = [all, all, all, MAX_CONNECTIONS - 2 - 3 * all];
         let mut held = Vec::new();
         for (uid, count) in (30_000..).zip(counts) {

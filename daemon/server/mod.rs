@@ -98,7 +98,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECTION_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time beyond the drain timeout after which shutdown stops waiting for calls. A call itself waits
 /// up to 5 seconds for the kill of its processes.
-const DRAIN_HARD_LIMIT: Duration = Duration::from_secs(30);
+const MAX_DRAIN_OVERRUN: Duration = Duration::from_secs(30);
 
 /// What the server serves.
 #[derive(Debug)]
@@ -336,7 +336,7 @@ async fn drain_calls(
         shutdown.kill();
         std::future::pending::<()>().await;
     };
-    let hard_limit = tokio::time::sleep(drain_timeout + DRAIN_HARD_LIMIT);
+    let hard_limit = tokio::time::sleep(drain_timeout + MAX_DRAIN_OVERRUN);
 
     tokio::select! {
         () = graceful => {}

@@ -11,7 +11,7 @@ use super::{
 /// Each row takes up to about 40 KiB.
 const MAX_APPROVALS: u32 = 100_000;
 /// Rows that one transaction deletes at limit. Other users of the database wait for it.
-const DELETE_BATCH_ROWS: u32 = 1000;
+const MAX_DELETE_BATCH_ROWS: u32 = 1000;
 
 #[derive(Debug, Clone)]
 pub(crate) struct ApprovalTable(Database);
@@ -212,7 +212,7 @@ impl ApprovalTable {
                 .0
                 .apply(move |connection| delete_batch(connection, since_ms, max_rows))
                 .await?;
-            if removed < DELETE_BATCH_ROWS as usize {
+            if removed < MAX_DELETE_BATCH_ROWS as usize {
                 return Ok(());
             }
         }
@@ -271,11 +271,11 @@ fn label_from_row(label: String) -> String {
 fn delete_batch(connection: &Connection, since_ms: i64, max_rows: u32) -> rusqlite::Result<usize> {
     let expired = connection.execute(
         "DELETE FROM approval WHERE id IN (SELECT id FROM approval WHERE decided_ms < ?1 LIMIT ?2)",
-        params![since_ms, DELETE_BATCH_ROWS],
+        params![since_ms, MAX_DELETE_BATCH_ROWS],
     )?;
 
     let count: u32 = connection.query_row("SELECT count(*) FROM approval", [], |row| row.get(0))?;
-    let excess = count.saturating_sub(max_rows).min(DELETE_BATCH_ROWS);
+    let excess = count.saturating_sub(max_rows).min(MAX_DELETE_BATCH_ROWS);
     if expired > 0 || excess == 0 {
         return Ok(expired);
     }

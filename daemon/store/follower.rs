@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::session::{SequencedRecord, Session};
 
 /// Bytes of records per read. The last record may exceed it.
-const BATCH_BYTES: u64 = 64 * 1024;
+const MAX_BATCH_BYTES: u64 = 64 * 1024;
 
 /// A reading position in a session's records.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Follower {
             Some((generation, offset)) if generation == records.generation() => offset,
             Some(_) | None => records.offset_of(self.next_sequence)?,
         };
-        let (batch, end) = records.read_from(offset, BATCH_BYTES)?;
+        let (batch, end) = records.read_from(offset, MAX_BATCH_BYTES)?;
         self.position = Some((records.generation(), end));
 
         let mut items = Vec::new();

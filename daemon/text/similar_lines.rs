@@ -26,9 +26,9 @@ const MAX_CANDIDATES: usize = 3;
 const MAX_SHOWN_LINES: usize = 5;
 /// Part of each line in the hint.
 const MAX_SHOWN_LINE_BYTES: usize = 160;
-/// Score below which a line is no candidate. Equal lines score [`MAX_SIMILARITY`].
-const MIN_SIMILARITY: usize = 70;
-const MAX_SIMILARITY: usize = 200;
+/// Score below which a line is no candidate. Equal lines score [`MAX_SIMILARITY_SCORE`].
+const MIN_SIMILARITY_SCORE: usize = 70;
+const MAX_SIMILARITY_SCORE: usize = 200;
 
 /// Describes what in `text` is most similar to `wanted`, for an error message.
 pub(super) fn hint(text: &str, wanted: &str) -> String {
@@ -133,7 +133,7 @@ fn similar_lines<'a>(text: &'a str, wanted: &str) -> Vec<(usize, &'a str)> {
         let from_here = rest;
         rest = rest.get(line.len()..).unwrap_or_default();
         let mut score = first.score(line);
-        if score < MIN_SIMILARITY {
+        if score < MIN_SIMILARITY_SCORE {
             continue;
         }
         if rescores_left > 0 {
@@ -171,12 +171,12 @@ impl<'a> LineSimilarity<'a> {
         Self { line, word_bytes: words.iter().map(|word| word.len()).sum(), words }
     }
 
-    /// Returns a score from 0 (nothing in common) to [`MAX_SIMILARITY`] (equal). Half of it is the
-    /// share of common words, half the share of common prefix and suffix.
+    /// Returns a score from 0 (nothing in common) to [`MAX_SIMILARITY_SCORE`] (equal). Half of it is
+    /// the share of common words, half the share of common prefix and suffix.
     fn score(&self, line: &str) -> usize {
         let line = truncate_str(line.trim(), MAX_COMPARED_LINE_BYTES);
         if line == self.line {
-            return MAX_SIMILARITY;
+            return MAX_SIMILARITY_SCORE;
         }
         if line.is_empty() || self.line.is_empty() {
             return 0;

@@ -8,7 +8,7 @@ use std::{
 use crate::daemon::task::available_cores;
 
 /// Threads of one call.
-const MAX_THREADS: usize = 8;
+const MAX_THREADS_PER_CALL: usize = 8;
 /// Fewer files do not get a thread of their own: starting one takes about as long as the work on
 /// one or two files.
 const MIN_FILES_PER_THREAD: usize = 16;
@@ -18,7 +18,8 @@ pub(crate) fn parallel_map<'t, T: Sync, R: Send>(
     items: &'t [T],
     work: impl Fn(&'t T) -> R + Sync,
 ) -> Vec<R> {
-    let threads = available_cores().min(MAX_THREADS).min(items.len() / MIN_FILES_PER_THREAD).max(1);
+    let threads =
+        available_cores().min(MAX_THREADS_PER_CALL).min(items.len() / MIN_FILES_PER_THREAD).max(1);
     let share_size = items.len().div_ceil(threads).max(1);
     let work = &work;
 

@@ -18,7 +18,7 @@ use crate::daemon::{
 /// Size of a file that is read to its end, and of one that can be read without a range of lines.
 const MAX_WHOLE_FILE_BYTES: u64 = 256 << 20;
 /// Lines returned from the start, and from the end, of a file with more than both together.
-const HEAD_TAIL_LINES: u64 = 5000;
+const MAX_HEAD_OR_TAIL_LINES: u64 = 5000;
 /// Bytes read at once, between two cancellation checks.
 const READ_CHUNK_BYTES: usize = 128 * 1024;
 /// Bytes of a UTF-8 character that can lie in the chunk before its last byte.
@@ -92,7 +92,7 @@ struct LineStarts {
     /// Ring buffer of line starts. It has one more slot than lines are needed: the line that begins
     /// at the end of the file is none.
     recent_offsets: Vec<u64>,
-    /// End of the first [`HEAD_TAIL_LINES`] lines.
+    /// End of the first [`MAX_HEAD_OR_TAIL_LINES`] lines.
     head_end: u64,
 }
 
@@ -265,7 +265,8 @@ impl FileScan {
     fn excerpt(mut self, file: &RegularFile) -> Result<FileExcerpt, Error> {
         let total = self.total_lines();
         let is_whole = self.line_starts.is_some();
-        let omitted_lines = if is_whole { total.saturating_sub(2 * HEAD_TAIL_LINES) } else { 0 };
+        let omitted_lines =
+            if is_whole { total.saturating_sub(2 * MAX_HEAD_OR_TAIL_LINES) } else { 0 };
         let tail = if omitted_lines > 0 { self.append_tail(file, total)? } else { None };
 
         let mut content = self.content;
@@ -310,7 +311,7 @@ impl FileScan {
         let Some(starts) = &self.line_starts else {
             return Ok(None);
         };
-        let tail_line = total - HEAD_TAIL_LINES;
+        let tail_line = total - MAX_HEAD_OR_TAIL_LINES;
         let tail_start = starts.offset_of(tail_line);
         let Some(head) =
             usize::try_from(starts.head_end).ok().filter(|head| *head <= self.content.len())
@@ -336,10 +337,10 @@ impl FileScan {
 impl LineStarts {
     /// Records the start of a line, counted from 0.
     fn add(&mut self, number: u64, offset: u64) {
-        if number == HEAD_TAIL_LINES {
+        if number == MAX_HEAD_OR_TAIL_LINES {
             self.head_end = offset;
         }
-        if number <= HEAD_TAIL_LINES {
+        if number <= MAX_HEAD_OR_TAIL_LINES {
             self.recent_offsets.push(offset);
         } else {
             let index = self.ring_index(number);
@@ -352,6 +353,6 @@ impl LineStarts {
     }
 
     fn ring_index(&self, number: u64) -> usize {
-        usize::try_from(number % (HEAD_TAIL_LINES + 1)).unwrap_or(0)
+        usize::try_from(number % (MAX_HEAD_OR_TAIL_LINES + 1)).unwrap_or(0)
     }
 }

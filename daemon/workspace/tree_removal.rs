@@ -31,7 +31,7 @@ use crate::daemon::{
 };
 
 /// Retries because of concurrent changes.
-const MAX_CONFLICTS: usize = 1000;
+const MAX_CONFLICT_RETRIES: usize = 1000;
 
 /// A recursive deletion in progress.
 #[derive(Debug)]
@@ -177,11 +177,11 @@ impl<'a> TreeRemoval<'a> {
         Ok(None)
     }
 
-    /// Counts a retry. Fails above [`MAX_CONFLICTS`].
+    /// Counts a retry. Fails above [`MAX_CONFLICT_RETRIES`].
     fn note_conflict(&mut self) -> Result<(), Error> {
         self.cancel.check()?;
         self.conflicts += 1;
-        if self.conflicts <= MAX_CONFLICTS {
+        if self.conflicts <= MAX_CONFLICT_RETRIES {
             return Ok(());
         }
         let path = self.path.as_str();
@@ -204,7 +204,7 @@ fn has_changed(errno: Errno) -> bool {
 /// Deletes a file or an empty directory. Fails with `NOTEMPTY` for a directory with entries.
 pub(super) fn delete(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
     let unlink = |flags| retry_on_intr(|| unlinkat(parent, name, flags));
-    for _ in 0..MAX_CONFLICTS {
+    for _ in 0..MAX_CONFLICT_RETRIES {
         match unlink(AtFlags::empty()) {
             Err(Errno::ISDIR) => {}
             // The error number for a directory according to POSIX.
@@ -261,7 +261,7 @@ mod tests {
     fn deletion_fails_after_too_many_conflicts() {
         let (path, cancel) = (RelativePath::default(), CancelToken::new());
         let mut removal = TreeRemoval::new(&path, &cancel);
-        for _ in 0..MAX_CONFLICTS {
+        for _ in 0..MAX_CONFLICT_RETRIES {
             removal.note_conflict().unwrap();
         }
         let error = removal.note_conflict().unwrap_err();

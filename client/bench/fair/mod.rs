@@ -35,12 +35,12 @@ const FLOOD_CASES: [FairBenchCase; 4] = [
     FairBenchCase::CreateDirectory,
 ];
 /// Size of the tree in the workspace. A search takes some ten milliseconds.
-const DIRECTORIES: usize = 100;
+const DIRECTORY_COUNT: usize = 100;
 const FILES_PER_DIRECTORY: usize = 20;
 /// Size of each file.
 const FILE_BYTES: usize = 4096;
 /// Rounds without and with the flood.
-const ROUNDS: usize = 4;
+const ROUND_COUNT: usize = 4;
 /// Time for the flood to build up before measuring.
 const FLOOD_WARM_UP: Duration = Duration::from_millis(500);
 /// Unmeasured calls of each kind.
@@ -64,7 +64,7 @@ pub(super) fn bench_fair(global: &GlobalArgs, args: &FairArgs) -> Result<(), Cli
     let (daemon, [victim_key, flooder_key]) = Daemon::start_with_keys(["victim", "flooder"])?;
     let workspace = daemon.workspace();
 
-    for directory in 0..DIRECTORIES {
+    for directory in 0..DIRECTORY_COUNT {
         let directory = workspace.join(format!("tree/{directory}"));
         fs::create_dir_all(&directory).map_err(CliError::system)?;
         for file in 0..FILES_PER_DIRECTORY {
@@ -120,12 +120,12 @@ fn measure_beside(
         let counts = runtime.block_on(client.get_info())?.counts;
         Ok::<_, CliError>(counts.unwrap_or_default().calls_finished)
     };
-    let calls_per_round = count.div_ceil(ROUNDS);
+    let calls_per_round = count.div_ceil(ROUND_COUNT);
 
     time_calls(flood, WARM_UP_CALLS)?;
     let (mut flood_alone, mut rates) = (Vec::new(), Vec::new());
     let mut times = VICTIM_CASES.map(|kind| (kind, Vec::new(), Vec::new()));
-    for _ in 0..ROUNDS {
+    for _ in 0..ROUND_COUNT {
         flood_alone.extend(time_calls(flood, calls_per_round)?);
         for (kind, alone, _) in &mut times {
             time_calls(*kind, WARM_UP_CALLS)?;

@@ -26,7 +26,7 @@ use crate::cli_error::CliError;
 /// same.
 const RUNS_PER_BLOCK: usize = 50;
 /// Rounds per kind with several clients.
-const ROUNDS: usize = 5;
+const ROUND_COUNT: usize = 5;
 
 /// Size of the benchmark.
 #[derive(Debug, Clone, Copy)]
@@ -161,13 +161,13 @@ fn measure_many_clients(
 ) -> Result<Vec<(RunBenchCase, f64)>, CliError> {
     let mut totals: Vec<(RunBenchCase, Duration)> =
         kinds.iter().map(|&kind| (kind, Duration::ZERO)).collect();
-    let runs_per_round = count.div_ceil(ROUNDS);
+    let runs_per_round = count.div_ceil(ROUND_COUNT);
 
     for (kind, _) in &totals {
         run_round(runtime, clients, *kind, clients.len() * 2)?;
     }
 
-    for _ in 0..ROUNDS {
+    for _ in 0..ROUND_COUNT {
         for (kind, total) in &mut totals {
             let start = Instant::now();
             run_round(runtime, clients, *kind, runs_per_round)?;
@@ -175,7 +175,7 @@ fn measure_many_clients(
         }
     }
 
-    let runs = u32::try_from(runs_per_round * ROUNDS).unwrap_or(u32::MAX);
+    let runs = u32::try_from(runs_per_round * ROUND_COUNT).unwrap_or(u32::MAX);
     Ok(totals
         .into_iter()
         .map(|(kind, total)| (kind, f64::from(runs) / total.as_secs_f64()))

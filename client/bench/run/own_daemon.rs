@@ -14,7 +14,7 @@ use super::{
     tree::ProcessTreeUsage,
 };
 
-const MIB: f64 = 1024.0 * 1024.0;
+const BYTES_PER_MIB: f64 = 1024.0 * 1024.0;
 /// Maximum number of idle slots of a workspace; the benchmark's daemon has one workspace. In each
 /// slot, the init process of the last run may remain a zombie until the next sandbox is built.
 const MAX_IDLE_SLOTS: f64 = 8.0;
@@ -32,9 +32,9 @@ impl OwnDaemonReport {
     pub(super) fn to_text(&self) -> String {
         let mut rows = Vec::new();
         let mut add = |label: &str, measured: String| rows.push([label.to_owned(), measured]);
-        let mib = |bytes: u64| format!("{:.2} MiB", bytes as f64 / MIB);
+        let mib = |bytes: u64| format!("{:.2} MiB", bytes as f64 / BYTES_PER_MIB);
         if let Some(stream) = &self.stream {
-            let per_second = |rate: f64| format!("{:.0} MiB/s", rate / MIB);
+            let per_second = |rate: f64| format!("{:.0} MiB/s", rate / BYTES_PER_MIB);
             add("cat into a pipe", per_second(stream.pipe_bytes_per_second));
             add("cat, streamed to one client", per_second(stream.jig_bytes_per_second));
             let streamed =
@@ -124,12 +124,13 @@ impl OwnDaemonReport {
         }
 
         if let Some(starts) = &self.starts {
-            let idle = starts.idle_bytes as f64 / MIB;
+            let idle = starts.idle_bytes as f64 / BYTES_PER_MIB;
             add("memory when idle", idle, TargetUnit::Mebibytes, TargetBound::AtMost(25.0));
         }
 
         if let Some(sleeping) = &self.sleeping {
-            let overhead = sleeping.run_bytes.saturating_sub(sleeping.bare_bytes) as f64 / MIB;
+            let overhead =
+                sleeping.run_bytes.saturating_sub(sleeping.bare_bytes) as f64 / BYTES_PER_MIB;
             let label = "overhead of a sleeping run";
             add(label, overhead, TargetUnit::Mebibytes, TargetBound::AtMost(1.0));
         }
@@ -152,7 +153,7 @@ impl OwnDaemonReport {
             let zombies = after.zombies as f64;
             let bound = TargetBound::AtMost(MAX_IDLE_SLOTS);
             add("zombies after many runs", zombies, TargetUnit::Count, bound);
-            let growth = (after.bytes as f64 - before.bytes as f64) / MIB;
+            let growth = (after.bytes as f64 - before.bytes as f64) / BYTES_PER_MIB;
             // The allocator may retain some memory.
             let label = "more memory after many runs";
             add(label, growth, TargetUnit::Mebibytes, TargetBound::AtMost(4.0));

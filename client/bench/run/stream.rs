@@ -21,7 +21,7 @@ const STREAM_FILE: &str = "stream";
 const STREAM_FILE_MIB: usize = 64;
 /// Number of times that one command writes the file. The stream is long compared with the start
 /// that is stored as an artifact.
-const FILE_REPEATS: usize = 16;
+const FILE_REPEAT_COUNT: usize = 16;
 /// Bytes between checks of the daemon's memory.
 const BYTES_PER_MEMORY_CHECK: usize = 16 << 20;
 
@@ -47,7 +47,7 @@ pub(super) fn measure(
     let file = daemon.workspace().join(STREAM_FILE);
     let file_mib = STREAM_FILE_MIB.min(mib);
     create_file(&file, file_mib << 20).map_err(CliError::system)?;
-    let times = FILE_REPEATS.min(mib / file_mib);
+    let times = FILE_REPEAT_COUNT.min(mib / file_mib);
     let size = (file_mib * times) << 20;
     let rounds = (mib << 20).div_ceil(size);
 

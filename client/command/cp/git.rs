@@ -19,7 +19,7 @@ use super::{copy_log::SkipReason, options::base_name};
 use crate::local_error::LocalError;
 
 /// Maximum number of dangling links that [`resolve`] follows, as in the kernel.
-const MAX_LINKS: u32 = 40;
+const MAX_DANGLING_LINKS: u32 = 40;
 /// Folded repository names of other tools whose configuration names programs: hooks and extensions
 /// of Mercurial and Sapling, the pager and diff program of Jujutsu, `post_commit` of Bazaar and
 /// Breezy, hooks of Pijul and Darcs, settings of Fossil. Subversion's `.svn` names none.
@@ -138,7 +138,7 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
 
         match link {
             // A dangling link: a program that opens it creates its target.
-            Ok(target) if links < MAX_LINKS => {
+            Ok(target) if links < MAX_DANGLING_LINKS => {
                 links += 1;
                 existing.push(target);
             }

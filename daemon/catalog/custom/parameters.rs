@@ -28,7 +28,7 @@ use crate::daemon::{
 
 /// Most comparisons of a byte with a part of the schema for which all violations are reported.
 /// Beyond it, only the first is.
-const MAX_EXHAUSTIVE_VALIDATION_WORK: usize = 4 << 20;
+const MAX_EXHAUSTIVE_COMPARISONS: usize = 4 << 20;
 /// Field of a violation that concerns no single parameter.
 const ALL_PARAMS_FIELD: &str = "parameters";
 
@@ -56,7 +56,7 @@ impl CustomTool {
 
         let mut violations = Vec::new();
         // Collecting all violations walks the whole schema, so only small requests get that.
-        if bytes.saturating_mul(self.validation_cost()) <= MAX_EXHAUSTIVE_VALIDATION_WORK {
+        if bytes.saturating_mul(self.validation_cost()) <= MAX_EXHAUSTIVE_COMPARISONS {
             let errors = self.validator.iter_errors(&params);
             for error in errors.take(MAX_VIOLATIONS + 1) {
                 self.push_violations(&error, &mut violations);

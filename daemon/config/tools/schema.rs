@@ -10,7 +10,7 @@ use super::template::is_param_name;
 /// Size of a schema as JSON. Each request to a model contains it.
 const MAX_SCHEMA_BYTES: usize = 64 << 10;
 /// Limit of the schemas, enum values and names that a value can be compared with.
-const MAX_VALIDATION_COST: usize = 4096;
+const MAX_COMPARISONS_PER_VALUE: usize = 4096;
 const MAX_SCHEMA_DEPTH: usize = 32;
 /// Keywords of the root schema. Vendors accept no others there, and arguments cannot use parameters
 /// without names.
@@ -225,10 +225,10 @@ impl SchemaInliner {
             return schema.clone();
         };
         self.cost += 1;
-        if self.cost > MAX_VALIDATION_COST || depth > MAX_SCHEMA_DEPTH {
+        if self.cost > MAX_COMPARISONS_PER_VALUE || depth > MAX_SCHEMA_DEPTH {
             if self.problems.is_empty() {
                 let text = format!(
-                    "the schema has more than {MAX_VALIDATION_COST} parts or {MAX_SCHEMA_DEPTH} levels with its references inlined"
+                    "the schema has more than {MAX_COMPARISONS_PER_VALUE} parts or {MAX_SCHEMA_DEPTH} levels with its references inlined"
                 );
                 self.report(place, &text);
             }

@@ -108,14 +108,14 @@ fn explain_failure(error: &Error, seconds: u64) -> Option<(&'static str, String,
 
 /// A size in a unit for people.
 fn format_size(bytes: u64) -> String {
-    const KIB: u64 = 1024;
+    const BYTES_PER_KIB: u64 = 1024;
     // Tenths, rounded.
     let tenths = |unit: u64| (bytes * 10 + unit / 2) / unit;
     let with = |tenths: u64, unit: &str| format!("{}.{} {unit}", tenths / 10, tenths % 10);
     match bytes {
-        0..KIB => format!("{bytes} B"),
-        _ if tenths(KIB) < 10 * KIB => with(tenths(KIB), "KB"),
-        _ => with(tenths(KIB * KIB), "MB"),
+        0..BYTES_PER_KIB => format!("{bytes} B"),
+        _ if tenths(BYTES_PER_KIB) < 10 * BYTES_PER_KIB => with(tenths(BYTES_PER_KIB), "KB"),
+        _ => with(tenths(BYTES_PER_KIB * BYTES_PER_KIB), "MB"),
     }
 }
 

@@ -25,7 +25,7 @@ const MAX_READ_BYTES: usize = 1 << 20;
 const BINARY_PREVIEW_BYTES: usize = 1024;
 const HEX_BYTES_PER_LINE: usize = 16;
 /// Entries of a directory in one result.
-const PAGE_ENTRIES: u32 = 1000;
+const ENTRIES_PER_PAGE: u32 = 1000;
 /// Characters of a parameter that an error quotes.
 const MAX_QUOTED_CHARS: usize = 100;
 
@@ -238,7 +238,7 @@ pub(super) fn list(
             "list_dir",
             json!({
                 "path": path,
-                "page_size": PAGE_ENTRIES,
+                "page_size": ENTRIES_PER_PAGE,
                 "page_token": params.text("page_token"),
             }),
         );
@@ -271,7 +271,7 @@ pub(super) fn list(
         if !next.is_empty() {
             metadata["next_page_token"] = next.into();
             warnings.push(format!(
-                "Warning: Showing {PAGE_ENTRIES} entries, ask for more with page_token"
+                "Warning: Showing {ENTRIES_PER_PAGE} entries, ask for more with page_token"
             ));
         }
         let output = CliOutput {

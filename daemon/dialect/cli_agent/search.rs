@@ -24,7 +24,7 @@ use crate::daemon::error::{Error, Reason};
 const MAX_FILES_SHOWN: usize = 1000;
 const MAX_SEARCH_DEPTH: u32 = 20;
 /// Files per page, and most pages to count.
-const PAGE_FILES: u32 = 10_000;
+const FILES_PER_PAGE: u32 = 10_000;
 const MAX_PAGES: usize = 100;
 /// Time limit of a search in files.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -44,7 +44,7 @@ pub(super) fn file_search(
                 "root": base,
                 "glob": pattern,
                 "max_depth": MAX_SEARCH_DEPTH,
-                "max_results": PAGE_FILES,
+                "max_results": FILES_PER_PAGE,
             }),
         )
         .with_aliases(&[("root", "base_path"), ("glob", "pattern")]);

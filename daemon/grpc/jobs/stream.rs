@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// Maximum output in one message.
-const OUTPUT_CHUNK_BYTES: usize = 64 * 1024;
+const MAX_OUTPUT_CHUNK_BYTES: usize = 64 * 1024;
 
 pub(super) struct JobStream {
     pipeline: Arc<Pipeline>,
@@ -236,7 +236,7 @@ async fn read_chunk(file: Arc<File>, offset: u64) -> Result<Vec<u8>, Error> {
         if offset >= file.metadata()?.len() {
             return Ok(Vec::new());
         }
-        let mut data = vec![0; OUTPUT_CHUNK_BYTES];
+        let mut data = vec![0; MAX_OUTPUT_CHUNK_BYTES];
         let length = file.read_at(&mut data, offset)?;
         data.truncate(length);
         Ok::<_, std::io::Error>(data)

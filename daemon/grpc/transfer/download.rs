@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Bytes of data in one message.
-const DOWNLOAD_CHUNK_BYTES: u64 = 256 * 1024;
+const MAX_DOWNLOAD_CHUNK_BYTES: u64 = 256 * 1024;
 /// Messages buffered for a slow client.
 const STREAM_BUFFER_CHUNKS: usize = 2;
 
@@ -155,7 +155,8 @@ impl FileDownload {
 
     async fn next_chunk(&mut self) -> Result<DownloadResponse, Error> {
         let (file, offset) = (Arc::clone(&self.file), self.offset);
-        let length = usize::try_from(self.remaining_bytes.min(DOWNLOAD_CHUNK_BYTES)).unwrap_or(0);
+        let length =
+            usize::try_from(self.remaining_bytes.min(MAX_DOWNLOAD_CHUNK_BYTES)).unwrap_or(0);
         let mut checksum = self.checksum.clone();
         let read = task::spawn_blocking(move || {
             let mut data = vec![0; length];
@@ -284,7 +285,7 @@ mod tests {
     }
 
     async fn ten_messages(folder: &Path) -> (FileDownload, ResponseStream<DownloadResponse>) {
-        download_of_size(folder, DOWNLOAD_CHUNK_BYTES * 10).await
+        download_of_size(folder, MAX_DOWNLOAD_CHUNK_BYTES * 10).await
     }
 
     #[tokio::test]
@@ -363,7 +364,7 @@ mod tests {
 
         // Before the first message, and after it.
         for (size, when) in
-            [(0, 0), (9, 0), (DOWNLOAD_CHUNK_BYTES * 2, 0), (DOWNLOAD_CHUNK_BYTES * 2, 1)]
+            [(0, 0), (9, 0), (MAX_DOWNLOAD_CHUNK_BYTES * 2, 0), (MAX_DOWNLOAD_CHUNK_BYTES * 2, 1)]
         {
             for (number, (change, is_written_to)) in changes.into_iter().enumerate() {
                 let folder = tempfile::tempdir().unwrap();

@@ -7,9 +7,9 @@
 //! for callers with few: a job may run for ever, and a new caller still finds a slot.
 //!
 //! Of two queued jobs of one caller, the one with the lower rank comes first. The rank is the
-//! submission time, minus [`AGEING_MS`] for each step of priority. A job that has waited for that
-//! long equals a new job of the next priority, so no job waits for ever. Both age alike, so the
-//! order of two queued jobs never changes.
+//! submission time, minus [`AGEING_MS_PER_PRIORITY_STEP`] for each step of priority. A job that has
+//! waited for that long equals a new job of the next priority, so no job waits for ever. Both age
+//! alike, so the order of two queued jobs never changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -19,7 +19,7 @@ use std::{
 use crate::daemon::{queue::Headroom, store::jobs::Job};
 
 /// Waiting time that counts as much as one step of priority.
-const AGEING_MS: i64 = 60_000;
+const AGEING_MS_PER_PRIORITY_STEP: i64 = 60_000;
 
 /// The key of a queue.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -95,7 +95,8 @@ impl JobQueueEntry {
             principal: job.principal.clone(),
             queue: JobQueueKey { workspace: job.workspace.clone(), queue: job.queue.clone() },
             position: JobQueuePosition {
-                rank: submitted_ms.saturating_sub(i64::from(job.priority) * AGEING_MS),
+                rank: submitted_ms
+                    .saturating_sub(i64::from(job.priority) * AGEING_MS_PER_PRIORITY_STEP),
                 id: job.id.clone(),
             },
         }

@@ -15,9 +15,9 @@ use super::fair_share;
 use crate::daemon::store::unix_millis;
 
 /// Rows that one transaction deletes at most. Other users of the database wait for it.
-const DELETE_BATCH_ROWS: usize = 1000;
+const MAX_DELETE_BATCH_ROWS: usize = 1000;
 /// Bytes of rows that one transaction deletes at most.
-const DELETE_BATCH_BYTES: u64 = 16 << 20;
+const MAX_DELETE_BATCH_BYTES: u64 = 16 << 20;
 /// A pass is due after 1/10 of a limit has been added, so a limit is exceeded by 10 % at most.
 const TRIGGER_DIVISOR: u64 = 10;
 /// Rows added between two passes at most: frequent passes are cheaper in total.
@@ -143,8 +143,8 @@ impl ExcessRows {
 
     /// Returns true if the batch is full and the table may hold more rows to remove.
     pub(crate) fn is_full(&self) -> bool {
-        self.rows.len() + self.oversized.len() >= DELETE_BATCH_ROWS
-            || self.bytes >= DELETE_BATCH_BYTES
+        self.rows.len() + self.oversized.len() >= MAX_DELETE_BATCH_ROWS
+            || self.bytes >= MAX_DELETE_BATCH_BYTES
     }
 
     fn add_of_principal(

@@ -12,7 +12,7 @@ use crate::daemon::telemetry::logs::rfc3339_micros;
 
 /// Bytes of records that are searched: thousands of calls, in a few milliseconds. A step that began
 /// before is not found.
-const LOOK_BACK_BYTES: u64 = 4 << 20;
+const MAX_LOOK_BACK_BYTES: u64 = 4 << 20;
 
 /// Fields that the end record copies from the start record.
 const SHARED_FIELDS: [&str; 6] =
@@ -24,7 +24,7 @@ pub(super) fn find_lost_steps(
 ) -> io::Result<Vec<(u64, Map<String, Value>)>> {
     let mut ended = HashSet::new();
     let mut lost = Vec::new();
-    let mut remaining = LOOK_BACK_BYTES;
+    let mut remaining = MAX_LOOK_BACK_BYTES;
     visit_lines_reverse(&records.file, records.length, None, |line| {
         if let Some(header) = RecordHeader::parse(line) {
             if header.ends_step() {

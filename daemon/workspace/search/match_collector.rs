@@ -19,7 +19,7 @@ const MAX_MATCH_BYTES: usize = 8 * MAX_LINE_BYTES;
 const ELLIPSIS: &str = "\u{2026}";
 /// Bytes after a match that can decide whether it is one, such as the character of a word boundary.
 /// ripgrep uses the same number.
-const LOOK_AHEAD_BYTES: usize = 128;
+const MAX_LOOK_AHEAD_BYTES: usize = 128;
 /// Approximate cost of a match, and of each line around it, in addition to the text.
 const ENTRY_OVERHEAD_BYTES: usize = 16;
 
@@ -150,7 +150,7 @@ impl<'a> MatchCollector<'a> {
         let buffer = found.buffer();
         // The engine reports lines. A second search in them finds the match itself.
         let haystack = if self.pattern.is_multiline() {
-            buffer.get(..range.end.saturating_add(LOOK_AHEAD_BYTES)).unwrap_or(buffer)
+            buffer.get(..range.end.saturating_add(MAX_LOOK_AHEAD_BYTES)).unwrap_or(buffer)
         } else {
             let newline = usize::from(lines.ends_with(b"\n"));
             buffer.get(..range.end - newline).unwrap_or(buffer)

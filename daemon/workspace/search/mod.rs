@@ -47,7 +47,7 @@ use super::{
 use crate::daemon::{error::Error, sys::Errno, task::available_cores};
 
 /// Threads of one search.
-const MAX_THREADS: usize = 8;
+const MAX_THREADS_PER_SEARCH: usize = 8;
 /// Files that a thread takes at once.
 const FILES_PER_BATCH: usize = 16;
 /// Buffer of a thread: the limit for a line and, if matches may span lines, for a file.
@@ -121,7 +121,7 @@ pub(super) fn search(
         interrupted: AtomicBool::new(false),
     };
     thread::scope(|scope| {
-        for _ in 1..available_cores().min(MAX_THREADS) {
+        for _ in 1..available_cores().min(MAX_THREADS_PER_SEARCH) {
             // If no more threads can be started, the search has fewer.
             let _thread = thread::Builder::new()
                 .name("search".to_owned())
