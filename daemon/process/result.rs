@@ -27,8 +27,8 @@ pub(crate) struct Termination {
 }
 
 impl Termination {
-    /// Reports the output limit if it is exceeded and no other limit was. The command may have ended
-    /// before the daemon had counted all of its output.
+    /// Reports the output limit if the output exceeds it and nothing exceeded another limit. The
+    /// command may have ended before the daemon had counted all of its output.
     pub(super) fn with_output_limit(self, output_bytes: u64, max_output_bytes: u64) -> Self {
         if self.exceeded_limit.is_some() || output_bytes <= max_output_bytes {
             return self;
