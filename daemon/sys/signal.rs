@@ -49,6 +49,13 @@ struct QueuedSignalInfo {
     rest: [u8; 96],
 }
 
+impl QueuedSignalInfo {
+    /// The signal to relay: the value of a queued signal, of which an int fills the low half.
+    fn relayed_signal(&self) -> Option<i32> {
+        (self.code == libc::SI_QUEUE).then_some(self.value as i32)
+    }
+}
+
 /// Sets the default action of every signal and unblocks all: ignored and blocked signals would stay
 /// so across execve(2).
 pub(crate) fn reset_all() -> Result<(), Errno> {
@@ -162,8 +169,8 @@ pub(crate) fn send_through_init(pidfd: BorrowedFd<'_>, signal: i32) -> Result<()
 const SA_RESTORER: u64 = 0x0400_0000;
 
 fn set_action(signal: i32, action: &SignalAction) -> Result<(), Errno> {
-    // SAFETY: the kernel reads one sigaction of its own layout; handlers in it are functions of
-    // this file.
+    // SAFETY: the kernel reads one sigaction of its own layout. Handlers in it are functions of this
+    // file that take what the kernel passes: with SA_SIGINFO, a reference to a valid siginfo.
     unsafe {
         syscall(
             libc::SYS_rt_sigaction,
@@ -182,29 +189,18 @@ fn set_action(signal: i32, action: &SignalAction) -> Result<(), Errno> {
 
 extern "C" fn ignore_signal(_signal: i32) {}
 
-extern "C" fn relay_signal(_signal: i32, info: *const QueuedSignalInfo, _context: *const u8) {
-    // SAFETY: the kernel passes a valid siginfo to a handler installed with SA_SIGINFO.
-    let code = unsafe { (*info).code };
-    if code != libc::SI_QUEUE {
-        return;
+extern "C" fn relay_signal(_signal: i32, info: &QueuedSignalInfo, _context: *const u8) {
+    if let Some(signal) = info.relayed_signal() {
+        // A group that is gone needs no signal.
+        let _gone = kill_group(COMMAND_GROUP.load(Ordering::Relaxed), signal);
     }
-    // SAFETY: as above; a queued signal has a value, of which an int fills the low half.
-    let value = unsafe { (*info).value };
-    // A group that is gone needs no signal.
-    let _gone = kill_group(COMMAND_GROUP.load(Ordering::Relaxed), value as i32);
 }
 
-extern "C" fn relay_or_kill_all(_signal: i32, info: *const QueuedSignalInfo, _context: *const u8) {
-    // SAFETY: the kernel passes a valid siginfo to a handler installed with SA_SIGINFO.
-    let code = unsafe { (*info).code };
-    let signal = match code {
-        // SAFETY: as above; a queued signal has a value, of which an int fills the low half.
-        libc::SI_QUEUE => unsafe { (*info).value as i32 },
-        _ => libc::SIGKILL, // the parent has died
-    };
-    let _gone = match signal {
-        libc::SIGKILL => kill_all(libc::SIGKILL),
-        _ => kill_group(COMMAND_GROUP.load(Ordering::Relaxed), signal),
+extern "C" fn relay_or_kill_all(_signal: i32, info: &QueuedSignalInfo, _context: *const u8) {
+    let _gone = match info.relayed_signal() {
+        // The parent has died, or the daemon kills the run.
+        None | Some(libc::SIGKILL) => kill_all(libc::SIGKILL),
+        Some(signal) => kill_group(COMMAND_GROUP.load(Ordering::Relaxed), signal),
     };
 }
 
