@@ -128,7 +128,15 @@ pub(crate) async fn run(
 
     let duration = dispatched_at.elapsed();
     supervisor.mark_executed(&wait_outcome);
-    let termination = supervisor.terminate(wait_outcome).await;
+    let termination = match wait_outcome {
+        WaitOutcome::Ended(result) => result,
+        WaitOutcome::MustKill(reason) => Ok(Termination {
+            outcome: CommandOutcome::killed(reason),
+            usage: None,
+            exceeded_limit: supervisor.limit_of_kill(reason),
+            kill_pending: !supervisor.sandbox.kill().await,
+        }),
+    };
     // The sandbox is gone, so its slot is free.
     drop(permit);
 
@@ -389,19 +397,6 @@ impl<'a> RunSupervisor<'a> {
             matches!(wait_outcome, WaitOutcome::Ended(Ok(_) | Err(RunError::SandboxLost)));
         if was_executed && let Some(process) = &self.process {
             process.mark_started();
-        }
-    }
-
-    /// Kills the command if it must be killed, and returns how it ended.
-    async fn terminate(&mut self, wait_outcome: WaitOutcome) -> Result<Termination, RunError> {
-        match wait_outcome {
-            WaitOutcome::Ended(result) => result,
-            WaitOutcome::MustKill(reason) => Ok(Termination {
-                outcome: CommandOutcome::killed(reason),
-                usage: None,
-                exceeded_limit: self.limit_of_kill(reason),
-                kill_pending: !self.sandbox.kill().await,
-            }),
         }
     }
 
