@@ -55,14 +55,7 @@ impl ProcessFollower {
     ) -> Result<FollowEnd, CliError> {
         let Self { start, process, reconnects, detaches } = self;
         let client = connecting.await?;
-        let mut events = match start {
-            FollowStart::Start(request) => note_slow_start(client.start(*request)).await?,
-            FollowStart::Run(request) => {
-                let request = with_run_timeout(&client, *request).await?;
-                note_slow_start(client.start(request)).await?
-            }
-            FollowStart::Attach(request) => client.attach(request).await?,
-        };
+        let mut events = open_events(&client, start).await?;
 
         let mut exit = ObservedExit::default();
         // End offsets of the received output, per stream.
@@ -111,6 +104,18 @@ impl ProcessFollower {
                 return Ok(FollowEnd::Exited(Box::new(exit)));
             }
         }
+    }
+}
+
+/// Starts the process or attaches to it.
+async fn open_events(client: &Client, start: FollowStart) -> Result<ProcessEvents, CallError> {
+    match start {
+        FollowStart::Start(request) => note_slow_start(client.start(*request)).await,
+        FollowStart::Run(request) => {
+            let request = with_run_timeout(client, *request).await?;
+            note_slow_start(client.start(request)).await
+        }
+        FollowStart::Attach(request) => client.attach(request).await,
     }
 }
 
