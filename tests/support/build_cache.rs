@@ -1,5 +1,4 @@
-//! Files that are made from others, and kept from one run of the tests to the next while those have
-//! not changed.
+//! Built files that are reused between test runs until one of their sources changes.
 
 use std::{
     env, fs,
@@ -9,13 +8,13 @@ use std::{
     time::SystemTime,
 };
 
-/// Where what is not part of the repository is kept: `$JIG_TOOLS_DIR`, or `target/tools`.
+/// Directory of files that are not part of the repository: `$JIG_TOOLS_DIR`, or `target/tools`.
 pub(crate) fn tools_folder() -> PathBuf {
     let tools = env::var_os("JIG_TOOLS_DIR").map(PathBuf::from);
     tools.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools"))
 }
 
-/// Has a script of the tests put there what is missing.
+/// Runs a setup script of the tests, which adds what is missing in [`tools_folder`].
 pub(crate) fn run_setup_script(script: &str) {
     let _guard = lock_builds();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
@@ -23,18 +22,20 @@ pub(crate) fn run_setup_script(script: &str) {
     assert!(status.success(), "{} failed", path.display());
 }
 
-/// The file `name` in there; `make` makes it when it is missing, or older than one of `sources`.
+/// Returns the path of the file `name` in [`tools_folder`]. Calls `make` when the file is missing
+/// or older than one of `sources`.
 pub(crate) fn build_if_stale(name: &str, sources: &[&Path], make: impl FnOnce(&Path)) -> PathBuf {
     let _guard = lock_builds();
     let path = tools_folder().join(name);
     let newest = sources.iter().map(|source| newest_modification(source)).max().unwrap();
     if !path.exists() || newest_modification(&path) < newest {
         fs::create_dir_all(tools_folder()).unwrap();
-        // Other runs of the tests see it whole or not at all.
+        // The rename is atomic: other test runs see either the whole file or none.
         let part = tools_folder().join(format!("{name}.{}", std::process::id()));
         make(&part);
         fs::rename(part, &path).unwrap();
     }
+
     path
 }
 
@@ -43,11 +44,11 @@ fn lock_builds() -> MutexGuard<'static, ()> {
     BUILD_LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// When a file, or the newest in a folder, was changed.
+/// Modification time of a file, or the latest one of a folder and its entries.
 fn newest_modification(path: &Path) -> SystemTime {
-    let own = fs::metadata(path).unwrap();
+    let metadata = fs::metadata(path).unwrap();
     let entries = fs::read_dir(path).into_iter().flatten();
     let entries = entries.map(|entry| entry.unwrap().metadata().unwrap());
-    let times = entries.chain([own]).map(|found| found.modified().unwrap());
+    let times = entries.chain([metadata]).map(|metadata| metadata.modified().unwrap());
     times.max().unwrap()
 }

@@ -1,4 +1,4 @@
-//! Requests, and what a refusal must carry.
+//! Requests, and the form of an error status.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -9,24 +9,23 @@ use tonic_types::{ErrorDetail, FieldViolation, StatusExt as _};
 /// Largest message that tests send or take, in bytes.
 pub(crate) const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// What a refused call answers.
+/// The parts of an error status, in the form of the contract.
 #[derive(Debug)]
 pub(crate) struct Refusal {
-    /// The machine-readable reason.
     pub(crate) reason: String,
-    /// What it tells people.
+    /// The text for people.
     pub(crate) message: String,
-    /// The changing parts of the message.
+    /// The variable parts of the message.
     pub(crate) metadata: HashMap<String, String>,
-    /// Fields that break their rules.
+    /// The fields that break their rules, with descriptions.
     pub(crate) violations: Vec<FieldViolation>,
-    /// When to try again, where that helps.
+    /// The delay of `RetryInfo`, where a retry can help.
     pub(crate) retry_after: Option<Duration>,
 }
 
 impl Refusal {
-    /// Reads a refusal, which must be as the contract says: exactly one `ErrorInfo`, of the domain,
-    /// with the code that belongs to its reason.
+    /// Reads an error status. Fails unless it has exactly one `ErrorInfo`, of the domain `jig.v1`,
+    /// and the code that belongs to its reason.
     pub(crate) fn from_status(status: &Status) -> Self {
         let details = status.get_error_details_vec();
         let mut infos = details.iter().filter_map(|detail| match detail {
@@ -34,11 +33,13 @@ impl Refusal {
             _ => None,
         });
         let (Some(info), None) = (infos.next(), infos.next()) else {
-            panic!("exactly one ErrorInfo: {}", describe_status(status));
+            panic!("expected exactly one ErrorInfo: {}", describe_status(status));
         };
+
         assert_eq!(info.domain, "jig.v1", "{}", describe_status(status));
         assert_eq!(status.code(), code_of_reason(&info.reason), "{}", describe_status(status));
         assert!(!status.message().is_empty(), "{}", describe_status(status));
+
         let violations = status.get_details_bad_request().map(|bad| bad.field_violations);
         Self {
             reason: info.reason.clone(),
@@ -49,21 +50,21 @@ impl Refusal {
         }
     }
 
-    /// The fields that break their rules, in order.
+    /// Names of the invalid fields, sorted.
     pub(crate) fn invalid_fields(&self) -> Vec<&str> {
-        let fields = self.violations.iter();
-        let mut fields: Vec<&str> = fields.map(|violation| violation.field.as_str()).collect();
+        let violations = self.violations.iter();
+        let mut fields: Vec<&str> = violations.map(|violation| violation.field.as_str()).collect();
         fields.sort_unstable();
         fields
     }
 }
 
-/// A command line for the shell.
+/// A request that runs a command line with the shell.
 pub(crate) fn shell(command: &str) -> RunRequest {
     RunRequest { command: Some(command.to_owned()), ..RunRequest::default() }
 }
 
-/// A program and its arguments.
+/// A request that runs a program with arguments.
 pub(crate) fn argv(words: &[&str]) -> RunRequest {
     RunRequest {
         argv: words.iter().map(|word| (*word).to_owned()).collect(),
@@ -71,19 +72,19 @@ pub(crate) fn argv(words: &[&str]) -> RunRequest {
     }
 }
 
-/// A request with a key of the call's metadata, such as the workspace or the session that it is for.
+/// A request with one metadata entry, such as its workspace or session.
 pub(crate) fn with_metadata<T>(key: &'static str, value: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert(key, value.parse().unwrap());
     request
 }
 
-/// Everything about an error, for a failed test's message.
+/// Code, message and details of a status, for a failed test's message.
 pub(crate) fn describe_status(status: &Status) -> String {
     format!("{:?}: {} {:?}", status.code(), status.message(), status.get_error_details_vec())
 }
 
-/// The gRPC code that belongs to a reason, as the contract lists them.
+/// The gRPC code that the contract assigns to a reason.
 fn code_of_reason(reason: &str) -> Code {
     match reason {
         "INVALID_PARAMS" | "INVALID_GLOB" | "INVALID_REGEX" => Code::InvalidArgument,
@@ -125,6 +126,6 @@ fn code_of_reason(reason: &str) -> Code {
         "RESOURCE_EXHAUSTED" | "NO_SPACE" => Code::ResourceExhausted,
         "SANDBOX_ERROR" | "SEARCH_ERROR" | "FETCH_ERROR" | "INTERNAL" => Code::Internal,
         "DRAINING" | "STATE_LOST" => Code::Unavailable,
-        _ => panic!("{reason} is no reason of the contract"),
+        _ => panic!("the contract has no reason {reason}"),
     }
 }

@@ -1,4 +1,4 @@
-//! A collector of spans that keeps what it gets.
+//! An OTLP trace collector that stores the spans it receives.
 
 use std::{
     net::TcpListener,
@@ -21,7 +21,7 @@ use tonic::{
     transport::{Identity, Server, ServerTlsConfig},
 };
 
-/// The collector.
+/// An OTLP trace collector. Clones share the received spans.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Collector(Arc<Mutex<Vec<(Resource, Span)>>>);
 
@@ -32,29 +32,30 @@ impl TraceService for Collector {
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
         let mut received = self.0.lock().unwrap();
-        for from in request.into_inner().resource_spans {
-            let resource = from.resource.unwrap_or_default();
-            let spans = from.scope_spans.into_iter().flat_map(|scope| scope.spans);
+        for group in request.into_inner().resource_spans {
+            let resource = group.resource.unwrap_or_default();
+            let spans = group.scope_spans.into_iter().flat_map(|scope| scope.spans);
             received.extend(spans.map(|span| (resource.clone(), span)));
         }
+
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
 
 impl Collector {
-    /// Starts a collector on a free port; answers its address.
+    /// Starts a collector on a free port and returns its address.
     pub(crate) fn start() -> (Self, String) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         (Self::serve(listener), address)
     }
 
-    /// Starts a collector on a listener.
+    /// Starts a collector on `listener`.
     pub(crate) fn serve(listener: TcpListener) -> Self {
         Self::serve_with(Server::builder(), listener)
     }
 
-    /// As [`Self::serve`], behind TLS, with a certificate and its key as PEM.
+    /// As [`Self::serve`], with TLS: the certificate and its key as PEM.
     pub(crate) fn serve_tls(listener: TcpListener, [certificate, key]: [String; 2]) -> Self {
         let identity = Identity::from_pem(certificate, key);
         let tls = ServerTlsConfig::new().identity(identity);
@@ -70,28 +71,29 @@ impl Collector {
         let server =
             server.add_service(service).serve_with_incoming(TcpListenerStream::new(listener));
         tokio::spawn(server);
+
         collector
     }
 
-    /// The spans of a trace.
+    /// The received spans of a trace.
     pub(crate) fn spans_of_trace(&self, id: &str) -> Vec<Span> {
         let received = self.0.lock().unwrap();
         let spans = received.iter().map(|(_, span)| span);
         spans.filter(|span| hex(&span.trace_id) == id).cloned().collect()
     }
 
-    /// What sent the first span.
+    /// The resource of the first received span.
     pub(crate) fn first_resource(&self) -> Resource {
         self.0.lock().unwrap().first().unwrap().0.clone()
     }
 }
 
-/// An id as text.
+/// Lower-case hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// An attribute's value as text.
+/// The value of an attribute, as text.
 pub(crate) fn attribute_text(attributes: &[KeyValue], name: &str) -> Option<String> {
     let value = attributes.iter().find(|attribute| attribute.key == name)?.value.clone()?.value?;
     Some(match value {
@@ -99,6 +101,6 @@ pub(crate) fn attribute_text(attributes: &[KeyValue], name: &str) -> Option<Stri
         Value::IntValue(number) => number.to_string(),
         Value::DoubleValue(number) => number.to_string(),
         Value::BoolValue(flag) => flag.to_string(),
-        other => panic!("{name} is {other:?}"),
+        value => panic!("{name} is {value:?}"),
     })
 }

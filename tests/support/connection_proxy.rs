@@ -1,5 +1,5 @@
-//! A connection that can be lost: a socket that passes everything on to a daemon until it is cut,
-//! as a network is, without a word to either end.
+//! A Unix socket that forwards connections to a daemon until the test cuts them. A cut is silent,
+//! as when a network fails: neither end receives a message.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use tonic::transport::Channel;
 
 use super::{Daemon, daemon::lazy_channel};
 
-/// Passes connections on to a daemon.
+/// Forwards connections to a daemon.
 #[derive(Debug)]
 pub(crate) struct ConnectionProxy {
     path: PathBuf,
@@ -22,13 +22,14 @@ pub(crate) struct ConnectionProxy {
 }
 
 impl ConnectionProxy {
-    /// Starts passing connections on to `daemon`.
+    /// Starts forwarding to `daemon`.
     pub(crate) fn start(daemon: &Daemon) -> Self {
         let path = daemon.sibling_path("proxy.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let streams = Arc::new(Mutex::new(Vec::new()));
         let (socket, open_streams) = (daemon.socket(), Arc::clone(&streams));
-        // It ends with the test's process: there are few.
+
+        // The thread runs until the test process ends: there are few such threads.
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 let Ok(server) = UnixStream::connect(&socket) else {
@@ -41,23 +42,24 @@ impl ConnectionProxy {
                 forward(server, client);
             }
         });
+
         Self { path, streams }
     }
 
-    /// A channel through it.
+    /// A channel through the proxy.
     pub(crate) fn channel(&self) -> Channel {
         lazy_channel(&format!("unix:{}", self.path.display()))
     }
 
-    /// The socket that it listens on.
+    /// Path of the proxy's socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.path.clone()
     }
 
-    /// Cuts every connection.
+    /// Cuts all connections.
     pub(crate) fn cut(&self) {
         for stream in self.streams.lock().unwrap().drain(..) {
-            // One that is closed already is cut.
+            // A stream that is already closed counts as cut.
             let _closed = stream.shutdown(Shutdown::Both);
         }
     }

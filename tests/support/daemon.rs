@@ -1,5 +1,5 @@
-//! A daemon under test: its process, its clients, its log. It is killed when the handle is dropped,
-//! and its log is shown when the test has failed.
+//! A daemon under test: its process, clients and log. Dropping the handle kills the daemon, and
+//! prints its log if the test has failed.
 
 use std::{
     fs,
@@ -31,7 +31,6 @@ use super::{
     wait::{eventually, promptly},
 };
 
-/// A running daemon.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     child: Child,
@@ -43,12 +42,12 @@ pub(crate) struct Daemon {
     setup: Setup,
 }
 
-/// What a daemon has written to its standard error.
+/// The daemon's standard error so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Daemon {
-    /// Starts a daemon as root, on a root-owned workspace.
+    /// Starts a daemon as root on a workspace owned by root.
     pub(crate) async fn start() -> Self {
         Setup::new().start().await
     }
@@ -58,36 +57,36 @@ impl Daemon {
         input: ChildStdin,
         addresses: Vec<String>,
         log: Log,
-        place: Arc<DaemonDirectory>,
+        directory: Arc<DaemonDirectory>,
         setup: Setup,
     ) -> Self {
-        let channel = lazy_channel(&format!("unix:{}", place.socket().display()));
-        Self { child, _input: input, addresses, channel, log, directory: place, setup }
+        let channel = lazy_channel(&format!("unix:{}", directory.socket().display()));
+        Self { child, _input: input, addresses, channel, log, directory, setup }
     }
 
     // === Calls ===
 
-    /// A client of its tools.
+    /// A client of the tool service.
     pub(crate) fn tools(&self) -> ToolServiceClient<Channel> {
         tool_client(self.channel.clone())
     }
 
-    /// The channel to it.
+    /// The channel that the daemon's clients share.
     pub(crate) fn channel(&self) -> Channel {
         self.channel.clone()
     }
 
-    /// A channel to it of its own.
+    /// A new channel to the daemon.
     pub(crate) fn new_connection(&self) -> Channel {
         lazy_channel(&format!("unix:{}", self.directory.socket().display()))
     }
 
-    /// A client of its tools on a connection of its own.
+    /// A client of the tool service on a new connection.
     pub(crate) fn tools_on_new_connection(&self) -> ToolServiceClient<Channel> {
         tool_client(self.new_connection())
     }
 
-    /// Runs a command, whatever becomes of the call.
+    /// Runs a command and returns the result of the call.
     pub(crate) async fn try_run(
         &self,
         request: impl IntoRequest<RunRequest>,
@@ -96,7 +95,7 @@ impl Daemon {
         tools.run(request).await.map(tonic::Response::into_inner)
     }
 
-    /// Runs a command that can be run.
+    /// Runs a command. Fails if the call fails.
     pub(crate) async fn run(&self, request: impl IntoRequest<RunRequest>) -> RunResponse {
         match self.try_run(request).await {
             Ok(response) => response,
@@ -104,14 +103,14 @@ impl Daemon {
         }
     }
 
-    /// Runs a command that exits with 0, and answers what it wrote to its standard output.
+    /// Runs a command that must exit with 0, and returns its standard output.
     pub(crate) async fn output(&self, request: impl IntoRequest<RunRequest>) -> String {
         let response = self.run(request).await;
         assert_eq!(response.exit_code, Some(0), "{response:?}");
         response.stdout
     }
 
-    /// Starts running a command, and lets the test go on.
+    /// Starts running a command in a task.
     pub(crate) fn spawn_run(
         &self,
         request: impl IntoRequest<RunRequest>,
@@ -121,7 +120,8 @@ impl Daemon {
         tokio::spawn(async move { tools.run(request).await.map(tonic::Response::into_inner) })
     }
 
-    /// Checks that it serves nothing and runs no command. Answers which levels were refused, and why.
+    /// Checks that the daemon is not serving and runs no command. Returns the rejected isolation
+    /// levels with their reasons.
     pub(crate) async fn assert_runs_nothing(&self) -> Vec<SandboxFailure> {
         assert_eq!(self.health().await, ServingStatus::NotServing);
         self.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
@@ -131,25 +131,25 @@ impl Daemon {
         isolation.failed_levels
     }
 
-    /// Runs a command that must be refused, for this reason.
+    /// Runs a command. Fails unless the call fails with `reason`.
     pub(crate) async fn run_failing(&self, request: RunRequest, reason: &str) -> Refusal {
-        let shown = format!("{request:.300?}");
+        let description = format!("{request:.300?}");
         match self.try_run(request).await {
-            Ok(response) => panic!("{shown} was run: {response:?}"),
+            Ok(response) => panic!("{description} was run: {response:?}"),
             Err(status) => {
                 let refusal = Refusal::from_status(&status);
-                assert_eq!(refusal.reason, reason, "{shown}: {refusal:?}");
+                assert_eq!(refusal.reason, reason, "{description}: {refusal:?}");
                 refusal
             }
         }
     }
 
-    /// All bytes of an artifact of the default session, and the size that the daemon tells.
+    /// The content of an artifact of the default session, and the size that the daemon reports.
     pub(crate) async fn artifact(&self, path: &str) -> (Vec<u8>, u64) {
         self.artifact_of_session("default", path).await.unwrap()
     }
 
-    /// All bytes of an artifact of a session, and the size that the daemon tells.
+    /// The content of an artifact of a session, and the size that the daemon reports.
     pub(crate) async fn artifact_of_session(
         &self,
         session: &str,
@@ -158,18 +158,21 @@ impl Daemon {
         let mut artifacts = ArtifactServiceClient::new(self.channel.clone());
         let request =
             ReadArtifactRequest { path: path.to_owned(), ..ReadArtifactRequest::default() };
-        let answer = artifacts.read_artifact(with_metadata("jig-session", session, request)).await;
-        let mut parts = answer.map_err(|status| Refusal::from_status(&status))?.into_inner();
+        let response =
+            artifacts.read_artifact(with_metadata("jig-session", session, request)).await;
+
+        let mut messages = response.map_err(|status| Refusal::from_status(&status))?.into_inner();
         let (mut bytes, mut size) = (Vec::new(), None);
-        while let Some(part) = parts.message().await.unwrap() {
-            assert_eq!(part.offset, bytes.len() as u64, "parts follow one another");
-            bytes.extend_from_slice(&part.data);
-            size = Some(part.size_bytes);
+        while let Some(message) = messages.message().await.unwrap() {
+            assert_eq!(message.offset, bytes.len() as u64, "messages are contiguous");
+            bytes.extend_from_slice(&message.data);
+            size = Some(message.size_bytes);
         }
-        Ok((bytes, size.expect("at least one message is sent")))
+
+        Ok((bytes, size.expect("the stream had no message")))
     }
 
-    /// Content of a file of the workspace, as the tool reads it.
+    /// Reads a file of the workspace with the tool.
     pub(crate) async fn read_file(&self, path: &str) -> Result<String, Refusal> {
         let request = ReadFileRequest { path: path.to_owned(), ..ReadFileRequest::default() };
         match self.tools().read_file(request).await {
@@ -178,160 +181,160 @@ impl Daemon {
         }
     }
 
-    /// Files of the workspace, as the tool lists them.
+    /// Lists the files of the workspace with the tool.
     pub(crate) async fn list_files(&self) -> Vec<String> {
         let response = self.tools().list_files(ListFilesRequest::default()).await;
         response.unwrap().into_inner().files
     }
 
-    /// What the daemon tells about itself.
+    /// The response of `GetInfo`.
     pub(crate) async fn info(&self) -> GetInfoResponse {
         let mut client = DaemonServiceClient::new(self.channel.clone());
-        let answer = client.get_info(GetInfoRequest {}).await;
-        answer.unwrap().into_inner()
+        let response = client.get_info(GetInfoRequest {}).await;
+        response.unwrap().into_inner()
     }
 
-    /// The level of isolation that it gives.
+    /// The daemon's isolation level.
     pub(crate) async fn level(&self) -> String {
         self.info().await.isolation.unwrap().level
     }
 
-    /// Health of its tools.
+    /// Health of the tool service.
     pub(crate) async fn health(&self) -> ServingStatus {
-        let answer = self.health_client().check(tool_health_request()).await;
-        answer.unwrap().into_inner().status()
+        let response = self.health_client().check(tool_health_request()).await;
+        response.unwrap().into_inner().status()
     }
 
-    /// Health of its tools, now and whenever it changes.
+    /// Health of the tool service, as a stream of changes.
     pub(crate) async fn watch_health(
         &self,
     ) -> tonic::Streaming<tonic_health::pb::HealthCheckResponse> {
-        let answer = self.health_client().watch(tool_health_request()).await;
-        answer.unwrap().into_inner()
+        let response = self.health_client().watch(tool_health_request()).await;
+        response.unwrap().into_inner()
     }
 
     fn health_client(&self) -> HealthClient<Channel> {
         HealthClient::new(self.channel.clone())
     }
 
-    // === What it is ===
+    // === Process and files ===
 
-    /// Its workspace, on the host.
+    /// The workspace, on the host.
     pub(crate) fn workspace(&self) -> PathBuf {
         self.directory.workspace()
     }
 
-    /// A path in its workspace, on the host.
+    /// A path in the workspace, on the host.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.workspace().join(name)
     }
 
-    /// Its state directory.
     pub(crate) fn state_dir(&self) -> PathBuf {
         self.directory.state_dir()
     }
 
-    /// Its Unix socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.directory.socket()
     }
 
-    /// A path beside its workspace, for what the test needs.
+    /// A path beside the workspace, for files of the test.
     pub(crate) fn sibling_path(&self, name: &str) -> PathBuf {
         self.directory.path(name)
     }
 
-    /// The port of 127.0.0.1, or of all addresses, that it listens on.
+    /// The TCP port that the daemon listens on, at 127.0.0.1 or at all addresses.
     pub(crate) fn port(&self) -> u16 {
         let port = self.addresses.iter().find_map(|address| {
             let mut hosts = ["127.0.0.1:", "0.0.0.0:"].into_iter();
             hosts.find_map(|host| address.strip_prefix(host))
         });
-        port.expect("it was set up to").parse().unwrap()
+        port.expect("the daemon does not listen on TCP").parse().unwrap()
     }
 
-    /// Its process id, as the host counts.
+    /// The daemon's process id on the host.
     pub(crate) fn pid(&self) -> i32 {
-        let started = i32::try_from(self.child.id()).unwrap();
+        let child = i32::try_from(self.child.id()).unwrap();
         if !self.setup.is_contained() {
-            return started;
+            return child;
         }
-        let named = |pid: &i32| status_field(*pid, "Name").as_deref() == Some("jigd");
-        let below = descendants(started).into_iter();
-        let mut pids = below.map(|process| process.pid);
-        pids.find(named).expect("the daemon runs")
+
+        let is_jigd = |pid: &i32| status_field(*pid, "Name").as_deref() == Some("jigd");
+        let processes = descendants(child).into_iter();
+        let mut pids = processes.map(|process| process.pid);
+        pids.find(is_jigd).expect("the daemon does not run")
     }
 
-    /// Bytes of memory that it occupies.
+    /// Resident memory of the daemon, in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
         self.memory_bytes("VmRSS:")
     }
 
-    /// Most bytes of memory that it has occupied.
+    /// Peak resident memory of the daemon, in bytes.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.memory_bytes("VmHWM:")
     }
 
-    fn memory_bytes(&self, which: &str) -> u64 {
+    fn memory_bytes(&self, field: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let mut lines = status.lines();
-        let line = lines.find_map(|line| line.strip_prefix(which));
+        let line = lines.find_map(|line| line.strip_prefix(field));
         let kib: u64 = line.unwrap().trim().trim_end_matches(" kB").parse().unwrap();
         kib << 10
     }
 
-    /// What it has logged.
+    /// The daemon's log so far.
     pub(crate) fn log(&self) -> String {
         self.log.text()
     }
 
-    // === Its configuration ===
+    // === Configuration ===
 
-    /// What the log says of a configuration that was read again.
+    /// Log text of a successful reload.
     pub(crate) const RELOADED: &str = "reloaded policy, approvals and keys";
-    /// What it says of one that could not be.
+    /// Log text of a failed reload.
     pub(crate) const RELOAD_FAILED: &str = "the old one stays";
 
-    /// Has it read its configuration again, and waits until the log says what came of that.
+    /// Reloads the configuration (SIGHUP) and waits until the log has `expected` once more.
     pub(crate) async fn reload_config(&self, expected: &str) {
         let count = || self.log().matches(expected).count();
         let before = count();
         self.signal(Signal::HUP);
-        eventually("the configuration is read again", async || count() > before).await;
+        eventually("the configuration is reloaded", async || count() > before).await;
     }
 
-    // === Its end ===
+    // === Shutdown ===
 
-    /// Sends it a signal.
+    /// Sends a signal to the daemon.
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_raw(self.pid()).unwrap(), signal).unwrap();
     }
 
-    /// Waits until it has ended.
+    /// Waits until the daemon has exited.
     pub(crate) async fn wait_for_exit(&mut self) -> ExitStatus {
         let mut status = None;
         let child = &mut self.child;
-        eventually("the daemon ends", async || {
+        eventually("the daemon exits", async || {
             status = child.try_wait().unwrap();
             status.is_some()
         })
         .await;
+
         status.unwrap()
     }
 
-    /// Kills it, if it still runs, and starts it again on the same workspace and state.
+    /// Kills the daemon if it still runs, and starts it again on the same workspace and state.
     pub(crate) async fn restart(mut self) -> Self {
         kill_and_reap(&mut self.child);
-        let (setup, place) = (self.setup.clone(), Arc::clone(&self.directory));
-        promptly("starting again", setup.start_in(place)).await
+        let (setup, directory) = (self.setup.clone(), Arc::clone(&self.directory));
+        promptly("the daemon restarts", setup.start_in(directory)).await
     }
 
-    /// What `jigd --check` says with all that it was started with.
+    /// Runs `jigd --check` with the daemon's arguments and environment.
     pub(crate) fn run_check(&self) -> Output {
         self.setup.run_check_in(&self.directory)
     }
 
-    /// As [`Self::restart`], without a variable that its environment had.
+    /// As [`Self::restart`], with `variable` removed from the environment.
     pub(crate) async fn restart_without_variable(mut self, variable: &str) -> Self {
         self.setup = self.setup.clone().without_variable(variable);
         self.restart().await
@@ -348,28 +351,27 @@ impl Drop for Daemon {
 }
 
 impl Log {
-    /// Adds a line.
+    /// Appends a line.
     pub(super) fn push_line(&self, line: &[u8]) {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         log.extend_from_slice(line);
         log.push(b'\n');
     }
 
-    /// All that was written.
     pub(super) fn text(&self) -> String {
         let log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&log).into_owned()
     }
 }
 
-/// A client of a daemon's tools that takes large answers.
+/// A client of the tool service that accepts large messages.
 pub(crate) fn tool_client(channel: Channel) -> ToolServiceClient<Channel> {
     ToolServiceClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
-/// A channel that connects when it is first used.
+/// A channel that connects on its first use.
 pub(crate) fn lazy_channel(address: &str) -> Channel {
     Endpoint::from_shared(address.to_owned()).unwrap().connect_lazy()
 }

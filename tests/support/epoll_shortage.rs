@@ -6,8 +6,8 @@ use tempfile::TempDir;
 
 use super::Setup;
 
-/// Has epoll_ctl(2) of the daemon fail as it does when its user has no watches left, while a file is
-/// there. The real limit is the machine's: other tests would lack watches too.
+/// While a file exists, epoll_ctl(2) of the daemon fails as when its user has no watches left. The
+/// real limit is per machine: other tests would lack watches as well.
 const SOURCE: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,14 +26,14 @@ int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event) {
 }
 "#;
 
-/// A shortage of epoll watches that begins and ends at the test's word.
+/// A shortage of epoll watches that the test begins and ends.
 #[derive(Debug)]
 pub(crate) struct EpollShortage {
     folder: TempDir,
 }
 
 impl EpollShortage {
-    /// None yet.
+    /// Compiles the library. There is no shortage yet.
     pub(crate) fn new() -> Self {
         let shortage = Self { folder: TempDir::with_prefix("jig-test-epoll-").unwrap() };
         fs::write(shortage.path("source.c"), SOURCE).unwrap();
@@ -47,17 +47,17 @@ impl EpollShortage {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// A daemon that meets it.
+    /// Makes a daemon subject to the shortage.
     pub(crate) fn apply_to(&self, setup: Setup) -> Setup {
         let setup = setup.environment("LD_PRELOAD", &self.path("library.so"));
-        setup.environment("JIG_TEST_NO_WATCHES", &self.path("none-left"))
+        setup.environment("JIG_TEST_NO_WATCHES", &self.path("shortage"))
     }
 
     pub(crate) fn begin(&self) {
-        fs::write(self.path("none-left"), "").unwrap();
+        fs::write(self.path("shortage"), "").unwrap();
     }
 
     pub(crate) fn end(&self) {
-        fs::remove_file(self.path("none-left")).unwrap();
+        fs::remove_file(self.path("shortage")).unwrap();
     }
 }

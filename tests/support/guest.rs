@@ -1,16 +1,16 @@
-//! Virtual machines with kernels of Debian's, under software emulation, in which tests run that need
-//! another kernel than the host's, or one to themselves.
+//! Virtual machines with Debian's kernels, under software emulation. Tests run in them that need a
+//! kernel other than the host's, or a kernel of their own.
 //!
-//! A test is the same program here and there: on the host it boots the machine, which runs that test
-//! alone; in the machine it goes on to its body.
+//! The same test program runs on both sides. On the host, a test boots the machine, which runs only
+//! that test; in the machine, the test executes its body.
 //!
 //! ```ignore
 //! #[tokio::test]
 //! async fn limits_of_cgroups_hold() {
-//!     if guest(Kernel::Debian12).runs(|| {}).await {
-//!         return; // the host has seen it succeed there
+//!     if guest(Kernel::Debian12).run_current_test(|| {}).await {
+//!         return; // the test has succeeded in the machine
 //!     }
-//!     // in the machine
+//!     // the body, in the machine
 //! }
 //! ```
 
@@ -30,36 +30,35 @@ use super::{
     wait::MachineLock,
 };
 
-/// How long a machine may run: several times what the slowest test needs on a slow host.
+/// Time limit of a machine: several times the duration of the slowest test on a slow host.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(900);
 const MANIFEST_DIR: &str = env!("CARGO_MANIFEST_DIR");
 
-/// A kernel.
+/// The kernel of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kernel {
-    /// Linux 6.1 of Debian 12: Landlock without rules for the network and without scopes.
+    /// Linux 6.1 of Debian 12: its Landlock has neither network rules nor scopes.
     Debian12,
     /// Linux 6.12 of Debian 13.
     Debian13,
 }
 
-/// A machine that is not booted yet.
+/// A machine to boot.
 #[derive(Debug, Clone)]
 pub(crate) struct Guest {
     kernel: Kernel,
     options: Vec<String>,
 }
 
-/// What a machine has printed.
+/// The console output of a machine.
 #[derive(Debug)]
 pub(crate) struct GuestOutput(String);
 
-/// A machine with this kernel.
 pub(crate) fn guest(kernel: Kernel) -> Guest {
     Guest { kernel, options: Vec::new() }
 }
 
-/// Whether this is the inside of a machine.
+/// Whether this process runs in a machine.
 pub(crate) fn is_guest() -> bool {
     env::var_os("JIG_TEST_GUEST").is_some()
 }
@@ -87,44 +86,46 @@ impl Guest {
         self
     }
 
-    /// On the host, runs the test in which `here` was written in the machine, sees that it succeeds,
-    /// and answers true. In the machine, answers false.
+    /// On the host, runs the calling test in the machine, fails unless it succeeds, and returns
+    /// true. In the machine, returns false. `here` is a closure written in that test: its type
+    /// names the test.
     pub(crate) async fn run_current_test<F>(self, _here: F) -> bool {
         if is_guest() {
             return false;
         }
+
         let path = std::any::type_name::<F>();
         let (_, path) = path.split_once("::").unwrap();
         let path = path.split("::{{closure}}").next().unwrap();
-        let printed = self.boot(&["--exact", path]).await;
-        assert_eq!(printed.test_counts(), (1, 0), "{}", printed.0);
+        let output = self.boot(&["--exact", path]).await;
+        assert_eq!(output.test_counts(), (1, 0), "{}", output.0);
+
         true
     }
 
-    /// Boots the machine, has it run the tests that `arguments` select, and waits for its end. Once more
-    /// where its kernel has stumbled over what it changes in its own code: to the emulated CPUs that is not
-    /// one step, as it is to real ones.
+    /// Boots the machine, runs the tests that `arguments` select, and waits until it halts. Boots
+    /// it a second time if its kernel crashed while it patched its own code: on emulated CPUs such
+    /// a change is not atomic, as it is on real ones.
     pub(crate) async fn boot(&self, arguments: &[&str]) -> GuestOutput {
-        let _turn = MachineLock::acquire(true).await;
-        let printed = self.boot_once(arguments).await;
-        match printed.0.contains("Oops: int3") {
-            true => self.boot_once(arguments).await,
-            false => printed,
-        }
+        let _lock = MachineLock::acquire(true).await;
+        let output = self.boot_once(arguments).await;
+
+        if output.0.contains("Oops: int3") { self.boot_once(arguments).await } else { output }
     }
 
     async fn boot_once(&self, arguments: &[&str]) -> GuestOutput {
         let image = self.kernel.image();
         let options = [
-            // On a loaded machine the emulated clock is found to be unstable; what the kernel then
-            // changes in its own code has made it stumble under emulation.
+            // On a loaded host the kernel finds the emulated clock unstable. The code that it then
+            // patches has crashed it under emulation.
             "console=ttyS0 quiet panic=-1 lsm=landlock,yama tsc=reliable",
             &self.options.join(" "),
             "--",
             &arguments.join(" "),
         ];
+
         let ramdisk = build_ramdisk();
-        let began = Instant::now();
+        let start = Instant::now();
         let mut machine = Command::new("qemu-system-x86_64")
             .args(["-accel", "tcg,thread=multi", "-m", "2048", "-smp", "2"])
             .args(["-display", "none", "-monitor", "none", "-serial", "stdio"])
@@ -139,50 +140,53 @@ impl Guest {
             .stdout(Stdio::piped())
             .spawn()
             .expect("qemu-system-x86_64 is needed");
+
         let mut output = machine.stdout.take().unwrap();
         let reader = tokio::task::spawn_blocking(move || {
             let mut text = Vec::new();
             std::io::Read::read_to_end(&mut output, &mut text).unwrap();
             String::from_utf8_lossy(&text).replace('\r', "")
         });
-        let ended = tokio::time::timeout(GUEST_TIMEOUT, reader).await;
+        let console = tokio::time::timeout(GUEST_TIMEOUT, reader).await;
         let _dead_already = machine.kill();
         machine.wait().unwrap();
-        let text = ended.expect("the machine ends in time").unwrap();
+
+        let text = console.expect("the machine did not halt in time").unwrap();
         let (_, text) = text
             .split_once("guest: ")
             .unwrap_or_else(|| panic!("the machine did not boot:\n{text}"));
-        let seconds = began.elapsed().as_secs_f32();
+        let seconds = start.elapsed().as_secs_f32();
+
         GuestOutput(format!("guest: {text}host: {seconds:.1} s\n"))
     }
 }
 
 impl GuestOutput {
-    /// How many tests have succeeded, and how many have failed.
+    /// Numbers of succeeded and of failed tests.
     pub(crate) fn test_counts(&self) -> (usize, usize) {
         (self.tests_ending_in(" ... ok").len(), self.failed_tests().len())
     }
 
-    /// The tests that have failed.
+    /// Names of the failed tests.
     pub(crate) fn failed_tests(&self) -> Vec<&str> {
         self.tests_ending_in(" ... FAILED")
     }
 
-    /// What was printed.
+    /// The console output.
     pub(crate) fn text(&self) -> &str {
         &self.0
     }
 
-    fn tests_ending_in(&self, how: &str) -> Vec<&str> {
+    fn tests_ending_in(&self, suffix: &str) -> Vec<&str> {
         let names = self.0.lines().filter_map(|line| {
-            let name = line.strip_prefix("test ")?.strip_suffix(how)?;
+            let name = line.strip_prefix("test ")?.strip_suffix(suffix)?;
             Some(name.trim_end_matches(" - should panic"))
         });
         names.collect()
     }
 }
 
-/// The ramdisk, made when something in it has changed.
+/// Path of the ramdisk, which is rebuilt when one of its parts has changed.
 fn build_ramdisk() -> PathBuf {
     let (tests, script) =
         (env::current_exe().unwrap(), Path::new(MANIFEST_DIR).join("tests/kernels/ramdisk.sh"));
@@ -198,7 +202,7 @@ fn build_ramdisk() -> PathBuf {
                 .args([to, &tests, programs.path(), &kernels, daemon_binary(), client])
                 .status()
                 .unwrap();
-            assert!(status.success(), "the ramdisk is made");
+            assert!(status.success(), "ramdisk.sh failed");
         },
     )
 }

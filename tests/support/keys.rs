@@ -1,4 +1,4 @@
-//! Keys that callers show, made as operators make them.
+//! Key files, made with `jig key` as operators make them.
 
 use std::{path::PathBuf, process::Command};
 
@@ -7,34 +7,33 @@ use tonic::Request;
 
 use super::call::with_metadata;
 
-/// A key file.
+/// A key file in a temporary folder.
 #[derive(Debug)]
 pub(crate) struct KeyFile(TempDir);
 
 impl KeyFile {
-    /// One without keys yet.
+    /// A path without a file: there are no keys yet.
     pub(crate) fn new() -> Self {
         Self(TempDir::with_prefix("jig-test-keys-").unwrap())
     }
 
-    /// Where it is.
     pub(crate) fn path(&self) -> PathBuf {
         self.0.path().join("keys.toml")
     }
 
-    /// Adds a key, with more flags of `jig key new`.
+    /// Adds a key with further flags of `jig key new`, and returns the key.
     pub(crate) fn add_key(&self, name: &str, role: &str, flags: &[&str]) -> String {
-        let words = [&["new", name, "--role", role], flags].concat();
-        let output = self.run_jig_key(&words);
+        let arguments = [&["new", name, "--role", role], flags].concat();
+        let output = self.run_jig_key(&arguments);
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
-    /// Runs `jig key` on it.
-    pub(crate) fn run_jig_key(&self, words: &[&str]) -> std::process::Output {
+    /// Runs `jig key` on the file.
+    pub(crate) fn run_jig_key(&self, arguments: &[&str]) -> std::process::Output {
         Command::new(env!("CARGO_BIN_EXE_jig"))
             .arg("key")
-            .args(words)
+            .args(arguments)
             .env_clear()
             .env("JIG_KEYS", self.path())
             .output()
@@ -42,7 +41,7 @@ impl KeyFile {
     }
 }
 
-/// A request with a key.
+/// A request with a key in its metadata.
 pub(crate) fn with_key<T>(key: &str, message: T) -> Request<T> {
     with_metadata("authorization", &format!("Bearer {key}"), message)
 }

@@ -1,13 +1,13 @@
-//! Hosts that give lower levels of isolation, for daemons that are allowed to make do with them.
+//! Hosts that support only lower isolation levels, and daemons that accept those levels.
 
 use std::sync::Arc;
 
 use super::{HostProgram, Setup};
 
-/// The user that these daemons run as: root could undo what makes these hosts what they are.
+/// User of these daemons. Root could undo the restrictions of these hosts.
 pub(crate) const DAEMON_UID: u32 = 12345;
 
-/// Covers parts of /proc as container runtimes do, and becomes the user.
+/// Covers parts of /proc as container runtimes do, and changes to the user.
 const MASK_PROC_SCRIPT: &str = r#"
     set -e
     for file in kcore keys timer_list interrupts; do
@@ -18,7 +18,7 @@ const MASK_PROC_SCRIPT: &str = r#"
     exec setpriv --reuid="$JIG_TEST_USER" --regid="$JIG_TEST_USER" --clear-groups "$0" "$@"
 "#;
 
-/// What they are, for setpriv(1).
+/// Docker's default capabilities, for setpriv(1).
 const ENGINE_BOUNDING_SET: &str = "--bounding-set=-all,+audit_write,+chown,+dac_override,+fowner,+fsetid,+kill,+mknod,+net_bind_service,+net_raw,+setfcap,+setgid,+setpcap,+setuid,+sys_chroot";
 
 impl Setup {
@@ -44,8 +44,8 @@ impl Setup {
         self.user(DAEMON_UID).wrapped_by([&wrapper.path]).with_resource(wrapper)
     }
 
-    /// A daemon of root's with the capabilities that container engines give, on a host without
-    /// namespaces, which gives its workspace to the user of its commands.
+    /// A daemon as root with an engine's capabilities, on a host without namespaces. The workspace
+    /// belongs to the user of its commands.
     pub(crate) fn as_container_root(self) -> Self {
         let wrapper = Arc::new(HostProgram::compile("no_namespaces"));
         let path = wrapper.path.clone();
@@ -56,12 +56,12 @@ impl Setup {
             .arguments(&flags)
     }
 
-    /// As [`Self::with_masked_proc`], allowed to give what such a host gives.
+    /// As [`Self::with_masked_proc`], with L2 as the minimum level.
     pub(crate) fn at_l2(self) -> Self {
         self.with_masked_proc().arguments(&["--minimum-level", "L2"])
     }
 
-    /// As [`Self::without_namespaces`], allowed to give what such a host gives.
+    /// As [`Self::without_namespaces`], with L1 as the minimum level.
     pub(crate) fn at_l1(self) -> Self {
         self.without_namespaces().arguments(&["--minimum-level", "L1"])
     }

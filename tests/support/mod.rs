@@ -1,4 +1,4 @@
-//! Starting daemons, calling them, and looking at what they leave behind.
+//! Support for tests: starts daemons, calls them, and inspects processes, files and spans.
 
 mod access_list;
 mod build_cache;

@@ -1,4 +1,4 @@
-//! Looking at the processes of the machine, as root sees them.
+//! Processes of the machine, as root sees them in /proc.
 
 use std::{
     collections::HashMap,
@@ -10,98 +10,107 @@ use jig::api::v1::{RunRequest, StartRequest};
 
 use super::wait::eventually;
 
-/// Variable that carries a mark.
+/// Environment variable that holds a mark.
 const MARK_VARIABLE: &str = "JIG_TEST_MARK";
 
-/// A value in the environment of a command and all that descend from it, by which they are found
-/// wherever they went.
+/// A value in the environment of a command and of all its descendants. A test finds
+/// them by it wherever they have moved.
 #[derive(Debug)]
 pub(crate) struct Mark(String);
 
-/// A process, and not a later one with the same number.
+/// A process. The start time distinguishes it from a later one with the same id.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Process {
-    /// Its number.
+    /// The process id on the host.
     pub(crate) pid: i32,
     start_time: u64,
 }
 
 impl Mark {
-    /// A new mark.
     pub(crate) fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         Self(format!("{}-{count}", std::process::id()))
     }
 
-    /// Marks a command.
+    /// Adds the mark to a command.
     pub(crate) fn on(&self, mut request: RunRequest) -> RunRequest {
         request.env.insert(MARK_VARIABLE.to_owned(), self.0.clone());
         request
     }
 
-    /// Marks a command that is watched.
+    /// Adds the mark to a command that `Start` runs.
     pub(crate) fn on_start(&self, mut request: StartRequest) -> StartRequest {
         request.env.insert(MARK_VARIABLE.to_owned(), self.0.clone());
         request
     }
 
-    /// Processes that bear it.
+    /// The mark as a variable `NAME=value`, for `jig exec --env`.
+    pub(crate) fn variable(&self) -> String {
+        format!("{MARK_VARIABLE}={}", self.0)
+    }
+
+    /// Ids of the processes with this mark.
     pub(crate) fn processes(&self) -> Vec<i32> {
-        let entry = format!("{MARK_VARIABLE}={}", self.0);
-        let bears = |pid: &i32| {
+        let entry = self.variable();
+        let has_mark = |pid: &i32| {
             fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| {
                 environment.split(|byte| *byte == 0).any(|variable| variable == entry.as_bytes())
             })
         };
-        pids().filter(bears).collect()
+
+        pids().filter(has_mark).collect()
     }
 
-    /// Waits until at least `count` processes bear it.
+    /// Waits until at least `count` processes have the mark, and returns their ids.
     pub(crate) async fn wait_for_processes(&self, count: usize) -> Vec<i32> {
-        let mut found = Vec::new();
+        let mut pids = Vec::new();
         eventually("the command runs", async || {
-            found = self.processes();
-            found.len() >= count
+            pids = self.processes();
+            pids.len() >= count
         })
         .await;
-        found
+
+        pids
     }
 
-    /// Waits until nothing bears it.
+    /// Waits until no process has the mark.
     pub(crate) async fn wait_until_gone(&self) {
-        eventually("what the command started is gone", async || self.processes().is_empty()).await;
+        eventually("all processes of the command have ended", async || self.processes().is_empty())
+            .await;
     }
 
-    /// Fails if anything bears it now.
+    /// Fails if a process has the mark now.
     pub(crate) fn assert_gone(&self) {
-        let left: Vec<String> = self.processes().into_iter().map(describe_process).collect();
-        assert!(left.is_empty(), "left behind: {left:?}");
+        let processes: Vec<String> = self.processes().into_iter().map(describe_process).collect();
+        assert!(processes.is_empty(), "processes still run: {processes:?}");
     }
 }
 
-/// How many processes bear a mark.
+/// Number of processes with a mark.
 pub(crate) fn count_marked_processes(mark: &Mark) -> usize {
     mark.processes().len()
 }
 
-/// Everything that descends from a process, itself left out.
+/// All descendants of a process, without the process itself.
 pub(crate) fn descendants(ancestor: i32) -> Vec<Process> {
     let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
     for (process, parent) in pids().filter_map(read_stat) {
         children.entry(parent).or_default().push(process);
     }
-    let mut found = children.remove(&ancestor).unwrap_or_default();
+
+    let mut descendants = children.remove(&ancestor).unwrap_or_default();
     let mut next = 0;
-    while let Some(process) = found.get(next) {
-        let below = children.remove(&process.pid).unwrap_or_default();
-        found.extend(below);
+    while let Some(process) = descendants.get(next) {
+        let children_of_process = children.remove(&process.pid).unwrap_or_default();
+        descendants.extend(children_of_process);
         next += 1;
     }
-    found
+
+    descendants
 }
 
-/// The processes of the session that `leader` leads which are still alive.
+/// The live processes of the session of `leader`.
 pub(crate) fn session_processes(leader: i32) -> Vec<Process> {
     let is_in = |process: &Process| {
         let stat = fs::read_to_string(format!("/proc/{}/stat", process.pid)).unwrap_or_default();
@@ -109,17 +118,18 @@ pub(crate) fn session_processes(leader: i32) -> Vec<Process> {
         let session = rest.and_then(|rest| rest.split_whitespace().nth(3)?.parse().ok());
         session == Some(leader)
     };
+
     let processes = pids().filter_map(read_stat).map(|(process, _)| process);
     processes.filter(is_in).filter(is_alive).collect()
 }
 
-/// Whether a process is still there, and is not dead and waiting to be reaped.
+/// Whether a process exists and is not a zombie.
 pub(crate) fn is_alive(process: &Process) -> bool {
-    let dead = |pid: i32| status_field(pid, "State").is_none_or(|state| state.starts_with('Z'));
-    read_stat(process.pid).is_some_and(|(found, _)| found == *process) && !dead(process.pid)
+    let is_dead = |pid: i32| status_field(pid, "State").is_none_or(|state| state.starts_with('Z'));
+    read_stat(process.pid).is_some_and(|(current, _)| current == *process) && !is_dead(process.pid)
 }
 
-/// A line of a process's status, as the host sees it.
+/// A field of /proc/PID/status, as the host sees it.
 pub(crate) fn status_field(pid: i32, field: &str) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
@@ -136,8 +146,8 @@ fn pids() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// A process and its parent, from proc_pid_stat(5): the name in parentheses may hold anything, so
-/// fields are counted after it.
+/// A process and its parent, from proc_pid_stat(5). The name in parentheses may contain any
+/// character, so fields are counted after it.
 fn read_stat(pid: i32) -> Option<(Process, i32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();

@@ -1,5 +1,5 @@
-//! C programs that make system calls which no shell command makes: `tests/attack/programs/`,
-//! compiled statically on the host.
+//! C programs for system calls that no shell command makes: `tests/attack/programs/`, compiled
+//! statically on the host.
 
 use std::{
     collections::BTreeMap,
@@ -14,16 +14,14 @@ use tempfile::TempDir;
 
 use super::{Daemon, copy_program};
 
-/// A program for the test itself, outside any sandbox.
+/// A program that the test runs outside any sandbox.
 #[derive(Debug)]
 pub(crate) struct HostProgram {
     _folder: TempDir,
-    /// Its path.
     pub(crate) path: PathBuf,
 }
 
 impl HostProgram {
-    /// Compiles a program.
     pub(crate) fn compile(name: &str) -> Self {
         let folder = TempDir::with_prefix("jig-test-program-").unwrap();
         let path = folder.path().join(name);
@@ -32,8 +30,8 @@ impl HostProgram {
     }
 }
 
-/// Compiles a program into the daemon's workspace, where it belongs to the workspace's owner.
-/// Answers the path by which a command executes it.
+/// Compiles a program into the daemon's workspace, with the workspace's owner. Returns the path by
+/// which a command executes it.
 pub(crate) fn compile_in_workspace(daemon: &Daemon, name: &str) -> String {
     let path = daemon.file(name);
     compile_to(name, &path);
@@ -42,31 +40,32 @@ pub(crate) fn compile_in_workspace(daemon: &Daemon, name: &str) -> String {
     format!("./{name}")
 }
 
-/// Checks what a program has answered, line by line `what: answer`. `expected` names everything
-/// that it tries, with the answers that are right, separated by `|`. All that differs is told at
-/// once.
+/// Checks the output of a program: lines of the form `attempt: answer`. `expected` lists all
+/// attempts with the permitted answers, separated by `|`. Reports all differences at once.
 pub(crate) fn check_answers<N: AsRef<str>>(response: &RunResponse, expected: &[(N, &str)]) {
     let answers: BTreeMap<&str, &str> =
         response.stdout.lines().filter_map(|line| line.rsplit_once(": ")).collect();
+
     let mut wrong = Vec::new();
-    for (what, right) in expected {
-        let what = what.as_ref();
-        match answers.get(what) {
-            Some(answer) if right.split('|').any(|right| right == *answer) => {}
-            Some(answer) => wrong.push(format!("{what}: {answer} instead of {right}")),
-            None => wrong.push(format!("{what}: not tried")),
+    for (attempt, permitted) in expected {
+        let attempt = attempt.as_ref();
+        match answers.get(attempt) {
+            Some(answer) if permitted.split('|').any(|word| word == *answer) => {}
+            Some(answer) => wrong.push(format!("{attempt}: {answer}, expected {permitted}")),
+            None => wrong.push(format!("{attempt}: not tried")),
         }
     }
-    for (what, answer) in &answers {
-        if !expected.iter().any(|(expected, _)| expected.as_ref() == *what) {
-            wrong.push(format!("{what}: {answer}, and nothing was expected"));
+
+    for (attempt, answer) in &answers {
+        if !expected.iter().any(|(expected, _)| expected.as_ref() == *attempt) {
+            wrong.push(format!("{attempt}: {answer}, not expected"));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}\n{response:?}");
     assert_eq!(response.exit_code, Some(0), "{response:?}");
 }
 
-/// Checks that the program `carry_over` has found nothing of what it leaves behind.
+/// Checks that the program `carry_over` finds nothing of what its first run leaves behind.
 pub(crate) fn check_no_leftovers(response: &RunResponse) {
     check_answers(
         response,
@@ -98,22 +97,23 @@ pub(super) fn compile_all(folder: &Path) {
     }
 }
 
-/// Where they are.
+/// Folder of the programs' sources.
 pub(super) fn program_sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/attack/programs")
 }
 
-/// Compiles a program; where there is no compiler, takes it from where somebody has compiled it.
+/// Compiles a program. Where there is no compiler, copies it from `$JIG_TEST_PROGRAMS`.
 fn compile_to(name: &str, path: &Path) {
     if let Some(folder) = env::var_os("JIG_TEST_PROGRAMS") {
         copy_program(&PathBuf::from(folder).join(name), path);
         return;
     }
+
     let source = program_sources().join(name).with_extension("c");
     let output = Command::new("gcc")
         .args(["-std=gnu17", "-O1", "-Wall", "-Werror", "-static", "-pthread", "-o"])
         .args([path, &source])
         .output()
-        .expect("gcc is needed to compile what attacks the sandbox");
+        .expect("gcc is needed to compile the test programs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

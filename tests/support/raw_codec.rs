@@ -1,4 +1,4 @@
-//! Calls of methods that are known by their descriptors only.
+//! Calls of methods that a test knows only by their descriptors.
 
 use bytes::{Buf, BufMut};
 use tonic::{
@@ -6,7 +6,7 @@ use tonic::{
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
 };
 
-/// Messages as they are, without a look into them.
+/// A codec that passes encoded messages through unchanged.
 #[derive(Debug, Default)]
 pub(crate) struct RawCodec;
 

@@ -1,8 +1,8 @@
-//! How much a test does.
+//! Sizes of tests.
 
 use std::env;
 
-/// `full` where the environment has `JIG_FULL=1`, else `scaled`.
+/// Returns `full` if the environment has `JIG_FULL=1`, else `scaled`.
 pub(crate) fn full_size(full: usize, scaled: usize) -> usize {
     match env::var("JIG_FULL").as_deref() {
         Ok("1") => full,

@@ -1,4 +1,4 @@
-//! How a daemon is started: as whom, with which arguments, in which surroundings.
+//! How a daemon is started: user, arguments, environment and host.
 
 use std::{
     env,
@@ -24,25 +24,25 @@ use super::{
     wait::{MachineLock, wait_timeout},
 };
 
-/// The daemon's binary.
 const DAEMON_BINARY: &str = env!("CARGO_BIN_EXE_jigd");
-/// A secret in the environment of every daemon.
+/// A secret in the environment of each daemon.
 pub(crate) const SECRET_VARIABLE: (&str, &str) = ("JIG_TEST_SECRET", "in-the-daemons-environment");
-/// What every daemon has on its standard input.
+/// The standard input of each daemon.
 pub(crate) const DAEMON_STDIN: &str = "the daemon's own input\n";
-/// Mounts a small file system where the workspace is, seen by the daemon only, and executes it.
+/// Mounts a small file system at the workspace, which only the daemon sees, and executes the
+/// daemon.
 const SMALL_WORKSPACE_SCRIPT: &str = r#"
     for word; do [ "$last" = --workspace ] && workspace=$word; last=$word; done
     mount -t tmpfs -o size=2m,mode=755 tmpfs "$workspace" && exec "$0" "$@"
 "#;
-/// As [`ON_SMALL_DISK`], in the state directory.
+/// As [`SMALL_WORKSPACE_SCRIPT`], for the state directory.
 const SMALL_STATE_SCRIPT: &str = r#"
     for word; do [ "$last" = --state-dir ] && state=$word; last=$word; done
     state=$state/$JIG_TEST_BELOW; mkdir -p "$state"
     mount -t tmpfs -o size=4m,mode=700 tmpfs "$state" && exec "$0" "$@"
 "#;
 
-/// How a daemon is to be started.
+/// Settings of a daemon to start.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Setup {
     arguments: Vec<OsString>,
@@ -59,7 +59,7 @@ pub(crate) struct Setup {
     resources: Vec<Arc<dyn Debug + Send + Sync>>,
 }
 
-/// Where a daemon lives: its directory, and its test's right to the machine.
+/// Directory of a daemon, and its test's lock on the machine.
 #[derive(Debug)]
 pub(crate) struct DaemonDirectory {
     folder: TempDir,
@@ -67,59 +67,58 @@ pub(crate) struct DaemonDirectory {
 }
 
 impl Setup {
-    /// A daemon that runs as root, on a root-owned workspace, listening on a Unix socket.
+    /// A daemon as root, on a workspace owned by root, listening on a Unix socket.
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    /// Adds arguments.
     pub(crate) fn arguments(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(OsString::from));
         self
     }
 
-    /// Adds a flag with its value, unless the test gives another.
+    /// Adds a flag with its value, unless the test has set the flag.
     pub(super) fn with_default_argument(self, flag: &'static str, value: &'static str) -> Self {
-        let words = self.default_argument(flag, value);
-        self.arguments(&words)
+        let argument = self.default_argument(flag, value);
+        self.arguments(&argument)
     }
 
-    /// Names the workspace by a table of a configuration file, which has these lines too.
+    /// Sets the workspace by a table of a configuration file, with `lines` in the table.
     pub(crate) fn workspace_table(mut self, lines: &str) -> Self {
         self.table = Some(lines.to_owned());
         self
     }
 
-    /// Adds a variable to its environment.
+    /// Adds a variable to the daemon's environment.
     pub(crate) fn environment(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Takes a variable out of its environment again.
+    /// Removes a variable from the daemon's environment.
     pub(super) fn without_variable(mut self, name: &str) -> Self {
         self.environment.retain(|(variable, _)| variable != name);
         self
     }
 
-    /// Starts it as an ordinary user, to whom the workspace belongs then.
+    /// Starts the daemon as an ordinary user, which owns the workspace.
     pub(crate) fn user(mut self, user: u32) -> Self {
         self.user = Some(user);
         self
     }
 
-    /// Gives the workspace to somebody.
+    /// Sets the workspace's owner.
     pub(crate) fn workspace_owner(mut self, owner: u32) -> Self {
         self.workspace_owner = Some(owner);
         self
     }
 
-    /// To whom the workspace belongs.
+    /// User id of the workspace's owner.
     pub(crate) fn workspace_uid(&self) -> u32 {
         self.workspace_owner.or(self.user).unwrap_or(0)
     }
 
-    /// Has a program start it, which must execute its arguments in the process that it is.
+    /// Sets a wrapper program, which must execute its arguments in its own process.
     pub(crate) fn wrapped_by<S: Into<OsString>>(
         mut self,
         wrapper: impl IntoIterator<Item = S>,
@@ -128,7 +127,7 @@ impl Setup {
         self
     }
 
-    /// Has that program execute another one first, which must do likewise.
+    /// Adds a second wrapper program after the first, with the same obligation.
     pub(crate) fn and_wrapped_by<S: Into<OsString>>(
         mut self,
         wrapper: impl IntoIterator<Item = S>,
@@ -137,13 +136,13 @@ impl Setup {
         self
     }
 
-    /// Leaves it to the program that starts it to become its user.
+    /// Leaves the change of the user to the wrapper.
     pub(crate) fn wrapper_sets_user(mut self) -> Self {
         self.wrapper_sets_user = true;
         self
     }
 
-    /// The daemon is not the process that is started, but below it.
+    /// Marks the daemon as a descendant of the started process.
     pub(super) fn mark_contained(mut self) -> Self {
         self.contained = true;
         self
@@ -153,13 +152,14 @@ impl Setup {
         self.contained
     }
 
-    /// Keeps something for as long as the daemon may be started.
-    pub(crate) fn with_resource(mut self, kept: Arc<dyn Debug + Send + Sync>) -> Self {
-        self.resources.push(kept);
+    /// Stores a value for as long as the daemon can be started.
+    pub(crate) fn with_resource(mut self, resource: Arc<dyn Debug + Send + Sync>) -> Self {
+        self.resources.push(resource);
         self
     }
 
-    /// Starts it in a network namespace of its own, whose loopback interface has the addresses too.
+    /// Starts the daemon in its own network namespace, with further addresses on the loopback
+    /// interface.
     pub(crate) fn with_network_addresses(self, addresses: &[&str]) -> Self {
         let mut script = "ip link set lo up".to_owned();
         for address in addresses {
@@ -169,13 +169,14 @@ impl Setup {
         self.wrapped_by(["unshare", "--net", "sh", "-c", &script])
     }
 
-    /// Gives the workspace a disk of its own, of 2 MiB, which only the daemon and its commands see.
+    /// Puts the workspace on its own file system of 2 MiB, which only the daemon and its commands
+    /// see.
     pub(crate) fn workspace_on_small_disk(self) -> Self {
         self.wrapped_by(["unshare", "--mount", "sh", "-c", SMALL_WORKSPACE_SCRIPT])
     }
 
-    /// Gives the state directory, or a directory in it, a disk of its own, of 4 MiB, which only the
-    /// daemon and its commands see.
+    /// Puts the state directory, or the directory `below` in it, on its own file system of 4 MiB,
+    /// which only the daemon and its commands see.
     pub(crate) fn state_on_small_disk(self, below: &str) -> Self {
         self.environment("JIG_TEST_BELOW", below).wrapped_by([
             "unshare",
@@ -186,53 +187,55 @@ impl Setup {
         ])
     }
 
-    /// Has it listen on a free port of 127.0.0.1 too.
+    /// Adds a listener on a free port of 127.0.0.1.
     pub(crate) fn listen_tcp(mut self) -> Self {
         self.tcp = true;
         self
     }
 
-    /// Has a file be in the workspace before the daemon is, in a directory of its own.
+    /// Creates a file of the workspace, and its folder, before the daemon starts.
     pub(crate) fn workspace_file(mut self, path: &str, content: &str) -> Self {
         self.files.push((path.to_owned(), content.to_owned()));
         self
     }
 
-    /// Runs the test while no other runs: it loads the machine.
+    /// Runs the test while no other test runs, as it loads the machine.
     pub(crate) fn exclusive(mut self) -> Self {
         self.exclusive = true;
         self
     }
 
-    /// Starts the daemon and waits until it answers calls.
+    /// Starts the daemon and waits until it listens.
     ///
-    /// Where `JIG_TEST_LEVEL` is `L1` or `L2`, a daemon of which nothing else was asked gives that
-    /// level instead of L3: to look at what a test finds there. Not every test holds there. Where
-    /// `JIG_TEST_CONTAINER` is `docker` or `podman`, a daemon of root's is in such a container, unless
-    /// the test arranges what it may do.
+    /// If `JIG_TEST_LEVEL` is `L1` or `L2`, a daemon without other settings runs at that level
+    /// instead of L3, for experiments: not every test holds there. If `JIG_TEST_CONTAINER` is
+    /// `docker` or `podman`, a daemon as root runs in such a container, unless the test specifies
+    /// its host.
     pub(crate) async fn start(self) -> Daemon {
-        let of_root = self.user.is_none() && self.workspace_owner.is_none();
-        let plain = of_root && self.wrapper.is_empty();
+        let is_root = self.user.is_none() && self.workspace_owner.is_none();
+        let is_plain = is_root && self.wrapper.is_empty();
         let setup = match env::var("JIG_TEST_LEVEL").as_deref() {
-            Ok("L1") if plain => self.at_l1(),
-            Ok("L2") if plain => self.at_l2(),
+            Ok("L1") if is_plain => self.at_l1(),
+            Ok("L2") if is_plain => self.at_l2(),
             _ => self,
         };
         let setup = match env::var("JIG_TEST_CONTAINER") {
-            Ok(engine) if of_root && !setup.specifies_host() => setup.in_engine_container(&engine),
+            Ok(engine) if is_root && !setup.specifies_host() => setup.in_engine_container(&engine),
             _ => setup,
         };
+
         setup.start_unmodified().await
     }
 
-    /// Whether the test says what kind of host the daemon of root's finds.
+    /// Whether the test specifies the host of a daemon as root.
     fn specifies_host(&self) -> bool {
         self.contained || self.arguments.iter().any(|word| word == "--chown-workspace")
     }
 
     async fn start_unmodified(self) -> Daemon {
         assert!(rustix::process::geteuid().is_root(), "these tests must run as root");
-        let place = Arc::new(DaemonDirectory {
+
+        let directory = Arc::new(DaemonDirectory {
             _lock: MachineLock::acquire(self.exclusive).await,
             folder: tempfile::Builder::new()
                 .prefix("jig-test-")
@@ -240,63 +243,71 @@ impl Setup {
                 .tempdir()
                 .unwrap(),
         });
-        fs::create_dir(place.workspace()).unwrap();
+
+        fs::create_dir(directory.workspace()).unwrap();
         let owner = Some(self.workspace_uid());
-        chown(place.workspace(), owner, owner).unwrap();
+        chown(directory.workspace(), owner, owner).unwrap();
+
         for (path, content) in &self.files {
-            let path = place.workspace().join(path);
-            let folder = path.parent().unwrap();
-            fs::create_dir_all(folder).unwrap();
+            let path = directory.workspace().join(path);
+            let parent = path.parent().unwrap();
+            fs::create_dir_all(parent).unwrap();
             fs::write(&path, content).unwrap();
-            for made in [folder, &path] {
-                chown(made, owner, owner).unwrap();
+            for created in [parent, &path] {
+                chown(created, owner, owner).unwrap();
             }
         }
-        chown(place.folder.path(), self.user, self.user).unwrap();
+
+        chown(directory.folder.path(), self.user, self.user).unwrap();
         if self.user.is_some() {
-            // The directory of the build may be closed to others.
-            copy_program(Path::new(DAEMON_BINARY), &place.binary_copy());
+            // Other users may have no access to the build's directory.
+            copy_program(Path::new(DAEMON_BINARY), &directory.binary_copy());
         }
-        self.start_in(place).await
+
+        self.start_in(directory).await
     }
 
-    /// Starts the daemon in a place where there was one before.
-    pub(super) async fn start_in(self, place: Arc<DaemonDirectory>) -> Daemon {
-        let mut child = self.command(&place).spawn().unwrap();
-        // It stays open, so that a command that got it would wait for more.
+    /// Starts the daemon in a directory, which an earlier daemon may have used.
+    pub(super) async fn start_in(self, directory: Arc<DaemonDirectory>) -> Daemon {
+        let mut child = self.command(&directory).spawn().unwrap();
+
+        // The input stays open: a command that inherited it would wait for more.
         let mut input = child.stdin.take().unwrap();
-        // One that ends at once says why on its standard error.
-        let _ended = input.write_all(DAEMON_STDIN.as_bytes());
+
+        // A daemon that exits at once reports the reason on its standard error.
+        let _exited = input.write_all(DAEMON_STDIN.as_bytes());
         let log = Log::default();
         collect_log(child.stderr.take().unwrap(), log.clone());
+
         let lines = read_lines(child.stdout.take().unwrap());
         let expected = if self.tcp { 2 } else { 1 };
         match read_addresses(lines, expected).await {
-            Ok(addresses) => Daemon::new(child, input, addresses, log, place, self),
-            Err(why) => {
+            Ok(addresses) => Daemon::new(child, input, addresses, log, directory, self),
+            Err(reason) => {
                 kill_and_reap(&mut child);
-                panic!("the daemon did not start: {why}\n{}", log.text());
+                panic!("the daemon did not start: {reason}\n{}", log.text());
             }
         }
     }
 
-    /// Runs `jigd --check` in a place where a daemon lives, as that was started.
-    pub(super) fn run_check_in(&self, place: &DaemonDirectory) -> Output {
-        self.command(place).arg("--check").output().unwrap()
+    /// Runs `jigd --check` with this setup in the directory of a daemon.
+    pub(super) fn run_check_in(&self, directory: &DaemonDirectory) -> Output {
+        self.command(directory).arg("--check").output().unwrap()
     }
 
-    fn workspace_arguments(&self, place: &DaemonDirectory) -> [OsString; 2] {
+    fn workspace_arguments(&self, directory: &DaemonDirectory) -> [OsString; 2] {
         let Some(lines) = &self.table else {
-            return ["--workspace".into(), place.workspace().into()];
+            return ["--workspace".into(), directory.workspace().into()];
         };
-        let path = place.path("jig.toml");
-        let workspace = place.workspace();
+        let path = directory.path("jig.toml");
+        let workspace = directory.workspace();
         let table = format!("[[workspaces]]\npath = {workspace:?}\n{lines}\n");
         fs::write(&path, table).unwrap();
+
         ["--config".into(), path.into()]
     }
 
-    /// A flag with its value, unless the test gives another.
+    /// A flag with its value, or nothing if the test has set the flag.
     fn default_argument(&self, flag: &'static str, value: &'static str) -> Vec<&'static str> {
         if self.arguments.iter().any(|argument| argument == flag) {
             Vec::new()
@@ -305,21 +316,21 @@ impl Setup {
         }
     }
 
-    fn command(&self, place: &DaemonDirectory) -> Command {
+    fn command(&self, directory: &DaemonDirectory) -> Command {
         let binary = match self.user {
             None => PathBuf::from(DAEMON_BINARY),
-            Some(_) => place.binary_copy(),
+            Some(_) => directory.binary_copy(),
         };
-        let mut words = self.wrapper.clone();
-        words.push(binary.into());
-        let mut command = Command::new(words.remove(0));
+        let mut command_line = self.wrapper.clone();
+        command_line.push(binary.into());
+        let mut command = Command::new(command_line.remove(0));
         command
-            .args(words)
+            .args(command_line)
             .arg("--listen")
-            .arg(format!("unix:{}", place.socket().display()))
-            .args(self.workspace_arguments(place))
+            .arg(format!("unix:{}", directory.socket().display()))
+            .args(self.workspace_arguments(directory))
             .arg("--state-dir")
-            .arg(place.state_dir())
+            .arg(directory.state_dir())
             .args(self.default_argument("--log", "json"))
             .args(self.default_argument("--drain-timeout", "2s"))
             .args(self.tcp.then_some(["--listen", "127.0.0.1:0"]).iter().flatten())
@@ -336,27 +347,25 @@ impl Setup {
         if let Some(user) = self.user.filter(|_| !self.wrapper_sets_user) {
             command.uid(user).gid(user);
         }
+
         command
     }
 }
 
 impl DaemonDirectory {
-    /// The workspace.
     pub(super) fn workspace(&self) -> PathBuf {
         self.folder.path().join("workspace")
     }
 
-    /// The state directory.
     pub(super) fn state_dir(&self) -> PathBuf {
         self.folder.path().join("state")
     }
 
-    /// The Unix socket.
     pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join("jigd.sock")
     }
 
-    /// A path for what a test needs beside the daemon.
+    /// A path for files of the test, beside the workspace.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -366,25 +375,24 @@ impl DaemonDirectory {
     }
 }
 
-/// Runs `jigd` with arguments that make it end by itself.
+/// Runs `jigd` with arguments that make it exit.
 pub(crate) fn run_jigd(arguments: &[&str]) -> Output {
     Command::new(DAEMON_BINARY).args(arguments).env_clear().stdin(Stdio::null()).output().unwrap()
 }
 
-/// Copies a program that is to be executed. By a process of its own: a child that another test
-/// starts at the same moment would hold this one's descriptor for a while, and what somebody may
-/// write cannot be executed.
+/// Copies a program for execution, in a process of its own. If this process wrote the copy, a child
+/// that another test starts at the same moment would hold the descriptor for a while; a file that
+/// is open for writing cannot be executed.
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg(from).arg(to).status().unwrap();
     assert!(copied.success());
 }
 
-/// Path of the daemon's binary.
 pub(crate) fn daemon_binary() -> &'static Path {
     Path::new(DAEMON_BINARY)
 }
 
-/// Ends a daemon that is not wanted any more, and takes it from the process table.
+/// Kills a daemon and reaps its process.
 pub(super) fn kill_and_reap(child: &mut Child) {
     let _dead_already = child.kill();
     let _reaped = child.wait();
@@ -398,13 +406,14 @@ async fn read_addresses(
     while addresses.len() < expected {
         let line = tokio::time::timeout(wait_timeout(), lines.recv())
             .await
-            .map_err(|_| format!("no word within {:?}", wait_timeout()))?
-            .ok_or("it ended")?;
+            .map_err(|_| format!("no address within {:?}", wait_timeout()))?
+            .ok_or("it exited")?;
         match line.strip_prefix("listening on ") {
             Some(address) => addresses.push(address.to_owned()),
             None => return Err(format!("unexpected line: {line}")),
         }
     }
+
     Ok(addresses)
 }
 
@@ -412,10 +421,11 @@ fn read_lines(stream: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel(16);
     thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
-            // A test that has its addresses listens no more, and the daemon must not notice.
-            let _unheard = sender.blocking_send(line);
+            // A test that has its addresses drops the receiver. The daemon must not notice.
+            let _dropped = sender.blocking_send(line);
         }
     });
+
     receiver
 }
 

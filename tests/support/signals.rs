@@ -1,9 +1,9 @@
-//! What the programs mind that tests start.
+//! Signal dispositions of programs that tests start.
 
 use std::process::Command;
 
-/// A command that minds every signal. What whoever started the tests ignores is handed down otherwise, as
-/// SIGHUP is by nohup(1), and `jig` then goes on as it is told to.
+/// A command with the default disposition for every signal. A program inherits ignored signals from
+/// the shell of the test run: under nohup(1) it would ignore SIGHUP, and `jig` respects that.
 pub(crate) fn command_with_default_signals(program: &str) -> Command {
     let mut command = Command::new("env");
     command.args(["--default-signal", program]);

@@ -1,5 +1,5 @@
-//! A world of a daemon's own: a network namespace whose addresses are on its loopback interface, with
-//! names and servers. Nothing leaves it, so its addresses can be those of the real world.
+//! A network for one daemon: a network namespace with addresses on its loopback interface, host
+//! names and servers. No packet leaves it, so it can use public addresses.
 
 use std::{
     collections::VecDeque,
@@ -17,19 +17,19 @@ use tempfile::TempDir;
 
 use super::{Daemon, setup::Setup};
 
-/// What one server of it has been sent.
+/// The requests that one HTTP server has received.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReceivedRequests(Arc<Mutex<Vec<String>>>);
 
-/// A name server's answers to each question for addresses, the last of them for ever; and the names
-/// that questions were about.
+/// A name server with a list of answers. Each question for an IPv4 address takes the next answer;
+/// the last one repeats. Records the names of these questions.
 #[derive(Debug, Clone)]
 pub(crate) struct NameServer {
     answers: Arc<Mutex<VecDeque<Vec<IpAddr>>>>,
     questions: Arc<Mutex<Vec<String>>>,
 }
 
-/// Files that name hosts, kept as long as the daemon reads them.
+/// Files with host names, which exist as long as the daemon reads them.
 #[derive(Debug)]
 pub(crate) struct TestNetwork {
     folder: TempDir,
@@ -37,9 +37,9 @@ pub(crate) struct TestNetwork {
 }
 
 impl TestNetwork {
-    /// A world with hosts: their names and addresses.
+    /// A network with hosts: their names and addresses.
     pub(crate) fn with_hosts(hosts: &[(&str, &str)]) -> Self {
-        let folder = TempDir::with_prefix("jig-test-world-").unwrap();
+        let folder = TempDir::with_prefix("jig-test-network-").unwrap();
         let mut text = "127.0.0.1 localhost\n".to_owned();
         let mut addresses = Vec::new();
         for (name, address) in hosts {
@@ -49,36 +49,40 @@ impl TestNetwork {
             let prefix = if address.contains(':') { 128 } else { 32 };
             addresses.push(format!("{address}/{prefix}"));
         }
+
         fs::write(folder.path().join("hosts"), text).unwrap();
         let resolver = "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n";
         fs::write(folder.path().join("resolv.conf"), resolver).unwrap();
         addresses.sort_unstable();
         addresses.dedup();
+
         Self { folder, addresses }
     }
 
-    /// The same with name servers that are waited for, however long they take.
+    /// Sets a resolver timeout of 30 s, for slow name servers.
     pub(crate) fn with_slow_name_servers(self) -> Self {
         let resolver = "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n";
         fs::write(self.folder.path().join("resolv.conf"), resolver).unwrap();
         self
     }
 
-    /// A daemon in it.
+    /// A daemon in this network.
     pub(crate) fn setup(&self) -> Setup {
         let mut script = "set -e; ip link set lo up".to_owned();
         for address in &self.addresses {
             script.push_str(&format!("; ip address add {address} dev lo"));
         }
+
         for name in ["hosts", "resolv.conf"] {
             let path = self.folder.path().join(name);
             script.push_str(&format!("; mount --bind {} /etc/{name}", path.display()));
         }
+
         script.push_str("; exec \"$0\" \"$@\"");
         Setup::new().wrapped_by(["unshare", "--net", "--mount", "sh", "-c", &script])
     }
 
-    /// A daemon in it whose commands may connect to these hosts, at these addresses too.
+    /// A daemon in this network whose commands may connect to these hosts, and at these addresses.
     pub(crate) fn proxy_setup(&self, hosts: &[&str], addresses: &[&str]) -> Setup {
         self.setup().workspace_table(&format!(
             "[sandbox]\nnetwork = \"proxy\"\n[proxy]\nallow_hosts = {hosts:?}\nallow_addresses = {addresses:?}"
@@ -86,21 +90,21 @@ impl TestNetwork {
     }
 }
 
-/// Does something in the daemon's network.
+/// Runs a function in the daemon's network namespace.
 pub(crate) fn run_in_network_of<T: Send + 'static>(
     daemon: &Daemon,
     function: impl FnOnce() -> T + Send + 'static,
 ) -> T {
     let network = File::open(format!("/proc/{}/ns/net", daemon.pid())).unwrap();
-    let done = thread::spawn(move || {
+    let thread = thread::spawn(move || {
         move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
         function()
     });
-    done.join().unwrap()
+    thread.join().unwrap()
 }
 
-/// Serves the files of a folder by HTTP in the daemon's network, and beside them `/zeros/COUNT`, so
-/// many bytes; answers what it is sent. It ends with the test's process.
+/// Serves HTTP in the daemon's network: the files of a folder, and `/zeros/COUNT`, which is COUNT
+/// bytes. Returns the received requests. The server runs until the test process ends.
 pub(crate) fn start_http_server(
     daemon: &Daemon,
     address: &'static str,
@@ -116,10 +120,11 @@ pub(crate) fn start_http_server(
             thread::spawn(move || serve_connection(stream, folder, &received));
         }
     });
+
     requests
 }
 
-/// Until the other end has enough, or goes away.
+/// Serves requests until the client closes the connection.
 fn serve_connection(
     stream: TcpStream,
     folder: Option<PathBuf>,
@@ -144,26 +149,17 @@ fn serve_connection(
         requests.0.lock().unwrap().push(head.clone());
         let path = head.split(' ').nth(1)?.split('?').next()?;
         if let Some(count) = path.strip_prefix("/zeros/") {
-            let count: usize = count.parse().ok()?;
-            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {count}\r\n\r\n").ok()?;
-            let piece = [0; 1 << 16];
-            let mut left = count;
-            while left > 0 {
-                let now = left.min(piece.len());
-                stream.write_all(&piece[..now]).ok()?;
-                left -= now;
-            }
+            write_zeros(&mut stream, count.parse().ok()?)?;
             continue;
         }
+
         let file = folder.as_ref().map(|folder| folder.join(path.trim_start_matches('/')));
-        let file = file.map(|file| match file.is_dir() {
-            true => file.join("index.html"),
-            false => file,
-        });
+        let file = file.map(|file| if file.is_dir() { file.join("index.html") } else { file });
         let content = match file {
             Some(file) => fs::read(file).ok(),
             None => Some(format!("{} bytes at {path}\n", body.len()).into_bytes()),
         };
+
         let status = if content.is_some() { "200 OK" } else { "404 Not Found" };
         let content = content.unwrap_or_default();
         let kind = if path.ends_with('/') { "text/html" } else { "application/octet-stream" };
@@ -177,44 +173,61 @@ fn serve_connection(
     }
 }
 
+/// Starts a name server in the daemon's network, at 127.0.0.1:53.
+fn write_zeros(stream: &mut TcpStream, count: usize) -> Option<()> {
+    write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {count}\r\n\r\n").ok()?;
+
+    let chunk = [0; 1 << 16];
+    let mut remaining = count;
+    while remaining > 0 {
+        let length = remaining.min(chunk.len());
+        stream.write_all(&chunk[..length]).ok()?;
+        remaining -= length;
+    }
+
+    Some(())
+}
+
 /// Answers questions for names in the daemon's network.
 pub(crate) fn start_name_server(daemon: &Daemon, answers: &[&[&str]]) -> NameServer {
     let parsed = answers
         .iter()
         .map(|addresses| addresses.iter().map(|text| text.parse().unwrap()).collect());
-    let names =
+    let name_server =
         NameServer { answers: Arc::new(Mutex::new(parsed.collect())), questions: Arc::default() };
-    let server = names.clone();
+    let responder = name_server.clone();
     let socket = run_in_network_of(daemon, || UdpSocket::bind("127.0.0.1:53").unwrap());
     thread::spawn(move || {
         let mut bytes = [0; 1500];
         while let Ok((length, from)) = socket.recv_from(&mut bytes) {
-            if let Some(answer) = server.build_response(&bytes[..length]) {
+            if let Some(answer) = responder.build_response(&bytes[..length]) {
                 socket.send_to(&answer, from).unwrap();
             }
         }
     });
-    names
+
+    name_server
 }
 
 impl NameServer {
-    /// Questions for IPv4 addresses so far.
+    /// Number of questions for IPv4 addresses so far.
     pub(crate) fn question_count(&self) -> usize {
         self.questions.lock().unwrap().len()
     }
 
-    /// The names that questions for IPv4 addresses were about, as they were sent.
+    /// The names in questions for IPv4 addresses, as they were sent.
     pub(crate) fn questions(&self) -> Vec<String> {
         self.questions.lock().unwrap().clone()
     }
 
-    /// The answer to a question (RFC 1035, 4.1): IPv4 and IPv6 addresses come from the same list,
-    /// which goes on with each question for IPv4.
+    /// The answer to a question (RFC 1035, 4.1). IPv4 and IPv6 addresses come from the same list,
+    /// which advances with each question for IPv4.
     fn build_response(&self, question: &[u8]) -> Option<Vec<u8>> {
         let name_end = 12 + question.get(12..)?.iter().position(|byte| *byte == 0)? + 1;
         let kind = u16::from_be_bytes([*question.get(name_end)?, *question.get(name_end + 1)?]);
         let mut answers = self.answers.lock().unwrap();
         let current = answers.front()?.clone();
+
         if kind == 1 {
             let name = decode_name(&question[12..name_end - 1]);
             self.questions.lock().unwrap().push(name);
@@ -222,6 +235,7 @@ impl NameServer {
                 answers.pop_front();
             }
         }
+
         let mut records = Vec::new();
         for address in current {
             let data = match (kind, address) {
@@ -233,16 +247,18 @@ impl NameServer {
             let [high, low] = kind.to_be_bytes();
             records.push([&[0xc0, 12, high, low, 0, 1, 0, 0, 0, 0, 0, length][..], &data].concat());
         }
+
         let count = u8::try_from(records.len()).unwrap();
         let mut answer = question[..2].to_vec();
         answer.extend([0x81, 0x80, 0, 1, 0, count, 0, 0, 0, 0]);
         answer.extend(&question[12..name_end + 4]);
         answer.extend(records.concat());
+
         Some(answer)
     }
 }
 
-/// A name as a question has it: each label after its length.
+/// Decodes a name of a question: each label follows its length.
 fn decode_name(mut bytes: &[u8]) -> String {
     let mut labels = Vec::new();
     while let Some((length, rest)) = bytes.split_first() {
@@ -250,6 +266,7 @@ fn decode_name(mut bytes: &[u8]) -> String {
         labels.push(String::from_utf8_lossy(label).into_owned());
         bytes = rest;
     }
+
     labels.join(".")
 }
 

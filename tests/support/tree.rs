@@ -1,33 +1,35 @@
-//! All that lies below a directory.
+//! Snapshots of directory trees.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, path::Path};
 
-/// By its path below the directory, the mode of each file and its content: the bytes of a regular file, the
-/// target of a symbolic link.
+/// Mode and content of each file, by its path below the directory. The content is the bytes of a
+/// regular file or the target of a symbolic link.
 pub(crate) type Tree = BTreeMap<String, (u32, Vec<u8>)>;
 
-/// Reads the tree below `folder`. Links are not followed.
+/// Reads the tree below `folder` without following links.
 pub(crate) fn snapshot_tree(folder: &Path) -> Tree {
-    let mut found = Tree::new();
+    let mut tree = Tree::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(next) = folders.pop() {
         for entry in fs::read_dir(next).unwrap() {
             let path = entry.unwrap().path();
             let name = path.strip_prefix(folder).unwrap().to_string_lossy();
-            let about = path.symlink_metadata().unwrap();
-            let content = if about.is_symlink() {
+            let metadata = path.symlink_metadata().unwrap();
+            let content = if metadata.is_symlink() {
                 let target = fs::read_link(&path).unwrap();
                 target.into_os_string().into_encoded_bytes()
-            } else if about.is_file() {
+            } else if metadata.is_file() {
                 fs::read(&path).unwrap()
             } else {
                 Vec::new()
             };
-            found.insert(name.into_owned(), (about.permissions().mode(), content));
-            if about.is_dir() {
+
+            tree.insert(name.into_owned(), (metadata.permissions().mode(), content));
+            if metadata.is_dir() {
                 folders.push(path);
             }
         }
     }
-    found
+
+    tree
 }

@@ -1,4 +1,4 @@
-//! Waiting: for conditions, never for time to pass. Nothing else in the tests sleeps.
+//! Waits for conditions. Nothing else in the tests sleeps.
 
 use std::{
     env,
@@ -13,25 +13,23 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// "At once", told apart from waiting for a command that sleeps 100 s or 1,000 s, on a machine that
-/// is busy with other tests.
+/// Upper bound of a prompt reaction on a machine that is busy with other tests. Well below the 100
+/// s or 1,000 s that a command sleeps.
 pub(crate) const PROMPT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often a condition is looked at.
+/// Interval between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A test's right to the machine. Those that load it take it alone, so that none of the others
-/// fails for want of CPU time.
+/// A test's lock on the machine. A test that loads the machine holds it exclusively, so that no
+/// other test fails for lack of CPU time.
 #[derive(Debug)]
-#[expect(dead_code, reason = "the guards are held for what dropping them does")]
+#[expect(dead_code, reason = "a guard releases its lock when it is dropped")]
 pub(super) enum MachineLock {
-    /// Beside others.
     Shared(OwnedRwLockReadGuard<()>),
-    /// Alone.
     Exclusive(OwnedRwLockWriteGuard<()>),
 }
 
 impl MachineLock {
-    /// Waits for a turn. A test must not wait for a second one while it holds the first.
+    /// Waits for the lock. A test must not wait for a second lock while it holds the first.
     pub(super) async fn acquire(exclusive: bool) -> Self {
         static MACHINE_LOCK: OnceLock<Arc<RwLock<()>>> = OnceLock::new();
         let machine = Arc::clone(MACHINE_LOCK.get_or_init(Arc::default));
@@ -43,22 +41,22 @@ impl MachineLock {
     }
 }
 
-/// How long to wait for what must happen.
+/// Time limit of all waits.
 pub(crate) fn wait_timeout() -> Duration {
     let seconds = env::var("JIG_TEST_PATIENCE_SEC").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(20))
 }
 
-/// Waits until `condition` holds. `what` says what is being waited for.
+/// Waits until `condition` holds. `what` names the condition in the failure message.
 pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let began = Instant::now();
+    let start = Instant::now();
     while !condition().await {
-        assert!(began.elapsed() < wait_timeout(), "{what}: not within {:?}", wait_timeout());
+        assert!(start.elapsed() < wait_timeout(), "{what}: not within {:?}", wait_timeout());
         sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Waits for `future`, which must end within the patience.
+/// Awaits `future` with the time limit. `what` names the event in the failure message.
 pub(crate) async fn promptly<T>(what: &str, future: impl Future<Output = T>) -> T {
     match timeout(wait_timeout(), future).await {
         Ok(value) => value,
@@ -66,7 +64,7 @@ pub(crate) async fn promptly<T>(what: &str, future: impl Future<Output = T>) -> 
     }
 }
 
-/// Waits for `future` and calls `probe` again and again meanwhile.
+/// Awaits `future` and calls `probe` repeatedly until then.
 pub(crate) async fn probe_while_waiting<T>(
     future: impl Future<Output = T>,
     mut probe: impl FnMut(),

@@ -1,4 +1,4 @@
-//! Processes that are watched while they run.
+//! Processes that a test watches with `Start` or `Attach`.
 
 use jig::api::v1::{
     AttachRequest, ProcessExited, ProcessGap, ProcessStarted, RunRequest, StartRequest,
@@ -13,25 +13,24 @@ use super::{
     wait::promptly,
 };
 
-/// A stream of a process, and what has come of it.
+/// A stream of a process's events, and what it has delivered so far.
 #[derive(Debug)]
 pub(crate) struct WatchedProcess {
     source: MessageSource,
-    /// Id of the process.
     pub(crate) id: String,
-    /// What has come of its standard output.
+    /// Bytes of standard output so far.
     pub(crate) stdout: Vec<u8>,
-    /// What has come of its standard error.
+    /// Bytes of standard error so far.
     pub(crate) stderr: Vec<u8>,
-    /// Gaps that were told.
+    /// Gaps so far.
     pub(crate) gaps: Vec<ProcessGap>,
-    /// Number of the last chunk that came.
+    /// Sequence number of the last chunk.
     pub(crate) sequence: u64,
-    /// Chunks that came: number, whether of stderr, offset, length.
+    /// Chunks so far: sequence number, whether of stderr, offset, length.
     pub(crate) chunks: Vec<(u64, bool, u64, usize)>,
-    /// Keep-alives that came.
+    /// Number of keep-alives so far.
     pub(crate) keep_alives: usize,
-    /// Where the streams begin.
+    /// First offsets of stdout and stderr.
     start_offsets: [u64; 2],
     started: Option<ProcessStarted>,
     exited: Option<ProcessExited>,
@@ -43,7 +42,7 @@ enum MessageSource {
     Attach(Streaming<jig::api::v1::AttachResponse>),
 }
 
-/// What to start: as a run, but without its time limit.
+/// A request that starts the command of a `RunRequest`.
 pub(crate) fn start_request(request: RunRequest) -> StartRequest {
     StartRequest {
         command: request.command,
@@ -56,21 +55,21 @@ pub(crate) fn start_request(request: RunRequest) -> StartRequest {
     }
 }
 
-/// Waits for the end of a process that somebody else reads.
+/// Waits for the end of a process through a second stream.
 pub(crate) async fn wait_for_process_exit(daemon: &Daemon, id: &str) -> ProcessExited {
     let mut watch = daemon.attach(id).await;
     watch.wait_for_exit().await
 }
 
 impl Daemon {
-    /// A client of its processes.
+    /// A client of the process service.
     pub(crate) fn processes(&self) -> ProcessServiceClient<Channel> {
         ProcessServiceClient::new(self.channel())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 
-    /// Starts a command that can be started.
+    /// Starts a command. Fails if it does not start.
     pub(crate) async fn start_process(
         &self,
         request: impl IntoRequest<StartRequest>,
@@ -81,7 +80,7 @@ impl Daemon {
         }
     }
 
-    /// Starts a command, whatever becomes of it, and waits until it was executed.
+    /// Starts a command and waits until it was executed.
     pub(crate) async fn try_start_process(
         &self,
         request: impl IntoRequest<StartRequest>,
@@ -96,11 +95,13 @@ impl Daemon {
         let request = AttachRequest { process_id: id.to_owned(), ..AttachRequest::default() };
         match self.try_attach(request).await {
             Ok(watch) => watch,
-            Err(status) => panic!("the process cannot be watched: {}", describe_status(&status)),
+            Err(status) => {
+                panic!("the process cannot be attached to: {}", describe_status(&status))
+            }
         }
     }
 
-    /// Watches a process from a position on.
+    /// Watches a process from a position.
     pub(crate) async fn try_attach(
         &self,
         request: AttachRequest,
@@ -108,7 +109,7 @@ impl Daemon {
         WatchedProcess::attach(self.processes(), request).await
     }
 
-    /// Gives a process something to read.
+    /// Writes to the standard input of a process.
     pub(crate) async fn send_stdin(&self, id: &str, data: &[u8]) -> Result<u64, Refusal> {
         self.write_stdin(WriteStdinRequest {
             process_id: id.to_owned(),
@@ -118,7 +119,7 @@ impl Daemon {
         .await
     }
 
-    /// Ends the input of a process.
+    /// Closes the standard input of a process.
     pub(crate) async fn close_stdin(&self, id: &str) -> Result<u64, Refusal> {
         self.write_stdin(WriteStdinRequest {
             process_id: id.to_owned(),
@@ -128,15 +129,16 @@ impl Daemon {
         .await
     }
 
-    /// As [`Self::write`], in full.
+    /// Sends a `WriteStdinRequest`. Returns the number of accepted bytes.
     pub(crate) async fn write_stdin(
         &self,
         request: impl IntoRequest<WriteStdinRequest>,
     ) -> Result<u64, Refusal> {
         let mut processes = self.processes();
-        let answer = promptly("the write is taken", processes.write_stdin(request)).await;
-        answer
-            .map(|answer| answer.into_inner().accepted_bytes)
+        let response =
+            promptly("the daemon accepts the input", processes.write_stdin(request)).await;
+        response
+            .map(|response| response.into_inner().accepted_bytes)
             .map_err(|status| Refusal::from_status(&status))
     }
 
@@ -146,30 +148,30 @@ impl Daemon {
             process_id: id.to_owned(),
             signal: signal.to_owned(),
         };
-        let answer = self.processes().send_signal(request).await;
-        answer.map(drop).map_err(|status| Refusal::from_status(&status))
+        let response = self.processes().send_signal(request).await;
+        response.map(drop).map_err(|status| Refusal::from_status(&status))
     }
 
-    /// The processes that it lists.
+    /// The processes that the daemon lists.
     pub(crate) async fn list_processes(&self) -> Vec<jig::api::v1::ProcessInfo> {
         let request = jig::api::v1::ListProcessesRequest {};
-        let answer = self.processes().list_processes(request).await;
-        answer.unwrap().into_inner().processes
+        let response = self.processes().list_processes(request).await;
+        response.unwrap().into_inner().processes
     }
 }
 
 impl WatchedProcess {
-    /// Watches a process from a position on, through a channel of its own.
+    /// Watches a process from a position, with a client of the caller's choice.
     pub(crate) async fn attach(
         mut processes: ProcessServiceClient<Channel>,
         request: AttachRequest,
     ) -> Result<Self, Status> {
-        let from = [request.stdout_offset, request.stderr_offset];
+        let offsets = [request.stdout_offset, request.stderr_offset];
         let stream = processes.attach(request).await?.into_inner();
-        Self::new(MessageSource::Attach(stream), from).wait_for_start().await
+        Self::new(MessageSource::Attach(stream), offsets).wait_for_start().await
     }
 
-    fn new(source: MessageSource, from: [u64; 2]) -> Self {
+    fn new(source: MessageSource, start_offsets: [u64; 2]) -> Self {
         Self {
             source,
             id: String::new(),
@@ -179,27 +181,27 @@ impl WatchedProcess {
             sequence: 0,
             chunks: Vec::new(),
             keep_alives: 0,
-            start_offsets: from,
+            start_offsets,
             started: None,
             exited: None,
         }
     }
 
-    /// Waits for the first message, which must say that it was executed.
+    /// Waits for the first message, which must be `started`.
     async fn wait_for_start(mut self) -> Result<Self, Status> {
-        promptly("the process begins", self.next_event()).await?;
+        promptly("the process starts", self.next_event()).await?;
         let started = self.started.as_ref().expect("the first message is `started`");
         self.id.clone_from(&started.process_id);
         assert!(!self.id.is_empty());
         Ok(self)
     }
 
-    /// What was said when it was executed.
+    /// The `started` message.
     pub(crate) fn started(&self) -> &ProcessStarted {
         self.started.as_ref().unwrap()
     }
 
-    /// Takes the next message, whatever it is. Answers whether there was one.
+    /// Receives the next message. Returns false at the end of the stream.
     pub(crate) async fn next_event(&mut self) -> Result<bool, Status> {
         let event = match &mut self.source {
             MessageSource::Start(stream) => match stream.message().await? {
@@ -218,10 +220,11 @@ impl WatchedProcess {
                 Some(message) => message.event,
             },
         };
-        assert!(self.exited.is_none(), "nothing comes behind `exited`");
+        assert!(self.exited.is_none(), "a message follows `exited`");
+
         match event.expect("a known event") {
             Event::Started(started) => {
-                assert!(self.started.replace(started).is_none(), "it starts once");
+                assert!(self.started.replace(started).is_none(), "`started` was sent twice");
             }
             Event::Stdout(output) => self.record_output(false, output),
             Event::Stderr(output) => self.record_output(true, output),
@@ -229,24 +232,28 @@ impl WatchedProcess {
             Event::KeepAlive(_) => self.keep_alives += 1,
             Event::Exited(exited) => self.exited = Some(exited),
         }
+
         Ok(true)
     }
 
     fn record_output(&mut self, is_stderr: bool, output: jig::api::v1::ProcessOutput) {
-        assert!(!output.data.is_empty(), "no chunk is empty");
-        assert!(output.data.len() <= 64 * 1024, "no chunk is larger than 64 KiB");
+        assert!(!output.data.is_empty(), "a chunk is empty");
+        assert!(output.data.len() <= 64 * 1024, "a chunk is larger than 64 KiB");
+
         if self.sequence != 0 {
-            assert_eq!(output.sequence, self.sequence + 1, "no chunk is left out");
+            assert_eq!(output.sequence, self.sequence + 1, "a chunk is missing");
         }
+
         self.sequence = output.sequence;
         let length = output.data.len();
         self.chunks.push((output.sequence, is_stderr, output.offset, length));
-        let so_far = if is_stderr { &mut self.stderr } else { &mut self.stdout };
-        let expected = self.start_offsets[usize::from(is_stderr)] + so_far.len() as u64;
+        let bytes = if is_stderr { &mut self.stderr } else { &mut self.stdout };
+        let expected = self.start_offsets[usize::from(is_stderr)] + bytes.len() as u64;
         if self.gaps.is_empty() && self.chunks.first().is_some_and(|first| first.0 == 1) {
-            assert_eq!(output.offset, expected, "chunks follow one another");
+            assert_eq!(output.offset, expected, "chunks are not contiguous");
         }
-        so_far.extend_from_slice(&output.data);
+
+        bytes.extend_from_slice(&output.data);
     }
 
     fn record_gap(&mut self, gap: ProcessGap) {
@@ -255,15 +262,19 @@ impl WatchedProcess {
         self.gaps.push(gap);
     }
 
-    /// Reads until its standard output ends with this.
+    /// Reads until the standard output contains `text`.
     pub(crate) async fn read_until(&mut self, text: &str) {
         promptly(&format!("{text:?} is written"), async {
             while !contains(&self.stdout, text) {
                 match self.next_event().await {
                     Ok(true) => {}
-                    Ok(false) => panic!("it ended: {:?}", self.stdout_text()),
+                    Ok(false) => panic!("the stream ended: {:?}", self.stdout_text()),
                     Err(status) => {
-                        panic!("cut off: {} {:?}", describe_status(&status), self.stdout_text())
+                        panic!(
+                            "the stream failed: {} {:?}",
+                            describe_status(&status),
+                            self.stdout_text()
+                        )
                     }
                 }
             }
@@ -276,27 +287,32 @@ impl WatchedProcess {
         promptly("the process ends", self.read_to_exit()).await
     }
 
-    /// As [`Self::finish`], however long it takes.
+    /// As [`Self::wait_for_exit`], without a time limit.
     pub(crate) async fn read_to_exit(&mut self) -> ProcessExited {
         loop {
             match self.next_event().await {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(status) => {
-                    panic!("cut off: {} {:.300}", describe_status(&status), self.stdout_text())
+                    panic!(
+                        "the stream failed: {} {:.300}",
+                        describe_status(&status),
+                        self.stdout_text()
+                    )
                 }
             }
         }
+
         self.exited.clone().expect("a stream ends with `exited`, or with a status")
     }
 
-    /// Reads to the end, which must be a refusal.
+    /// Reads to the end, which must be an error status.
     pub(crate) async fn wait_for_failure(&mut self) -> Refusal {
         promptly("the stream ends", async {
             loop {
                 match self.next_event().await {
                     Ok(true) => {}
-                    Ok(false) => panic!("it ended: {:?}", self.exited),
+                    Ok(false) => panic!("the stream ended: {:?}", self.exited),
                     Err(status) => return Refusal::from_status(&status),
                 }
             }
@@ -304,12 +320,12 @@ impl WatchedProcess {
         .await
     }
 
-    /// What has come of its standard output.
+    /// The standard output so far, as text.
     pub(crate) fn stdout_text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    /// Where another stream is to go on.
+    /// A request that attaches after the last chunk.
     pub(crate) fn resume_request(&self) -> AttachRequest {
         AttachRequest {
             process_id: self.id.clone(),

@@ -1,5 +1,5 @@
-//! Daemons in containers: bundles for an OCI runtime (crun), with a configuration as Kubernetes or an
-//! engine makes it, and a root file system of nothing but the host's `/usr` and the daemon.
+//! Daemons in containers: bundles for an OCI runtime (crun). The configuration is that of
+//! Kubernetes or of an engine; the root file system consists of the host's `/usr` and the daemon.
 
 use std::{
     fs,
@@ -14,11 +14,11 @@ use tempfile::TempDir;
 
 use super::{Setup, build_if_stale, copy_program, daemon_binary, run_setup_script};
 
-/// Docker's default seccomp profile, as data.
+/// Docker's default seccomp profile (JSON).
 pub(crate) const DOCKER_SECCOMP: &str = include_str!("docker_seccomp.json");
-/// That of the installed Podman.
+/// Path of the installed Podman's seccomp profile.
 const PODMAN_SECCOMP: &str = "/usr/share/containers/seccomp.json";
-/// What a profile made for the daemon allows more.
+/// System calls that a `Localhost` profile for the daemon allows in addition.
 const LOCALHOST_EXTRA_CALLS: &[&str] = &[
     "clone",
     "clone3",
@@ -36,7 +36,7 @@ const LOCALHOST_EXTRA_CALLS: &[&str] = &[
     "fsmount",
     "sethostname",
 ];
-/// Capabilities that Docker gives root.
+/// Docker's default capabilities of root.
 pub(crate) const DOCKER_CAPABILITIES: &[&str] = &[
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
@@ -53,7 +53,7 @@ pub(crate) const DOCKER_CAPABILITIES: &[&str] = &[
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
 ];
-/// Capabilities that Podman gives root.
+/// Podman's default capabilities of root.
 const PODMAN_CAPABILITIES: &[&str] = &[
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -67,9 +67,9 @@ const PODMAN_CAPABILITIES: &[&str] = &[
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
 ];
-/// First user id of the machine that a container's own user namespace has, and how many.
+/// First host user id of a container's own user namespace, and the number of ids.
 pub(crate) const USER_NAMESPACE_RANGE: (u32, u32) = (200_000, 65_536);
-/// What runtimes cover, and make read-only.
+/// Paths that container runtimes mask.
 const MASKED_PATHS: &[&str] = &[
     "/proc/acpi",
     "/proc/asound",
@@ -84,35 +84,36 @@ const MASKED_PATHS: &[&str] = &[
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
 ];
+/// Paths that container runtimes make read-only.
 const READ_ONLY_PATHS: &[&str] =
     &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
-/// Stands in a configuration for the directory of the test's daemon, which is not known yet.
-const DIRECTORY_PLACEHOLDER: &str = "@PLACE@";
-/// Runs a bundle, whose directory is the first argument, with the daemon's arguments, which follow
-/// [`CONFIGURE`] and the daemon's binary. All of it dies with this process.
+/// Placeholder in a configuration for the directory of the test's daemon, which is not known yet.
+const DIRECTORY_PLACEHOLDER: &str = "@DIRECTORY@";
+/// Runs a bundle. Arguments: the bundle's directory, [`CONFIGURE_SCRIPT`], the daemon's binary, the
+/// daemon's arguments. All processes of the bundle die with this one.
 const RUN_SCRIPT: &str = r#"
     set -e
     bundle=$1
     configure=$2
     shift 3
-    # crun refuses a machine where version 2 of control groups is one of several hierarchies.
+    # crun fails on a machine where cgroup v2 is one of several hierarchies.
     mount -t cgroup2 none /sys/fs/cgroup
     python3 -c "$configure" "$bundle" "$@"
-    # What a killed daemon left.
+    # State that a killed container has left.
     rm -rf "$bundle/state"
     exec crun --root "$bundle/state" --cgroup-manager=disabled run --bundle "$bundle" jig-test
 "#;
-/// Completes the configuration of a bundle by the daemon's directory, arguments and environment, and
-/// by other directories of the test that the arguments or a configuration file name.
+/// Completes a bundle's configuration: the daemon's directory, arguments and environment, and
+/// mounts of the test's other directories that the arguments or a configuration file name.
 const CONFIGURE_SCRIPT: &str = r#"
 import json, os, re, sys
 bundle, *arguments = sys.argv[1:]
-place = os.path.dirname(arguments[arguments.index("--state-dir") + 1])
-config = json.loads(open(bundle + "/config.in").read().replace("@PLACE@", place))
+directory = os.path.dirname(arguments[arguments.index("--state-dir") + 1])
+config = json.loads(open(bundle + "/config.in").read().replace("@DIRECTORY@", directory))
 text = " ".join([*arguments, *os.environ.values()])
-if os.path.exists(place + "/jig.toml"):
-    text += open(place + "/jig.toml").read()
-for path in sorted(set(re.findall(r"/tmp/jig-test-[\w-]+", text)) - {place}):
+if os.path.exists(directory + "/jig.toml"):
+    text += open(directory + "/jig.toml").read()
+for path in sorted(set(re.findall(r"/tmp/jig-test-[\w-]+", text)) - {directory}):
     config["mounts"].append({"destination": path, "type": "bind", "source": path, "options": ["rbind", "rw"]})
 config["process"]["args"] = ["/jig/jigd", *arguments]
 config["process"]["env"] = [f"{name}={value}" for name, value in os.environ.items()]
@@ -122,43 +123,41 @@ json.dump(config, open(bundle + "/config.json", "w"))
 /// A kind of container.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Container {
-    /// Name in the matrix.
+    /// Name in the table of cases.
     pub(crate) name: &'static str,
-    /// User in it.
+    /// User id inside the container.
     pub(crate) uid: u32,
-    /// Capabilities of root in it.
+    /// Capabilities of the container's root.
     pub(crate) capabilities: &'static [&'static str],
-    /// Whether it may not gain privileges.
+    /// Whether the container has `no_new_privs`.
     pub(crate) no_new_privs: bool,
-    /// Its seccomp profile.
     pub(crate) profile: SeccompProfile,
-    /// Whether its /proc is masked.
+    /// Whether `/proc` is masked.
     pub(crate) masked: bool,
-    /// Whether it has a user namespace of its own.
+    /// Whether the container has its own user namespace.
     pub(crate) own_users: bool,
-    /// Whether it has a network namespace of its own.
+    /// Whether the container has its own network namespace.
     pub(crate) own_network: bool,
 }
 
-/// A seccomp profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SeccompProfile {
-    /// None.
+    /// No profile.
     Unconfined,
     /// Docker's, which Kubernetes applies as `RuntimeDefault`.
     RuntimeDefault,
     /// Podman's.
     Podman,
-    /// The same with what the daemon needs.
+    /// Docker's profile plus the calls that the daemon needs.
     Localhost,
 }
 
-/// A bundle on disk.
+/// An OCI bundle on disk.
 #[derive(Debug)]
 pub(crate) struct OciBundle(TempDir);
 
 impl Container {
-    /// The machine's number of a user in it.
+    /// The host's id of a user of the container.
     pub(crate) fn host_uid(&self, uid: u32) -> u32 {
         if self.own_users { USER_NAMESPACE_RANGE.0 + uid } else { uid }
     }
@@ -172,6 +171,7 @@ impl Container {
         if self.own_network {
             namespaces.push(json!({"type": "network"}));
         }
+
         let mut config = json!({
             "ociVersion": "1.0.0",
             "hostname": "container",
@@ -203,10 +203,12 @@ impl Container {
                 "readonlyPaths": if self.masked { READ_ONLY_PATHS } else { &[] },
             },
         });
+
         let linux = &mut config["linux"];
         if self.profile != SeccompProfile::Unconfined {
             linux["seccomp"] = self.seccomp();
         }
+
         if self.own_users {
             let namespaces = linux["namespaces"].as_array_mut().unwrap();
             namespaces.push(json!({"type": "user"}));
@@ -214,6 +216,7 @@ impl Container {
             linux["uidMappings"] = map.clone();
             linux["gidMappings"] = map;
         }
+
         config
     }
 
@@ -227,13 +230,15 @@ impl Container {
                 (data["rules"].clone(), 1)
             }
         };
-        let more = match self.profile {
+
+        let extra_calls = match self.profile {
             SeccompProfile::Localhost => LOCALHOST_EXTRA_CALLS,
             SeccompProfile::RuntimeDefault
             | SeccompProfile::Podman
             | SeccompProfile::Unconfined => &[],
         };
-        let held = |names: &Value| {
+
+        let all_and_any_granted = |names: &Value| {
             let names = names.as_array().into_iter().flatten();
             let names: Vec<_> = names.map(|name| name.as_str().unwrap()).collect();
             (
@@ -241,18 +246,20 @@ impl Container {
                 names.iter().any(|name| self.capabilities.contains(name)),
             )
         };
-        let mut syscalls = vec![json!({"names": more, "action": "SCMP_ACT_ALLOW"})];
+
+        let mut syscalls = vec![json!({"names": extra_calls, "action": "SCMP_ACT_ALLOW"})];
         for rule in rules.as_array().unwrap() {
-            if !held(&rule["with"]).0 || held(&rule["without"]).1 {
+            if !all_and_any_granted(&rule["with"]).0 || all_and_any_granted(&rule["without"]).1 {
                 continue;
             }
             let mut rule = rule.clone();
             let names = rule["names"].as_array_mut().unwrap();
-            names.retain(|name| !more.contains(&name.as_str().unwrap()));
+            names.retain(|name| !extra_calls.contains(&name.as_str().unwrap()));
             let fields = rule.as_object_mut().unwrap();
             fields.retain(|field, _| field != "with" && field != "without");
             syscalls.push(rule);
         }
+
         syscalls.retain(|rule| rule["names"] != json!([]));
         json!({
             "defaultAction": "SCMP_ACT_ERRNO",
@@ -263,34 +270,35 @@ impl Container {
     }
 }
 
-/// Rules of Podman's profile, in the form of [`DOCKER_SECCOMP`].
+/// Podman's rules, in the form of [`DOCKER_SECCOMP`].
 fn podman_rules() -> Value {
     let text = fs::read_to_string(PODMAN_SECCOMP).unwrap();
     let data: Value = serde_json::from_str(&text).unwrap();
     let rules = data["syscalls"].as_array().unwrap().iter();
-    let here = rules.filter(|rule| {
-        let machines = rule["includes"]["arches"].as_array();
-        machines.is_none_or(|machines| machines.contains(&json!("amd64")))
+    let for_amd64 = rules.filter(|rule| {
+        let architectures = rule["includes"]["arches"].as_array();
+        architectures.is_none_or(|architectures| architectures.contains(&json!("amd64")))
     });
-    here.map(|rule| {
-        let mut converted = json!({
-            "names": rule["names"],
-            "action": rule["action"],
-            "with": rule["includes"]["caps"],
-            "without": rule["excludes"]["caps"],
-        });
-        for field in ["args", "errnoRet"] {
-            if !rule[field].is_null() {
-                converted[field] = rule[field].clone();
+
+    for_amd64
+        .map(|rule| {
+            let mut converted = json!({
+                "names": rule["names"],
+                "action": rule["action"],
+                "with": rule["includes"]["caps"],
+                "without": rule["excludes"]["caps"],
+            });
+            for field in ["args", "errnoRet"] {
+                if !rule[field].is_null() {
+                    converted[field] = rule[field].clone();
+                }
             }
-        }
-        converted
-    })
-    .collect()
+            converted
+        })
+        .collect()
 }
 
 impl Setup {
-    /// Starts the daemon in a container.
     pub(crate) fn in_container(self, container: &Container) -> Self {
         run_setup_script("tests/levels/install.sh");
         let bundle = Arc::new(OciBundle::create(container));
@@ -300,14 +308,16 @@ impl Setup {
             .mark_contained()
     }
 
-    /// A daemon of root's in a container as an engine makes it by default, which gives its workspace
-    /// to the user of its commands. The container has the network around it, which tests arrange.
+    /// A daemon as root in a container with an engine's default configuration. The workspace
+    /// belongs to the user of its commands. The container shares the network namespace that the
+    /// test has set up.
     pub(crate) fn in_engine_container(self, engine: &str) -> Self {
         let (capabilities, profile) = match engine {
             "docker" => (DOCKER_CAPABILITIES, SeccompProfile::RuntimeDefault),
             "podman" => (PODMAN_CAPABILITIES, SeccompProfile::Podman),
-            other => panic!("neither docker nor podman: {other}"),
+            engine => panic!("neither docker nor podman: {engine}"),
         };
+
         self.arguments(&["--chown-workspace"])
             .with_default_argument("--minimum-level", "L1")
             .in_container(&Container {
@@ -324,7 +334,7 @@ impl Setup {
 }
 
 impl OciBundle {
-    /// Writes it.
+    /// Writes a bundle to disk.
     fn create(container: &Container) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("jig-test-bundle-")
@@ -335,27 +345,32 @@ impl OciBundle {
         for name in ["usr", "etc", "tmp", "proc", "dev", "sys", "jig"] {
             fs::create_dir_all(root.join(name)).unwrap();
         }
-        // Where those of the host are mounted.
+
+        // Mount points for the host's files.
         for name in ["etc/resolv.conf", "etc/hosts"] {
             fs::write(root.join(name), "").unwrap();
         }
+
         fs::create_dir(folder.path().join("jig")).unwrap();
         copy_program(&stripped_binary("jigd", daemon_binary()), &folder.path().join("jig/jigd"));
-        // What links into /usr on the host does so here.
+
+        // Recreate the host's links into /usr.
         for name in ["bin", "sbin", "lib", "lib32", "lib64"] {
             if let Ok(target) = fs::read_link(Path::new("/").join(name)) {
                 symlink(target, root.join(name)).unwrap();
             }
         }
+
         let config = container.config(folder.path()).to_string();
         fs::write(folder.path().join("config.in"), config).unwrap();
         Self(folder)
     }
 
-    /// What is to be put before the daemon and its arguments so that it runs in the container.
+    /// The wrapper that runs the daemon in the container. The daemon and its arguments follow it.
     fn wrapper(&self) -> Vec<String> {
         let folder = self.0.path().to_str().unwrap();
-        // Its own process namespace, so that everything ends with it.
+
+        // A PID namespace of its own: all of its processes end with it.
         let wrapper = [
             "unshare",
             "--mount",
@@ -372,18 +387,19 @@ impl OciBundle {
             folder,
             CONFIGURE_SCRIPT,
         ];
+
         wrapper.map(str::to_owned).to_vec()
     }
 }
 
-/// A program without what only a debugger reads, which is most of it.
+/// A copy of a program without debug information, which is most of its size.
 pub(crate) fn stripped_binary(name: &str, program: &Path) -> PathBuf {
     build_if_stale(&format!("{name}-stripped"), &[program], |to| {
         let stripped = Command::new("strip")
             .arg("-o")
             .args([to, program])
             .status()
-            .expect("strip is needed, of binutils");
+            .expect("strip (binutils) is needed");
         assert!(stripped.success());
         fs::set_permissions(to, fs::Permissions::from_mode(0o755)).unwrap();
     })
