@@ -1,25 +1,22 @@
-//! Coming back to a process: what was missed, and what cannot be had any more.
+//! Attaching to a process: replayed output, gaps and limits.
 
 use std::sync::Arc;
 
-use jig::api::v1::{AttachRequest, OnDisconnect, StartRequest};
+use jig::api::v1::AttachRequest;
 
+use super::keep_request;
 use crate::support::{
-    Daemon, KeyFile, Refusal, Setup, eventually, full_size, shell, start_request,
-    wait_for_process_exit, with_key, with_metadata,
+    Daemon, KeyFile, Refusal, Setup, eventually, full_size, wait_for_process_exit, with_key,
+    with_metadata,
 };
 
-/// Bytes that are kept of what a process writes, unless the operator says otherwise.
+/// Output of a process that the daemon stores by default.
 const REPLAY_BUFFER_BYTES: usize = 1 << 20;
-/// A mebibyte of which every part can be told from every other, on both streams in turns.
+/// Writes 1 MiB, alternating between the streams. Each 8 KiB part has its own byte.
 const INTERLEAVED_OUTPUT_SCRIPT: &str = "i=0; while [ $i -lt 64 ]; do \
     head -c 8192 /dev/zero | tr '\\0' \"$(printf '\\\\%03o' $((i % 64 + 64)))\"; \
     head -c 8192 /dev/zero | tr '\\0' \"$(printf '\\\\%03o' $((i % 64 + 64)))\" >&2; \
     i=$((i + 1)); done";
-
-fn keep_request(command: &str) -> StartRequest {
-    StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..start_request(shell(command)) }
-}
 
 #[tokio::test]
 async fn attach_after_any_chunk_returns_the_exact_rest() {
@@ -28,23 +25,26 @@ async fn attach_after_any_chunk_returns_the_exact_rest() {
     let exited = whole.wait_for_exit().await;
     assert_eq!(whole.stdout.len() + whole.stderr.len(), REPLAY_BUFFER_BYTES);
     assert!(whole.gaps.is_empty());
-    for after in 0..=whole.sequence {
-        let request = AttachRequest { after_sequence: after, ..whole.resume_request() };
+
+    for position in 0..=whole.sequence {
+        let request = AttachRequest { after_sequence: position, ..whole.resume_request() };
         let mut rest = daemon.try_attach(request).await.unwrap();
         assert_eq!(rest.wait_for_exit().await, exited);
+
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         for (sequence, is_stderr, offset, length) in &whole.chunks {
-            if *sequence > after {
-                let from = usize::try_from(*offset).unwrap();
-                let (source, into) = if *is_stderr {
+            if *sequence > position {
+                let start = usize::try_from(*offset).unwrap();
+                let (source, target) = if *is_stderr {
                     (&whole.stderr, &mut stderr)
                 } else {
                     (&whole.stdout, &mut stdout)
                 };
-                into.extend_from_slice(&source[from..from + length]);
+                target.extend_from_slice(&source[start..start + length]);
             }
         }
-        assert!(rest.stdout == stdout && rest.stderr == stderr, "after {after}");
+
+        assert!(rest.stdout == stdout && rest.stderr == stderr, "after chunk {position}");
         assert!(rest.gaps.is_empty());
     }
 }
@@ -55,7 +55,8 @@ async fn attach_at_any_byte_returns_the_exact_rest() {
     let mut whole = daemon.start_process(keep_request("seq -f %08.0f 131072 | tr -d '\\n'")).await;
     whole.wait_for_exit().await;
     assert_eq!(whole.stdout.len(), REPLAY_BUFFER_BYTES);
-    // All bytes when there is time; a prime number of them in between otherwise.
+
+    // All offsets in a full test; otherwise a prime step.
     let step = full_size(1, 16_411);
     for offset in (0..=REPLAY_BUFFER_BYTES).step_by(step) {
         let request = AttachRequest {
@@ -66,6 +67,7 @@ async fn attach_at_any_byte_returns_the_exact_rest() {
         let mut rest = daemon.try_attach(request).await.unwrap();
         rest.wait_for_exit().await;
         assert!(rest.stdout == whole.stdout[offset..], "from byte {offset}");
+
         let first = rest.chunks.first().map(|chunk| chunk.2);
         assert_eq!(first, (offset < REPLAY_BUFFER_BYTES).then_some(offset as u64));
         assert!(rest.gaps.is_empty());
@@ -84,24 +86,26 @@ async fn evicted_output_is_reported_as_a_gap() {
     let id = watch.id.clone();
     drop(watch);
     daemon.send_stdin(&id, b"\n").await.unwrap();
-    let has_written_unwatched = async || {
-        let listed = daemon.list_processes().await;
-        listed.first().is_some_and(|process| process.last_sequence > 0 && process.attached == 0)
+
+    let writes_without_watcher = async || {
+        let processes = daemon.list_processes().await;
+        processes.first().is_some_and(|process| process.last_sequence > 0 && process.attached == 0)
     };
-    eventually("it writes with nobody there", has_written_unwatched).await;
+    eventually("the process writes without a watcher", writes_without_watcher).await;
     daemon.send_stdin(&id, b"\n").await.unwrap();
     let exited = wait_for_process_exit(&daemon, &id).await;
     assert_eq!(exited.stdout_bytes, 5_000_001);
+
     let (artifact, _) = daemon.artifact(&exited.stdout_path).await;
     assert_eq!(artifact.len(), 5_000_001);
 
     let mut late = daemon.attach(&id).await;
     late.wait_for_exit().await;
     let [gap] = late.gaps[..] else {
-        panic!("one gap: {:?}", late.gaps);
+        panic!("expected one gap: {:?}", late.gaps);
     };
-    let from = usize::try_from(gap.stdout_offset).unwrap();
-    assert!(late.stdout == artifact[from..], "what comes is exact");
+    let start = usize::try_from(gap.stdout_offset).unwrap();
+    assert!(late.stdout == artifact[start..], "the output differs from the artifact");
     assert!(
         late.stdout.len() > REPLAY_BUFFER_BYTES / 2 && late.stdout.len() <= REPLAY_BUFFER_BYTES
     );
@@ -109,7 +113,7 @@ async fn evicted_output_is_reported_as_a_gap() {
     assert_eq!(late.stderr, b"end\n");
     assert_eq!(gap.stderr_offset, 0);
 
-    // Who has the bytes already misses nothing.
+    // A client that already has the evicted bytes sees no gap.
     let request = AttachRequest {
         process_id: id.clone(),
         stdout_offset: gap.stdout_offset + 7,
@@ -117,26 +121,29 @@ async fn evicted_output_is_reported_as_a_gap() {
     };
     let mut rest = daemon.try_attach(request).await.unwrap();
     rest.wait_for_exit().await;
+
     assert!(rest.gaps.is_empty(), "{:?}", rest.gaps);
-    assert!(rest.stdout == artifact[from + 7..]);
+    assert!(rest.stdout == artifact[start + 7..]);
 }
 
 #[tokio::test]
 async fn concurrent_watchers_read_the_same_output() {
     let daemon = Daemon::start().await;
     let mut first = daemon.start_process(keep_request("read a; seq 100000; exit 9")).await;
-    let mut others = Vec::new();
+    let mut watches = Vec::new();
     for _ in 0..5 {
-        others.push(daemon.attach(&first.id).await);
+        watches.push(daemon.attach(&first.id).await);
     }
+
     daemon.send_stdin(&first.id, b"\n").await.unwrap();
-    let mut ends = vec![tokio::spawn(async move { (first.wait_for_exit().await, first.stdout) })];
-    for mut other in others {
-        ends.push(tokio::spawn(async move { (other.wait_for_exit().await, other.stdout) }));
+    let mut tasks = vec![tokio::spawn(async move { (first.wait_for_exit().await, first.stdout) })];
+    for mut watch in watches {
+        tasks.push(tokio::spawn(async move { (watch.wait_for_exit().await, watch.stdout) }));
     }
+
     let mut results = Vec::new();
-    for end in ends {
-        results.push(end.await.unwrap());
+    for task in tasks {
+        results.push(task.await.unwrap());
     }
     assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
     assert_eq!(results[0].0.exit_code, Some(9));
@@ -155,6 +162,7 @@ async fn attach_beyond_the_last_position_is_rejected() {
         stderr_offset: 3,
         keep_alive_sec: None,
     };
+
     let refusal = Refusal::from_status(&daemon.try_attach(request).await.unwrap_err());
     assert_eq!(refusal.reason, "INVALID_PARAMS");
     assert_eq!(refusal.invalid_fields(), ["after_sequence", "stderr_offset", "stdout_offset"]);
@@ -171,6 +179,7 @@ async fn attach_to_unknown_process_is_rejected() {
         let refusal = Refusal::from_status(&daemon.try_attach(request).await.unwrap_err());
         assert_eq!(refusal.invalid_fields(), ["process_id"]);
     }
+
     let request = AttachRequest {
         process_id: "01ARZ3NDEKTSV4RRFFQ69G5FAV".to_owned(),
         ..AttachRequest::default()
@@ -186,10 +195,11 @@ async fn process_is_not_found_from_another_workspace() {
     let other = format!("other={}", folder.path().display());
     let daemon = Setup::new().arguments(&["--workspace", &other]).start().await;
     let watch = daemon.start_process(keep_request("cat")).await;
-    let there = |message| with_metadata("jig-workspace", "other", message);
-    let attach = there(watch.resume_request());
+    let in_other_workspace = |message| with_metadata("jig-workspace", "other", message);
+    let attach = in_other_workspace(watch.resume_request());
     let status = daemon.processes().attach(attach).await.unwrap_err();
     assert_eq!(Refusal::from_status(&status).reason, "PROCESS_NOT_FOUND");
+
     let mut request = tonic::Request::new(jig::api::v1::SendSignalRequest {
         process_id: watch.id.clone(),
         signal: "KILL".to_owned(),
@@ -197,9 +207,10 @@ async fn process_is_not_found_from_another_workspace() {
     request.metadata_mut().insert("jig-workspace", "other".parse().unwrap());
     let status = daemon.processes().send_signal(request).await.unwrap_err();
     assert_eq!(Refusal::from_status(&status).reason, "PROCESS_NOT_FOUND");
+
     let list = with_metadata("jig-workspace", "other", jig::api::v1::ListProcessesRequest {});
-    let listed = daemon.processes().list_processes(list).await.unwrap();
-    assert!(listed.into_inner().processes.is_empty());
+    let response = daemon.processes().list_processes(list).await.unwrap();
+    assert!(response.into_inner().processes.is_empty());
     assert_eq!(daemon.list_processes().await.len(), 1);
 }
 
@@ -213,7 +224,11 @@ async fn ended_process_is_retained_for_the_configured_time() {
     let mut watch = daemon.start_process(keep_request("exit 4")).await;
     watch.wait_for_exit().await;
     assert_eq!(wait_for_process_exit(&daemon, &watch.id).await.exit_code, Some(4));
-    eventually("it is forgotten", async || daemon.list_processes().await.is_empty()).await;
+
+    eventually("the process is removed from the list", async || {
+        daemon.list_processes().await.is_empty()
+    })
+    .await;
     let status = daemon.try_attach(watch.resume_request()).await.unwrap_err();
     assert_eq!(Refusal::from_status(&status).reason, "PROCESS_NOT_FOUND");
 }
@@ -222,15 +237,17 @@ async fn ended_process_is_retained_for_the_configured_time() {
 async fn watchers_of_one_process_are_limited() {
     let daemon = Daemon::start().await;
     let first = daemon.start_process(keep_request("cat")).await;
-    let mut others = Vec::new();
+    let mut watches = Vec::new();
     for _ in 1..64 {
-        others.push(daemon.attach(&first.id).await);
+        watches.push(daemon.attach(&first.id).await);
     }
+
     let refusal =
         Refusal::from_status(&daemon.try_attach(first.resume_request()).await.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
-    others.pop();
-    eventually("a place is free again", async || {
+
+    watches.pop();
+    eventually("a watcher slot is free", async || {
         daemon.try_attach(first.resume_request()).await.is_ok()
     })
     .await;
@@ -239,28 +256,31 @@ async fn watchers_of_one_process_are_limited() {
 #[tokio::test]
 async fn watchers_of_another_principal_do_not_exhaust_the_owners() {
     let keys = Arc::new(KeyFile::new());
-    let [owner, other] = ["owner", "other"].map(|name| keys.add_key(name, "invoke", &[]));
+    let [owner_key, other_key] = ["owner", "other"].map(|name| keys.add_key(name, "invoke", &[]));
     let path = keys.path().display().to_string();
     let daemon = Setup::new()
         .arguments(&["--keys", &path])
         .with_resource(Arc::clone(&keys) as _)
         .start()
         .await;
-    let first = daemon.start_process(with_key(&owner, keep_request("cat"))).await;
+    let first = daemon.start_process(with_key(&owner_key, keep_request("cat"))).await;
+
     let attach = async |key: &str| {
         let request = AttachRequest { process_id: first.id.clone(), ..AttachRequest::default() };
         daemon.processes().attach(with_key(key, request)).await
     };
-    let mut held = Vec::new();
+    let mut streams = Vec::new();
     let refusal = loop {
-        match attach(&other).await {
-            Ok(stream) => held.push(stream),
+        match attach(&other_key).await {
+            Ok(stream) => streams.push(stream),
             Err(status) => break Refusal::from_status(&status),
         }
-        assert!(held.len() < 200, "nothing is refused");
+        assert!(streams.len() < 200, "no watcher was rejected");
     };
-    assert_eq!(held.len(), 64);
+
+    assert_eq!(streams.len(), 64);
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert!(refusal.retry_after.is_some(), "{refusal:?}");
-    attach(&owner).await.unwrap();
+
+    attach(&owner_key).await.unwrap();
 }

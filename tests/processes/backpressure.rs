@@ -1,39 +1,37 @@
-//! Readers that are slow, and those that are not; output without end.
+//! Slow and fast readers of one process, and endless output.
 
-use jig::api::v1::{OnDisconnect, StartRequest};
-
+use super::keep_request;
 use crate::support::{Daemon, Mark, eventually, full_size, promptly, shell, start_request};
 
-/// Whether a process is writing to a pipe that is full (proc_pid_syscall(5)).
+/// Whether a process blocks on a write to a full pipe (proc_pid_syscall(5)).
 fn blocks_writing_to_pipe(pid: i32) -> bool {
-    let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
-    call.starts_with("1 0x1 ")
-}
-
-fn keep_request(command: &str) -> StartRequest {
-    StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..start_request(shell(command)) }
+    let syscall = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    syscall.starts_with("1 0x1 ")
 }
 
 #[tokio::test]
 async fn stalled_reader_does_not_slow_another() {
     let daemon = Daemon::start().await;
     let mut fast = daemon.start_process(keep_request("read go; head -c 50000000 /dev/zero")).await;
-    // Each on a connection of its own, and none of them ever takes anything; but there is room for
-    // megabytes on the way to them, and so they are the fastest for a moment.
-    let mut stopped = Vec::new();
+
+    // Each stalled reader has its own connection and never reads. Buffers on the way hold
+    // megabytes, so these readers are the fastest for a moment.
+    let mut stalled = Vec::new();
     for _ in 0..3 {
         let channel = daemon.new_connection();
         let processes = jig::api::v1::process_service_client::ProcessServiceClient::new(channel);
         let watch = crate::support::WatchedProcess::attach(processes, fast.resume_request()).await;
-        stopped.push(watch.unwrap());
+        stalled.push(watch.unwrap());
     }
+
     daemon.send_stdin(&fast.id, b"\n").await.unwrap();
     let exited = fast.wait_for_exit().await;
     assert_eq!(exited.stdout_bytes, 50_000_000);
     assert_eq!(fast.stdout.len(), 50_000_000);
     assert!(fast.gaps.is_empty());
-    // Those that stopped learn that they missed something, and how it ended.
-    for mut watch in stopped {
+
+    // The stalled readers receive a gap and the exit.
+    for mut watch in stalled {
         assert_eq!(watch.wait_for_exit().await, exited);
         assert_eq!(watch.gaps.len(), 1, "{:?}", watch.gaps);
         assert!(watch.stdout.len() < 50_000_000);
@@ -47,14 +45,16 @@ async fn command_blocks_until_its_only_reader_reads() {
     let request = keep_request("read go; head -c 20000000 /dev/zero; echo written > flag");
     let mut watch = daemon.start_process(mark.on_start(request)).await;
     daemon.send_stdin(&watch.id, b"\n").await.unwrap();
-    // Nobody reads here: the connection's windows, the ring and the pipe fill up, and the rest waits
-    // in the command.
-    eventually("it waits", async || {
+
+    // No client reads here. The connection's windows, the replay buffer and the pipe fill up, and
+    // the command keeps the rest.
+    eventually("the command blocks on its pipe", async || {
         let written = daemon.list_processes().await[0].last_sequence > 4;
         written && mark.processes().iter().any(|pid| blocks_writing_to_pipe(*pid))
     })
     .await;
     assert!(!daemon.file("flag").exists());
+
     let exited = watch.wait_for_exit().await;
     assert!(daemon.file("flag").exists());
     assert_eq!(watch.stdout.len(), 20_000_000);
@@ -70,8 +70,10 @@ async fn endless_output_uses_bounded_memory() {
     let (mut received_bytes, mut max_resident_bytes, mut gaps) = (0_usize, 0, 0);
     let mut next_sample_at = 0;
     let mut exited = None;
-    // Counted and dropped: the test is to take no memory either.
-    while let Some(message) = promptly("more comes", stream.message()).await.unwrap() {
+
+    // The test counts and drops the output, to use no memory itself.
+    while let Some(message) = promptly("the next message arrives", stream.message()).await.unwrap()
+    {
         use jig::api::v1::start_response::Event;
         match message.event.unwrap() {
             Event::Stdout(output) => {
@@ -80,16 +82,19 @@ async fn endless_output_uses_bounded_memory() {
                 received_bytes += output.data.len();
             }
             Event::Gap(_) => gaps += 1,
-            Event::Exited(end) => exited = Some(end),
+            Event::Exited(exit) => exited = Some(exit),
             _ => {}
         }
+
         if received_bytes >= next_sample_at {
             max_resident_bytes = max_resident_bytes.max(daemon.resident_bytes());
             next_sample_at += 10_000_000;
         }
     }
+
     assert_eq!((received_bytes, gaps), (bytes, 0));
     assert_eq!(exited.unwrap().stdout_bytes, bytes as u64);
+
     eprintln!("{bytes} bytes, at most {} MiB resident", max_resident_bytes >> 20);
     assert!(max_resident_bytes < 64 << 20, "{max_resident_bytes} bytes resident");
 }
@@ -104,7 +109,8 @@ async fn unread_output_uses_bounded_memory() {
     drop(watch);
     daemon.send_stdin(&id, b"\n\n").await.unwrap();
     let mut late = daemon.attach(&id).await;
-    let exited = promptly("it ends", late.read_to_exit()).await;
+    let exited = promptly("the process ends", late.read_to_exit()).await;
+
     assert_eq!(exited.stdout_bytes, 300_000_001);
     assert!(daemon.resident_bytes() < 64 << 20);
 }

@@ -1,4 +1,4 @@
-//! `jig exec`, `attach`, `ps` and `kill`, where there is no terminal.
+//! `jig exec`, `attach`, `ps` and `kill` without a terminal.
 
 use std::{
     fs::File,
@@ -29,9 +29,11 @@ async fn exec_reproduces_output_and_exit_code() {
         let (code, out, err) = run_jig(&daemon, arguments, input).await;
         assert_eq!((code, out.as_str(), err.as_str()), expected, "{arguments:?}");
     }
+
     let (code, _, err) = run_jig(&daemon, &["exec", "--", "no_such_program"], "").await;
     assert_eq!(code, 125);
     assert!(err.starts_with("jig: COMMAND_NOT_FOUND: "), "{err}");
+
     let (code, _, err) = run_jig(&daemon, &["exec"], "").await;
     assert_eq!(code, 125);
     assert!(err.contains("no command given"), "{err}");
@@ -45,6 +47,7 @@ async fn command_runs_once_per_request_id() {
         let (code, out, err) = run_jig(&daemon, &exec, "given").await;
         assert_eq!((code, out.as_str(), err.as_str()), (0, "given", ""));
     }
+
     let runs = std::fs::read_to_string(daemon.file("runs")).unwrap();
     assert_eq!(runs, "ran\n");
 }
@@ -63,17 +66,18 @@ async fn first_interrupt_reaches_the_command_and_second_ends_it() {
     let daemon = Daemon::start().await;
     let script = "trap 'echo caught' INT; echo ready; while :; do sleep 0.05; done";
     let mark = Mark::new();
-    let marked = mark.on_start(Default::default());
-    let (name, value) = marked.env.iter().next().unwrap();
-    let variable = format!("{name}={value}");
+    let variable = mark.variable();
     let mut child =
         jig_command(&daemon.socket(), &["exec", "--env", &variable, script]).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
+
     signal_jig(&child, Signal::INT);
     assert_eq!(lines.next().unwrap().unwrap(), "caught");
+
     signal_jig(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
+
     mark.wait_until_gone().await;
 }
 
@@ -83,22 +87,28 @@ async fn detached_process_is_listed_attached_and_killed() {
     let script = "echo one; while ! test -e go; do sleep 0.05; done; echo two; exit 5";
     let (code, id, err) = run_jig(&daemon, &["exec", "-d", script], "").await;
     assert_eq!((code, err.as_str()), (0, ""));
+
     let id = id.trim();
-    let (_, listed, _) = run_jig(&daemon, &["ps"], "").await;
-    let mut lines = listed.lines();
-    assert!(lines.next().unwrap().starts_with("PROCESS"), "{listed}");
+    let (_, list, _) = run_jig(&daemon, &["ps"], "").await;
+    let mut lines = list.lines();
+    assert!(lines.next().unwrap().starts_with("PROCESS"), "{list}");
+
     let line = lines.next().unwrap();
-    assert!(line.starts_with(id) && line.contains("running, detached"), "{listed}");
+    assert!(line.starts_with(id) && line.contains("running, detached"), "{list}");
+
     std::fs::write(daemon.file("go"), "").unwrap();
     let (code, out, _) = run_jig(&daemon, &["attach", id], "").await;
     assert_eq!((code, out.as_str()), (5, "one\ntwo\n"));
-    // Once more, and only what comes behind the first chunk.
+
+    // A second attach replays only the output after the first chunk.
     let (code, out, _) = run_jig(&daemon, &["attach", "--after", "1", id], "").await;
     assert_eq!((code, out.as_str()), (5, "two\n"));
-    let (_, listed, _) = run_jig(&daemon, &["ps", "-a"], "").await;
-    assert!(listed.contains("exit 5"), "{listed}");
+
+    let (_, list, _) = run_jig(&daemon, &["ps", "-a"], "").await;
+    assert!(list.contains("exit 5"), "{list}");
+
     for arguments in [&["ps"][..], &["ps", "--running"]] {
-        let (_, listed, _) = run_jig(&daemon, arguments, "").await;
+        let (_, list, _) = run_jig(&daemon, arguments, "").await;
         assert_eq!(listed.lines().count(), 1, "{listed}");
     }
 
@@ -107,8 +117,10 @@ async fn detached_process_is_listed_attached_and_killed() {
     let (code, _, err) = run_jig(&daemon, &["kill", "-s", "KILL", "nobody", id], "").await;
     assert_eq!(code, 1);
     assert!(err.starts_with("jig: PROCESS_NOT_FOUND: "), "{err}");
+
     let (code, _, _) = run_jig(&daemon, &["attach", id], "").await;
     assert_eq!(code, 137);
+
     let (code, _, err) = run_jig(&daemon, &["kill", id], "").await;
     assert_eq!(code, 1);
     assert!(err.starts_with("jig: PROCESS_ENDED: "), "{err}");
@@ -120,22 +132,27 @@ async fn json_flag_prints_events_and_lists_as_json() {
     let (code, out, _) =
         run_jig(&daemon, &["--json", "exec", "printf out; printf e >&2; exit 2"], "").await;
     assert_eq!(code, 2);
+
     let events: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let id = events[0]["started"]["process_id"].as_str().unwrap();
     let data: Vec<&Value> = events.iter().filter(|event| event.get("exited").is_none()).collect();
     assert_eq!(data.len(), 3, "{out}");
     assert!(out.contains("\"data\":\"b3V0\""), "{out}");
+
     let exited = &events.last().unwrap()["exited"];
     assert_eq!((&exited["exit_code"], &exited["stdout_bytes"]), (&2.into(), &3.into()));
-    let (_, listed, _) = run_jig(&daemon, &["--json", "ps", "-a"], "").await;
-    let listed: Value = serde_json::from_str(&listed).unwrap();
-    assert_eq!(listed["processes"][0]["process_id"], id);
-    assert_eq!(listed["processes"][0]["state"], "PROCESS_STATE_ENDED");
+
+    let (_, list, _) = run_jig(&daemon, &["--json", "ps", "-a"], "").await;
+    let list: Value = serde_json::from_str(&list).unwrap();
+    assert_eq!(list["processes"][0]["process_id"], id);
+    assert_eq!(list["processes"][0]["state"], "PROCESS_STATE_ENDED");
+
     let (code, out, _) = run_jig(&daemon, &["--json", "exec", "-d", "true"], "").await;
     let response: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(code, 0);
     assert!(response["process_id"].is_string(), "{out}");
-    // Also where the error comes at the end of a stream.
+
+    // An error at the end of a stream is printed as JSON as well.
     let (code, out, _) = run_jig(&daemon, &["--json", "exec", "--", "/nope"], "").await;
     let report: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(code, 125);
@@ -148,13 +165,16 @@ async fn ps_long_shows_session_and_directory() {
     let arguments = ["--session", "theirs", "exec", "true"];
     assert_eq!(run_jig(&daemon, &arguments, "").await.0, 0);
     assert_eq!(run_jig(&daemon, &["exec", "false"], "").await.0, 1);
-    let (_, listed, _) = run_jig(&daemon, &["ps", "--all"], "").await;
-    assert!(!listed.contains("theirs"), "{listed}");
-    let (_, listed, _) = run_jig(&daemon, &["ps", "--all", "--long"], "").await;
-    // The newest first.
-    let lines: Vec<_> = listed.lines().collect();
-    assert!(lines[1].contains("exit 1") && lines[2].contains("exit 0"), "{listed}");
-    assert!(lines[2].contains("  theirs   /workspace  "), "{listed}");
+
+    let (_, list, _) = run_jig(&daemon, &["ps", "--all"], "").await;
+    assert!(!list.contains("theirs"), "{list}");
+
+    let (_, list, _) = run_jig(&daemon, &["ps", "--all", "--long"], "").await;
+
+    // The newest process comes first.
+    let lines: Vec<_> = list.lines().collect();
+    assert!(lines[1].contains("exit 1") && lines[2].contains("exit 0"), "{list}");
+    assert!(lines[2].contains("  theirs   /workspace  "), "{list}");
 }
 
 #[tokio::test]
@@ -164,35 +184,40 @@ async fn interrupted_attach_leaves_the_process_running() {
     let id = id.trim();
     let viewer = jig_command(&daemon.socket(), &["attach", id]).spawn().unwrap();
     let attached = async || daemon.list_processes().await[0].attached == 1;
-    eventually("somebody watches", attached).await;
-    // Signals are minded from before.
+    eventually("jig is attached", attached).await;
+
+    // jig has installed its signal handlers by now.
     signal_jig(&viewer, Signal::INT);
-    let left = viewer.wait_with_output().unwrap();
-    let stderr = String::from_utf8(left.stderr).unwrap();
-    assert_eq!(left.status.code(), Some(130), "{stderr}");
+    let output = viewer.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{stderr}");
     assert!(stderr.contains(&format!("jig attach {id}\n")), "{stderr}");
-    let (_, listed, _) = run_jig(&daemon, &["ps", "--running"], "").await;
-    assert!(listed.contains(id), "{listed}");
+
+    let (_, list, _) = run_jig(&daemon, &["ps", "--running"], "").await;
+    assert!(list.contains(id), "{list}");
 }
 
 #[tokio::test]
 async fn leaving_a_kept_process_prints_the_attach_command() {
     let daemon = Daemon::start().await;
-    for (sent, code) in [(Signal::TERM, 143), (Signal::QUIT, 131), (Signal::INT, 130)] {
+    for (signal, code) in [(Signal::TERM, 143), (Signal::QUIT, 131), (Signal::INT, 130)] {
         let script = "trap 'echo caught' INT; echo ready; while :; do sleep 0.05; done";
         let mut child = jig_command(&daemon.socket(), &["exec", "--keep", script]).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "ready");
-        signal_jig(&child, sent);
-        if sent == Signal::INT {
+
+        signal_jig(&child, signal);
+        if signal == Signal::INT {
             assert_eq!(lines.next().unwrap().unwrap(), "caught");
-            signal_jig(&child, sent);
+            signal_jig(&child, signal);
         }
-        let left = child.wait_with_output().unwrap();
-        let stderr = String::from_utf8(left.stderr).unwrap();
-        assert_eq!(left.status.code(), Some(code), "{stderr}");
-        let listed = daemon.list_processes().await;
-        let id = &listed.last().unwrap().process_id;
+
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{stderr}");
+
+        let processes = daemon.list_processes().await;
+        let id = &processes.last().unwrap().process_id;
         assert!(stderr.contains(&format!("jig attach {id}\n")), "{stderr}");
     }
 }
@@ -200,14 +225,13 @@ async fn leaving_a_kept_process_prints_the_attach_command() {
 #[tokio::test]
 async fn closed_stdout_ends_jig() {
     let daemon = Daemon::start().await;
-    // What writes for ever, and what writes once and is silent then.
+
+    // One command writes endlessly, the other writes twice and is then silent.
     let once = "echo y; while ! test -e go; do sleep 0.05; done; echo y; exec sleep 1000";
     for (flags, script) in [(&["exec"][..], "yes"), (&["exec"], once), (&["exec", "--keep"], "yes")]
     {
         let mark = Mark::new();
-        let marked = mark.on_start(Default::default());
-        let (name, value) = marked.env.iter().next().unwrap();
-        let variable = format!("{name}={value}");
+        let variable = mark.variable();
         let arguments = [flags, &["--env", &variable, script]].concat();
         let mut child = jig_command(&daemon.socket(), &arguments).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -217,13 +241,15 @@ async fn closed_stdout_ends_jig() {
         if script == once {
             std::fs::write(daemon.file("go"), "").unwrap();
         }
-        let left = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
-        let left = promptly("jig ends", left).await.unwrap();
-        let stderr = String::from_utf8(left.stderr).unwrap();
-        assert_eq!(left.status.code(), Some(141), "{stderr}");
+
+        let output = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
+        let output = promptly("jig exits", output).await.unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(141), "{stderr}");
+
         if flags.contains(&"--keep") {
-            let listed = daemon.list_processes().await;
-            let id = &listed.last().unwrap().process_id;
+            let processes = daemon.list_processes().await;
+            let id = &processes.last().unwrap().process_id;
             assert!(stderr.contains(&format!("jig attach {id}\n")), "{stderr}");
             assert!(!mark.processes().is_empty());
         } else {
@@ -238,19 +264,22 @@ async fn output_gap_turns_success_into_failure() {
     let daemon = Daemon::start().await;
     let script =
         "head -c 3000000 /dev/zero; while ! test -e go; do sleep 0.05; done; exit $(cat go)";
+
     for (status, expected) in [("0", 125), ("3", 3)] {
         let _absent = std::fs::remove_file(daemon.file("go"));
         let (_, id, _) = run_jig(&daemon, &["exec", "-d", script], "").await;
         std::fs::write(daemon.file("new"), status).unwrap();
         std::fs::rename(daemon.file("new"), daemon.file("go")).unwrap();
-        let ended = async || {
-            let listed = daemon.list_processes().await;
-            listed.last().is_some_and(|process| process.end_time.is_some())
+        let process_has_ended = async || {
+            let processes = daemon.list_processes().await;
+            processes.last().is_some_and(|process| process.end_time.is_some())
         };
-        eventually("it has ended", ended).await;
+        eventually("the process has ended", process_has_ended).await;
+
         let (code, out, stderr) = run_jig(&daemon, &["attach", id.trim()], "").await;
         assert_eq!(code, expected, "{stderr}");
         assert!(out.len() < 3_000_000);
+
         let line = stderr.lines().find(|line| line.contains("jig artifact "));
         let path = line.and_then(|line| line.rsplit(' ').next()).expect(&stderr);
         let (bytes, _) = daemon.artifact(path).await;
@@ -264,27 +293,29 @@ async fn attach_prints_both_streams_in_written_order() {
     let script = "i=0; while [ $i -lt 40 ]; do echo out $i; sleep 0.01; echo err $i >&2; sleep 0.01; i=$((i + 1)); done";
     let (_, id, _) = run_jig(&daemon, &["exec", "-d", script], "").await;
     let id = id.trim();
+
     let (_, events, _) = run_jig(&daemon, &["--json", "attach", id], "").await;
     let mut expected = String::new();
     for line in events.lines() {
         let event: Value = serde_json::from_str(line).unwrap();
-        let part = event.get("stdout").or_else(|| event.get("stderr"));
-        if let Some(part) = part {
-            let data = part["data"].as_str().unwrap();
+        let output = event.get("stdout").or_else(|| event.get("stderr"));
+        if let Some(output) = output {
+            let data = output["data"].as_str().unwrap();
             expected.push_str(&String::from_utf8(BASE64.decode(data).unwrap()).unwrap());
         }
     }
+
     for _ in 0..5 {
         let (mut reads, writes) = std::io::pipe().unwrap();
         let mut command = jig_command(&daemon.socket(), &["attach", id]);
         command.stdout(writes.try_clone().unwrap()).stderr(writes);
         let mut child = command.spawn().unwrap();
-        // It keeps the pipe open, too.
+        // The command holds the pipe open as well.
         drop(command);
-        let mut both = String::new();
-        reads.read_to_string(&mut both).unwrap();
+        let mut combined = String::new();
+        reads.read_to_string(&mut combined).unwrap();
         assert!(child.wait().unwrap().success());
-        assert_eq!(both, expected);
+        assert_eq!(combined, expected);
     }
 }
 
@@ -296,10 +327,11 @@ async fn unreadable_stdin_fails_instead_of_ending_input() {
         .stdin(directory)
         .spawn()
         .unwrap();
-    let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
-    let ended = ended.await.unwrap();
-    let stderr = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!((ended.status.code(), &ended.stdout[..]), (Some(125), &b""[..]));
+    let output = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
+    let output = output.await.unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(125), &b""[..]));
     assert!(stderr.contains("cannot read standard input"), "{stderr}");
 }
 
@@ -312,8 +344,10 @@ fn exec_without_an_address_embeds_a_daemon() {
         command.env("PATH", "/usr/bin:/bin").stdin(Stdio::null()).output().unwrap()
     };
     let output = run(&["exec", "echo made > file; echo out; exit 3"]);
+
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(3), &b"out\n"[..]));
     assert!(folder.path().join("file").exists());
+
     for arguments in [
         &["exec", "-d", "true"][..],
         &["exec", "--keep", "true"],

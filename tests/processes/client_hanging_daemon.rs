@@ -1,5 +1,5 @@
-//! A daemon that does not answer, or has no room: whoever waits for it can leave at any time, and finds
-//! the terminal as it was.
+//! A daemon that hangs or has no free sandbox. The user can leave `jig` at any time, and the
+//! terminal returns to its previous mode.
 
 use std::io::{BufRead as _, BufReader};
 
@@ -23,42 +23,46 @@ fn send_signal(user: &TerminalUser, signal: Signal) {
 async fn user_can_leave_a_daemon_that_hangs_before_start() {
     let daemon = Daemon::start().await;
     daemon.signal(Signal::STOP);
+
     for keys in ["\x03", "~.", "ls\r~."] {
         let mut user = TerminalUser::run_jig(&daemon, &SHELL_ARGUMENTS);
         user.wait_for_raw_mode(true).await;
         user.type_keys(keys);
         assert_eq!(user.wait_for_exit().await, Some(130), "{keys:?}");
     }
-    for (sent, code) in
+
+    for (signal, code) in
         [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129), (Signal::QUIT, 131)]
     {
         let mut user = TerminalUser::run_jig(&daemon, &SHELL_ARGUMENTS);
         user.wait_for_raw_mode(true).await;
-        send_signal(&user, sent);
+        send_signal(&user, signal);
         assert_eq!(user.wait_for_exit().await, Some(code));
     }
 }
 
 #[tokio::test]
 async fn leaving_cancels_the_wait_for_a_sandbox() {
-    // As many as are made at the start.
+    // As many as the daemon starts with.
     let setup = Setup::new().workspace_table("[limits]\nconcurrent_runs = 2");
     let daemon = setup.start().await;
     let _first = daemon.start_process(start_request(shell("sleep 1000"))).await;
     let _second = daemon.start_process(start_request(shell("sleep 1000"))).await;
+
     for keys in ["\x03", "~.", "ls\r\x03"] {
         let mut user = TerminalUser::run_jig(&daemon, &SHELL_ARGUMENTS);
         user.wait_for_raw_mode(true).await;
-        let waits = async || {
-            let listed = daemon.list_processes().await;
-            let last = listed.last().map(jig::api::v1::ProcessInfo::state);
+        let is_waiting = async || {
+            let processes = daemon.list_processes().await;
+            let last = processes.last().map(jig::api::v1::ProcessInfo::state);
             last == Some(ProcessState::Starting)
         };
-        eventually("it waits", waits).await;
+        eventually("the process waits for a sandbox", is_waiting).await;
         user.type_keys(keys);
         assert_eq!(user.wait_for_exit().await, Some(130), "{keys:?}");
-        let is_gone = async || !waits().await;
-        eventually("it waits no more", is_gone).await;
+
+        let has_left = async || !is_waiting().await;
+        eventually("the process no longer waits", has_left).await;
     }
 }
 
@@ -70,10 +74,12 @@ async fn user_can_leave_a_daemon_that_hangs_after_start() {
     user.wait_for_text("begun\r\n").await;
     daemon.signal(Signal::STOP);
     user.type_keys("x");
-    // More than is read ahead of what is given.
+
+    // More keys than jig reads ahead of the daemon's confirmation.
     user.type_keys(&"y".repeat(100));
     user.type_keys("\r~.");
     assert_eq!(user.wait_for_exit().await, Some(130));
+
     let screen = user.screen_text();
     assert!(screen.contains("detached; the command ends when the daemon notices"), "{screen}");
 }
@@ -81,25 +87,27 @@ async fn user_can_leave_a_daemon_that_hangs_after_start() {
 #[tokio::test]
 async fn signals_end_jig_while_the_daemon_hangs() {
     let daemon = Daemon::start().await;
-    for (sent, code) in
+    for (signal, code) in
         [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129), (Signal::QUIT, 131)]
     {
         let mut child =
             jig_command(&daemon.socket(), &["exec", "echo ready; sleep 1000"]).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "ready");
+
         daemon.signal(Signal::STOP);
         let mut status = None;
-        eventually("jig ends", async || {
+        eventually("jig exits", async || {
             status = child.try_wait().unwrap();
             if status.is_none() {
-                // Two interrupts that come at once may be minded as one.
-                signal_jig(&child, sent);
+                // jig may handle two signals that arrive together as one.
+                signal_jig(&child, signal);
             }
             status.is_some()
         })
         .await;
         assert_eq!(status.unwrap().code(), Some(code));
+
         daemon.signal(Signal::CONT);
     }
 }
@@ -107,18 +115,20 @@ async fn signals_end_jig_while_the_daemon_hangs() {
 #[tokio::test]
 async fn jig_started_with_sighup_ignored_survives_sighup() {
     let daemon = Daemon::start().await;
-    let waits = "echo ready; while ! test -e go; do sleep 0.05; done; exit 3";
+    let script = "echo ready; while ! test -e go; do sleep 0.05; done; exit 3";
     let mut child = std::process::Command::new("sh")
         .args(["-c", "trap '' HUP; exec \"$0\" \"$@\""])
-        .args([env!("CARGO_BIN_EXE_jig"), "exec", waits])
+        .args([env!("CARGO_BIN_EXE_jig"), "exec", script])
         .env_clear()
         .env("JIG_ADDRESS", format!("unix:{}", daemon.socket().display()))
         .stdin(std::process::Stdio::null())
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
+
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
+
     signal_jig(&child, Signal::HUP);
     std::fs::write(daemon.file("go"), "").unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(3));

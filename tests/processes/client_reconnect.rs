@@ -1,4 +1,4 @@
-//! `jig exec` whose connection is lost, or whose daemon takes no more calls.
+//! `jig exec` that loses its connection, or whose daemon drains.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -21,11 +21,10 @@ async fn jig_reconnects_after_a_lost_connection() {
     let mut first = String::new();
     stdout.read_line(&mut first).unwrap();
     proxy.cut();
-    eventually("nobody watches, or somebody again", async || {
-        !daemon.list_processes().await.is_empty()
-    })
-    .await;
+    eventually("the daemon lists the process", async || !daemon.list_processes().await.is_empty())
+        .await;
     std::fs::write(daemon.file("go"), "").unwrap();
+
     let rest = tokio::task::spawn_blocking(move || {
         let mut rest = String::new();
         stdout.read_to_string(&mut rest).unwrap();
@@ -45,10 +44,11 @@ async fn daemon_restart_is_reported_as_a_lost_command() {
     let mut first = String::new();
     stdout.read_line(&mut first).unwrap();
     let _daemon = daemon.restart().await;
-    let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
-    let ended = promptly("it ends", ended).await.unwrap();
-    assert_eq!(ended.status.code(), Some(125));
-    let stderr = String::from_utf8(ended.stderr).unwrap();
+    let output = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
+    let output = promptly("jig exits", output).await.unwrap();
+    assert_eq!(output.status.code(), Some(125));
+
+    let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(stderr.contains("the daemon was restarted"), "{stderr}");
 }
 
@@ -56,36 +56,39 @@ async fn daemon_restart_is_reported_as_a_lost_command() {
 async fn stdin_resumes_after_lost_connections() {
     let daemon = Daemon::start().await;
     let proxy = ConnectionProxy::start(&daemon);
-    // Of each kind, so that some writes are under way when the connection goes.
+
+    // Enough input that some writes are in flight when a connection is cut.
     let input: String = (0..200_000).map(|number| format!("{number}\n")).collect();
     let mut child = jig_command(&proxy.socket(), &["exec", "-i", "--keep", "cat"])
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();
     let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-    let given = input.clone();
-    let writing = std::thread::spawn(move || stdin.write_all(given.as_bytes()).unwrap());
-    let reading = tokio::task::spawn_blocking(move || {
+    let bytes = input.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(bytes.as_bytes()).unwrap());
+
+    let reader = tokio::task::spawn_blocking(move || {
         let mut echoed = String::new();
-        let mut part = vec![0; 100_000];
+        let mut chunk = vec![0; 100_000];
         let mut cuts = 0;
         loop {
-            let bytes = stdout.read(&mut part).unwrap();
-            if bytes == 0 {
+            let length = stdout.read(&mut chunk).unwrap();
+            if length == 0 {
                 return echoed;
             }
-            echoed.push_str(std::str::from_utf8(&part[..bytes]).unwrap());
+            echoed.push_str(std::str::from_utf8(&chunk[..length]).unwrap());
             if echoed.len() / 300_000 > cuts {
                 cuts += 1;
                 proxy.cut();
             }
         }
     });
-    let echoed = reading.await.unwrap();
-    writing.join().unwrap();
-    let ended = child.wait_with_output().unwrap();
-    let stderr = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!(ended.status.code(), Some(0), "{stderr}");
+
+    let echoed = reader.await.unwrap();
+    writer.join().unwrap();
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
     assert!(echoed == input, "{} of {} bytes", echoed.len(), input.len());
 }
 
@@ -99,17 +102,19 @@ async fn blocked_stdin_resumes_after_a_lost_connection() {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    let writing = std::thread::spawn(move || stdin.write_all(&vec![b'x'; 4 << 20]).unwrap());
-    eventually("it runs", async || !daemon.list_processes().await.is_empty()).await;
-    // Longer than a write is offered to a daemon that refuses it.
+    let writer = std::thread::spawn(move || stdin.write_all(&vec![b'x'; 4 << 20]).unwrap());
+    eventually("the command runs", async || !daemon.list_processes().await.is_empty()).await;
+
+    // Longer than jig offers a write to a daemon that rejects it.
     tokio::time::sleep(Duration::from_secs(4)).await;
     proxy.cut();
     std::fs::write(daemon.file("go"), "").unwrap();
-    let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
-    let ended = promptly("it ends", ended).await.unwrap();
-    writing.join().unwrap();
-    let stderr = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!(String::from_utf8(ended.stdout).unwrap(), "4194304\n", "{stderr}");
+    let output = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
+    let output = promptly("jig exits", output).await.unwrap();
+    writer.join().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "4194304\n", "{stderr}");
 }
 
 #[tokio::test]
@@ -123,18 +128,21 @@ async fn draining_daemon_serves_stdin_and_output_of_running_commands() {
         .spawn()
         .unwrap();
     let (mut stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+
     let mut lines = BufReader::new(stdout).lines();
     stdin.write_all(b"one\n").unwrap();
     assert_eq!(lines.next().unwrap().unwrap(), "one");
+
     daemon.signal(Signal::TERM);
     let socket_is_closed =
         async || std::os::unix::net::UnixStream::connect(daemon.socket()).is_err();
-    eventually("nothing is listened to", socket_is_closed).await;
+    eventually("the daemon closes its socket", socket_is_closed).await;
     stdin.write_all(b"two\n").unwrap();
     assert_eq!(lines.next().unwrap().unwrap(), "two");
-    let ended = child.wait_with_output().unwrap();
-    assert_eq!(ended.status.code(), Some(4));
-    assert_eq!(String::from_utf8(ended.stderr).unwrap(), "");
+
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }
 
 #[tokio::test]
@@ -147,10 +155,11 @@ async fn lost_connection_is_reported_as_the_end_of_the_command() {
     let mut first = String::new();
     stdout.read_line(&mut first).unwrap();
     proxy.cut();
-    let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
-    let ended = ended.await.unwrap();
-    let stderr = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!(ended.status.code(), Some(125), "{stderr}");
+    let output = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
+
+    let output = output.await.unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(125), "{stderr}");
     assert!(
         stderr.starts_with("jig: the connection was lost, which ended the command"),
         "{stderr}"

@@ -1,13 +1,11 @@
-//! `jig exec -it` on a terminal, as `ssh -t` is used.
+//! `jig exec -it` on a terminal, used like `ssh -t`.
 
 use super::terminal_user::{TerminalUser, set_size};
 use crate::support::{Daemon, Mark, eventually};
 
-/// A shell at a terminal, which bears the mark.
+/// Starts a shell on a terminal, with the mark in its environment.
 async fn start_marked_shell(daemon: &Daemon, mark: &Mark) -> TerminalUser {
-    let marked = mark.on_start(Default::default());
-    let (name, value) = marked.env.iter().next().unwrap();
-    let variable = format!("{name}={value}");
+    let variable = mark.variable();
     let mut user =
         TerminalUser::run_jig(daemon, &["exec", "-it", "--env", &variable, "--", "bash", "--norc"]);
     user.type_keys("echo be''gun\r");
@@ -21,24 +19,27 @@ async fn interactive_shell_behaves_as_over_ssh() {
     let mut user = TerminalUser::run_jig(&daemon, &["exec", "-it", "--", "bash", "--norc"]);
     user.type_keys("echo $TERM; stty size\r");
     user.wait_for_text("vt100\r\n40 100\r\n").await;
-    // The window changes.
+
+    // The window is resized.
     set_size(&user.terminal, 77, 33);
     user.type_keys("while [ \"$(stty size)\" != '33 77' ]; do sleep 0.05; done; echo re''sized\r");
     user.wait_for_text("resized\r\n").await;
-    // Ctrl-C is the command's, and neither jig's nor the shell's end.
+
+    // Ctrl-C interrupts the command. It ends neither jig nor the shell.
     user.type_keys("sleep 1000; echo $? slept\r");
-    eventually("it sleeps", async || {
-        let listed = daemon.list_processes().await;
-        !listed.is_empty() && user.screen_text().contains("slept")
+    eventually("the shell has the command line", async || {
+        let processes = daemon.list_processes().await;
+        !processes.is_empty() && user.screen_text().contains("slept")
     })
     .await;
-    let sleeps = async || {
-        let found = crate::support::descendants(daemon.pid());
-        found.iter().any(|process| {
+    let is_sleeping = async || {
+        let processes = crate::support::descendants(daemon.pid());
+        processes.iter().any(|process| {
             crate::support::status_field(process.pid, "Name").is_some_and(|name| name == "sleep")
         })
     };
-    eventually("it sleeps", sleeps).await;
+
+    eventually("the command sleeps", is_sleeping).await;
     user.type_keys("\x03");
     user.type_keys("echo status=$?\r");
     user.wait_for_text("status=130\r\n").await;
@@ -55,14 +56,17 @@ async fn kept_terminal_can_be_detached_and_reattached() {
     user.wait_for_text("begun\r\n").await;
     user.type_keys("\r~.");
     assert_eq!(user.wait_for_exit().await, Some(0));
+
     let id = daemon.list_processes().await[0].process_id.clone();
     assert!(user.screen_text().contains(&format!("jig attach -i {id}")), "{}", user.screen_text());
-    let mut again = TerminalUser::run_jig(&daemon, &["attach", "-i", &id]);
-    // What was written before comes again.
-    again.wait_for_text("begun\r\n").await;
-    again.type_keys("echo still $marker; exit 9\r");
-    again.wait_for_text("still here\r\n").await;
-    assert_eq!(again.wait_for_exit().await, Some(9));
+
+    let mut second = TerminalUser::run_jig(&daemon, &["attach", "-i", &id]);
+
+    // The earlier output is replayed.
+    second.wait_for_text("begun\r\n").await;
+    second.type_keys("echo still $marker; exit 9\r");
+    second.wait_for_text("still here\r\n").await;
+    assert_eq!(second.wait_for_exit().await, Some(9));
 }
 
 #[tokio::test]
@@ -104,6 +108,7 @@ async fn escape_menu_lists_its_keys() {
     user.type_keys("~~here\r");
     user.wait_for_text("~here\r\n").await;
     user.type_keys("\x04");
+
     assert_eq!(user.wait_for_exit().await, Some(0));
 }
 
@@ -129,6 +134,7 @@ async fn shell_job_control_suspends_and_continues_jig() {
     user.type_keys("\x04");
     user.wait_for_raw_mode(false).await;
     user.type_keys("exit 7\r");
+
     assert_eq!(user.wait_for_exit().await, Some(7));
 }
 

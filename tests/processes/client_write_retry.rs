@@ -1,4 +1,4 @@
-//! `jig exec` and a daemon some of whose answers are lost on their way: each kind of loss is one.
+//! `jig exec` with a daemon whose responses get lost. Each kind of loss occurs once.
 
 use std::{pin::Pin, process::Stdio, sync::Mutex};
 
@@ -20,14 +20,14 @@ use tonic::{Code, Request, Response, Status, transport::Server};
 use super::command_line::jig_command;
 use crate::support::promptly;
 
-/// How calls fail whose connection is lost, beside UNAVAILABLE. Few: a daemon that takes nothing for
-/// seconds, although the process is read, is taken for one that ends.
+/// Status codes of a lost connection, beside UNAVAILABLE. The list is short: a daemon that accepts
+/// no input for seconds, although the process is read, counts as one that is stopping.
 const LOST_RESPONSE_CODES: [Code; 3] = [Code::Unknown, Code::Internal, Code::DataLoss];
 
-/// A daemon with one process, which ends when it was given what it waits for.
+/// A daemon with one process, which exits at the first write whose response is delivered.
 #[derive(Debug, Default)]
 struct LossyProcessService {
-    /// Names of the writes that came.
+    /// Write ids of the received writes.
     write_ids: Mutex<Vec<String>>,
     watcher: Mutex<Option<mpsc::Sender<Event>>>,
 }
@@ -38,17 +38,18 @@ async fn lost_write_is_retried_under_its_write_id() {
     let path = folder.path().join("socket");
     let incoming = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
     let service = ProcessServiceServer::new(LossyProcessService::default());
-    let serving = Server::builder().add_service(service).serve_with_incoming(incoming);
+    let server = Server::builder().add_service(service).serve_with_incoming(incoming);
     let mut child =
         jig_command(&path, &["exec", "-i", "cat"]).stdin(Stdio::piped()).spawn().unwrap();
     drop(child.stdin.take());
-    let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
-    let ended = tokio::select! {
-        served = serving => panic!("{served:?}"),
-        ended = promptly("jig ends", ended) => ended.unwrap(),
+    let output = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
+
+    let output = tokio::select! {
+        result = server => panic!("{result:?}"),
+        output = promptly("jig exits", output) => output.unwrap(),
     };
-    let stderr = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!((ended.status.code(), stderr.as_str()), (Some(7), ""));
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), stderr.as_str()), (Some(7), ""));
 }
 
 #[tonic::async_trait]
@@ -70,20 +71,22 @@ impl ProcessService for LossyProcessService {
         request: Request<WriteStdinRequest>,
     ) -> Result<Response<WriteStdinResponse>, Status> {
         let mut writes = self.write_ids.lock().unwrap();
-        let name = request.into_inner().write_id;
-        let is_same = writes.iter().all(|before| *before == name);
-        let loss = LOST_RESPONSE_CODES.get(writes.len());
-        writes.push(name);
-        if let Some(code) = loss {
-            return Err(Status::new(*code, "the answer is lost"));
+        let write_id = request.into_inner().write_id;
+        let all_equal = writes.iter().all(|earlier| *earlier == write_id);
+        let lost_code = LOST_RESPONSE_CODES.get(writes.len());
+        writes.push(write_id);
+        if let Some(code) = lost_code {
+            return Err(Status::new(*code, "the response is lost"));
         }
+
         let exited = ProcessExited {
             outcome: Outcome::Exited.into(),
-            exit_code: Some(if is_same { 7 } else { 8 }),
+            exit_code: Some(if all_equal { 7 } else { 8 }),
             ..ProcessExited::default()
         };
-        let watching = self.watcher.lock().unwrap().take().unwrap();
-        watching.try_send(Event::Exited(exited)).unwrap();
+        let watcher = self.watcher.lock().unwrap().take().unwrap();
+        watcher.try_send(Event::Exited(exited)).unwrap();
+
         Ok(Response::new(WriteStdinResponse::default()))
     }
 

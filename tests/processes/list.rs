@@ -1,4 +1,4 @@
-//! What is told about the processes of a workspace.
+//! The list of a workspace's processes.
 
 use jig::api::v1::{OnDisconnect, Outcome, ProcessState, StartRequest, TerminalSize};
 
@@ -13,21 +13,24 @@ async fn running_and_ended_processes_are_listed_oldest_first() {
         pty: Some(TerminalSize { cols: 80, rows: 24 }),
         ..start_request(argv(&["sleep", "1000"]))
     };
+
     let first = daemon.start_process(request).await;
     let mut second = daemon.start_process(start_request(shell("echo x; exit 3"))).await;
     second.wait_for_exit().await;
-    // What is not declared is as good as not given.
+
+    // An unspecified value counts as the default.
     let third = StartRequest {
         on_disconnect: Some(OnDisconnect::Unspecified.into()),
         ..start_request(shell("kill -9 $$"))
     };
     let mut third = daemon.start_process(third).await;
     third.wait_for_exit().await;
-    // A run is not among them: nobody can come back to it.
+
+    // A run is not listed: no client can attach to it.
     daemon.output(shell("true")).await;
-    let listed = daemon.list_processes().await;
-    let [a, b, c] = &listed[..] else {
-        panic!("{listed:?}");
+    let processes = daemon.list_processes().await;
+    let [a, b, c] = &processes[..] else {
+        panic!("{processes:?}");
     };
     assert_eq!([&a.process_id, &b.process_id, &c.process_id], [&first.id, &second.id, &third.id]);
     assert_eq!(a.state(), ProcessState::Running);
@@ -50,6 +53,6 @@ async fn long_command_is_shortened_in_listing() {
     let mut watch =
         daemon.start_process(start_request(shell(&format!(": {}", "ä".repeat(2000))))).await;
     watch.wait_for_exit().await;
-    let listed = daemon.list_processes().await;
-    assert!(listed[0].command.len() <= 1024 && listed[0].command.starts_with(": ä"));
+    let processes = daemon.list_processes().await;
+    assert!(processes[0].command.len() <= 1024 && processes[0].command.starts_with(": ä"));
 }

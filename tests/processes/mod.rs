@@ -1,4 +1,8 @@
-//! `ProcessService`: commands that are watched and fed while they run.
+//! `ProcessService`: commands that a client watches, and writes to, while they run.
+
+use jig::api::v1::{OnDisconnect, StartRequest};
+
+use crate::support::{shell, start_request};
 
 mod attach;
 mod backpressure;
@@ -16,3 +20,7 @@ mod start;
 mod stdin;
 mod terminal;
 mod terminal_user;
+/// Starts a command that continues without a watcher.
+fn keep_request(command: &str) -> StartRequest {
+    StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..start_request(shell(command)) }
+}

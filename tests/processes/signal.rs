@@ -1,4 +1,4 @@
-//! Signals that callers send.
+//! Signals that callers send to processes.
 
 use jig::api::v1::Outcome;
 
@@ -19,18 +19,21 @@ async fn signal_reaches_the_command_and_its_group() {
         let mark = Mark::new();
         let request = mark.on_start(start_request(shell("sleep 1000 & sleep 1000; echo survived")));
         let mut watch = daemon.start_process(request).await;
-        // Not before both are what they are to be: a shell's child that is not yet takes a signal for
-        // the shell's.
+
+        // Waits until both processes run `sleep`. Until then, the shell's child would handle the
+        // signal as the shell does.
         let is_sleep = |pid: &i32| status_field(*pid, "Name").is_some_and(|name| name == "sleep");
-        eventually("both sleep", async || {
+        eventually("both processes sleep", async || {
             mark.processes().iter().filter(|pid| is_sleep(pid)).count() == 2
         })
         .await;
         daemon.send_signal(&watch.id, signal).await.unwrap();
         let exited = watch.wait_for_exit().await;
+
         assert_eq!(exited.outcome(), Outcome::Signaled, "{signal}: {exited:?}");
         assert_eq!(exited.signal, expected);
         assert_eq!(watch.stdout_text(), "");
+
         mark.assert_gone();
     }
 }
@@ -44,6 +47,7 @@ async fn command_handles_its_signals() {
     daemon.send_signal(&watch.id, "USR1").await.unwrap();
     watch.read_until("usr1\n").await;
     daemon.send_signal(&watch.id, "TERM").await.unwrap();
+
     assert_eq!(watch.wait_for_exit().await.exit_code, Some(7));
     assert_eq!(watch.stdout_text(), "ready\nusr1\nterm\n");
 }
@@ -56,14 +60,15 @@ async fn signals_stop_and_continue_a_command() {
         .start_process(mark.on_start(start_request(shell("echo ready; read a; echo end"))))
         .await;
     watch.read_until("ready\n").await;
-    let state = |expected: &'static str| {
+    let has_state = |expected: &'static str| {
         let pid = mark.processes()[0];
         async move || status_field(pid, "State").is_some_and(|state| state.starts_with(expected))
     };
     daemon.send_signal(&watch.id, "STOP").await.unwrap();
-    eventually("it is stopped", state("T")).await;
+    eventually("the command is stopped", has_state("T")).await;
     daemon.send_stdin(&watch.id, b"\n").await.unwrap();
     daemon.send_signal(&watch.id, "CONT").await.unwrap();
+
     assert_eq!(watch.wait_for_exit().await.exit_code, Some(0));
     assert_eq!(watch.stdout_text(), "ready\nend\n");
 }
@@ -80,6 +85,7 @@ async fn kill_ends_a_stopped_command() {
     mark.wait_for_processes(1).await;
     daemon.send_signal(&watch.id, "KILL").await.unwrap();
     assert_eq!(watch.wait_for_exit().await.signal, "SIGKILL");
+
     mark.assert_gone();
 }
 
@@ -91,10 +97,12 @@ async fn unknown_signals_and_ended_processes_are_rejected() {
         let refusal = daemon.send_signal(&watch.id, signal).await.unwrap_err();
         assert_eq!(refusal.invalid_fields(), ["signal"], "{signal:?}");
     }
+
     daemon.close_stdin(&watch.id).await.unwrap();
     watch.wait_for_exit().await;
     let refusal = daemon.send_signal(&watch.id, "TERM").await.unwrap_err();
     assert_eq!(refusal.reason, "PROCESS_ENDED");
+
     let refusal = daemon.send_signal("nobody", "TERM").await.unwrap_err();
     assert_eq!(refusal.reason, "PROCESS_NOT_FOUND");
 }

@@ -1,4 +1,4 @@
-//! Starting, and what is told of it.
+//! Starting a process, and the reports of its start and end.
 
 use jig::api::v1::{Outcome, ProcessExited, StartRequest, TerminalSize};
 
@@ -7,7 +7,8 @@ use crate::support::{Daemon, Mark, Refusal, Setup, argv, eventually, shell, star
 #[tokio::test]
 async fn output_streams_as_written_and_exit_arrives_once() {
     let daemon = Daemon::start().await;
-    // It waits for the test between its words: they cannot have been gathered.
+
+    // The command waits for the test between its writes, so the output cannot have been buffered.
     let mut watch = daemon
         .start_process(start_request(shell(
             "echo one; read a; echo two >&2; read b; printf three; exit 3",
@@ -18,9 +19,11 @@ async fn output_streams_as_written_and_exit_arrives_once() {
     while watch.stderr != b"two\n" {
         assert!(watch.next_event().await.unwrap());
     }
+
     daemon.send_stdin(&watch.id, b"\n").await.unwrap();
     let exited = watch.wait_for_exit().await;
     assert_eq!(watch.stdout, b"one\nthree");
+
     let expected = [(1, false, 0, 4), (2, true, 0, 4), (3, false, 4, 5)];
     assert_eq!(watch.chunks, expected);
     assert_eq!(exited.outcome(), Outcome::Exited);
@@ -44,12 +47,13 @@ async fn exit_reports_outcome_code_and_signal() {
         ("no_such_command", Outcome::Exited, Some(127), ""),
         ("sleep 100 & exit 5", Outcome::Exited, Some(5), ""),
     ];
+
     for (command, outcome, exit_code, signal) in cases {
         for terminal in [None, Some(TerminalSize { cols: 80, rows: 24 })] {
             let request = StartRequest { pty: terminal, ..start_request(shell(command)) };
             let exited = daemon.start_process(request).await.wait_for_exit().await;
-            let reported = (exited.outcome(), exited.exit_code, exited.signal.as_str());
-            assert_eq!(reported, (outcome, exit_code, signal), "{command}");
+            let end = (exited.outcome(), exited.exit_code, exited.signal.as_str());
+            assert_eq!(end, (outcome, exit_code, signal), "{command}");
         }
     }
 }
@@ -65,10 +69,12 @@ async fn grandchild_with_open_output_does_not_delay_the_exit() {
         argv: vec!["bash".into(), "-c".into(), request.command.unwrap()],
         ..StartRequest::default()
     };
+
     let mut watch = daemon.start_process(mark.on_start(request)).await;
     let exited = watch.wait_for_exit().await;
     assert_eq!(exited.exit_code, Some(0));
     assert!(watch.stdout_text().contains("done"));
+
     mark.assert_gone();
 }
 
@@ -78,6 +84,7 @@ async fn failed_start_returns_an_error_and_creates_no_process() {
     std::fs::write(daemon.file("data"), "x").unwrap();
     let in_directory =
         |cwd: &str| StartRequest { cwd: Some(cwd.to_owned()), ..start_request(argv(&["true"])) };
+
     for (request, reason) in [
         (start_request(argv(&["no_such_program"])), "COMMAND_NOT_FOUND"),
         (start_request(argv(&["/workspace/data"])), "PERMISSION_DENIED"),
@@ -91,6 +98,7 @@ async fn failed_start_returns_an_error_and_creates_no_process() {
             assert_eq!(Refusal::from_status(&status).reason, reason, "{request:?}");
         }
     }
+
     assert!(daemon.list_processes().await.is_empty());
 }
 
@@ -107,6 +115,7 @@ async fn every_invalid_field_is_reported() {
         env: [("A=B".to_owned(), String::new())].into(),
         ..StartRequest::default()
     };
+
     let status = daemon.try_start_process(request).await.unwrap_err();
     let refusal = Refusal::from_status(&status);
     let expected = [
@@ -119,6 +128,7 @@ async fn every_invalid_field_is_reported() {
         "pty.rows",
         "timeout_sec",
     ];
+
     assert_eq!(refusal.invalid_fields(), expected, "{refusal:?}");
 }
 
@@ -131,9 +141,11 @@ async fn timeout_ends_a_process() {
     let mut watch = daemon.start_process(mark.on_start(request)).await;
     let exited = watch.wait_for_exit().await;
     assert_eq!(exited.outcome(), Outcome::TimedOut);
-    // A busy machine may need longer than the grace.
+
+    // On a busy machine the command may take longer than the grace period.
     assert!(["SIGTERM", "SIGKILL"].contains(&exited.signal.as_str()), "{exited:?}");
     assert_eq!(watch.stdout_text(), "before\n");
+
     mark.assert_gone();
 }
 
@@ -154,16 +166,19 @@ async fn process_is_recorded_and_counted_as_a_run() {
     let daemon = Daemon::start().await;
     let mut watch = daemon.start_process(start_request(shell("cat"))).await;
     assert_eq!(daemon.info().await.counts.unwrap().runs_active, 1);
+
     daemon.close_stdin(&watch.id).await.unwrap();
     let ProcessExited { exit_code, .. } = watch.wait_for_exit().await;
     assert_eq!(exit_code, Some(0));
+
     let records = || {
         let path = daemon.state_dir().join("sessions/default/events.jsonl");
         let text = std::fs::read_to_string(path).unwrap();
         let records = text.lines().map(|line| serde_json::from_str(line).unwrap());
         records.collect::<Vec<serde_json::Value>>()
     };
-    eventually("its end is recorded", async || records().len() == 2).await;
+
+    eventually("the end of the call is recorded", async || records().len() == 2).await;
     let (start, end) = (&records()[0], &records()[1]);
     assert_eq!(start["event"], "tool_call_started");
     assert_eq!(start["tool"], "run");
@@ -182,6 +197,7 @@ async fn keep_alives_arrive_at_the_requested_interval() {
     while watch.keep_alives < 2 {
         assert!(watch.next_event().await.unwrap());
     }
+
     daemon.send_stdin(&watch.id, b"\n").await.unwrap();
     assert_eq!(watch.wait_for_exit().await.exit_code, Some(0));
     assert_eq!(watch.stdout_text(), "end\n");
@@ -196,5 +212,6 @@ async fn stopping_daemon_cancels_its_processes() {
     let exited = watch.wait_for_exit().await;
     assert_eq!(exited.outcome(), Outcome::Cancelled);
     assert!(daemon.wait_for_exit().await.success());
+
     mark.assert_gone();
 }

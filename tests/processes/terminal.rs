@@ -1,4 +1,4 @@
-//! Commands that have a terminal.
+//! Commands on a terminal.
 
 use jig::api::v1::{Outcome, ResizeTerminalRequest, StartRequest, TerminalSize};
 
@@ -13,8 +13,8 @@ fn with_terminal(request: StartRequest) -> StartRequest {
 
 async fn resize(daemon: &Daemon, id: &str, cols: u32, rows: u32) -> Result<(), Refusal> {
     let request = ResizeTerminalRequest { process_id: id.to_owned(), cols, rows };
-    let answer = daemon.processes().resize_terminal(request).await;
-    answer.map(drop).map_err(|status| Refusal::from_status(&status))
+    let response = daemon.processes().resize_terminal(request).await;
+    response.map(drop).map_err(|status| Refusal::from_status(&status))
 }
 
 #[tokio::test]
@@ -35,18 +35,20 @@ async fn command_has_its_own_terminal() {
 async fn two_runs_use_the_same_path_for_different_terminals() {
     let daemon = Daemon::start().await;
     let request = || with_terminal(start_request(shell("tty; read word; echo got $word")));
-    let (mut one, mut two) =
+    let (mut first, mut second) =
         (daemon.start_process(request()).await, daemon.start_process(request()).await);
-    for watch in [&mut one, &mut two] {
+    for watch in [&mut first, &mut second] {
         watch.read_until("/dev/pts/0").await;
     }
-    daemon.send_stdin(&one.id, b"first\n").await.unwrap();
-    one.wait_for_exit().await;
-    assert!(one.stdout_text().ends_with("got first\r\n"), "{}", one.stdout_text());
-    assert!(!two.stdout_text().contains("first"));
-    daemon.send_stdin(&two.id, b"second\n").await.unwrap();
-    two.wait_for_exit().await;
-    assert!(two.stdout_text().ends_with("got second\r\n"));
+
+    daemon.send_stdin(&first.id, b"first\n").await.unwrap();
+    first.wait_for_exit().await;
+    assert!(first.stdout_text().ends_with("got first\r\n"), "{}", first.stdout_text());
+    assert!(!second.stdout_text().contains("first"));
+
+    daemon.send_stdin(&second.id, b"second\n").await.unwrap();
+    second.wait_for_exit().await;
+    assert!(second.stdout_text().ends_with("got second\r\n"));
 }
 
 #[tokio::test]
@@ -57,30 +59,35 @@ async fn control_keys_act_as_on_a_terminal() {
         .start_process(mark.on_start(with_terminal(start_request(argv(&["bash", "--norc", "-i"])))))
         .await;
     let id = watch.id.clone();
-    // Ctrl-C ends what runs in the foreground, and not the shell.
+
+    // Ctrl-C ends the foreground process but not the shell.
     daemon.send_stdin(&id, b"sleep 1000\n").await.unwrap();
     mark.wait_for_processes(2).await;
-    let foreground = async || {
+    let sleep_runs = async || {
         let is_sleep = |pid: &i32| status_field(*pid, "Name").is_some_and(|name| name == "sleep");
         mark.processes().iter().any(is_sleep)
     };
-    eventually("it runs", foreground).await;
+    eventually("the foreground process runs", sleep_runs).await;
     daemon.send_stdin(&id, &[3]).await.unwrap();
     daemon.send_stdin(&id, b"echo status $?\n").await.unwrap();
     watch.read_until("status 130\r\n").await;
-    // Ctrl-Z stops it, and the shell's job control goes on with it.
+
+    // Ctrl-Z stops the process; the shell's job control continues it.
     daemon.send_stdin(&id, b"sleep 1001\n").await.unwrap();
-    eventually("it runs", foreground).await;
+    eventually("the foreground process runs", sleep_runs).await;
     daemon.send_stdin(&id, &[26]).await.unwrap();
     watch.read_until("Stopped").await;
     daemon.send_stdin(&id, b"bg; jobs; kill %1; wait; echo jobs d''one\n").await.unwrap();
     watch.read_until("jobs done\r\n").await;
+
     // Ctrl-U and backspace edit the line.
     daemon.send_stdin(&id, b"echo wrong\x15echo rigg\x7fht\n").await.unwrap();
     watch.read_until("right\r\n").await;
+
     // Ctrl-D ends the shell.
     daemon.close_stdin(&id).await.unwrap();
     assert_eq!(watch.wait_for_exit().await.outcome(), Outcome::Exited);
+
     mark.assert_gone();
 }
 
@@ -94,10 +101,12 @@ async fn resize_reaches_the_command() {
     watch.read_until("43 132\r\n").await;
     let refusal = resize(&daemon, &watch.id, 0, 70_000).await.unwrap_err();
     assert_eq!(refusal.invalid_fields(), ["cols", "rows"]);
+
     daemon.send_signal(&watch.id, "KILL").await.unwrap();
     watch.wait_for_exit().await;
     let refusal = resize(&daemon, &watch.id, 1, 1).await.unwrap_err();
     assert_eq!(refusal.reason, "PROCESS_ENDED");
+
     let plain = daemon.start_process(start_request(argv(&["cat"]))).await;
     let refusal = resize(&daemon, &plain.id, 1, 1).await.unwrap_err();
     assert_eq!(refusal.invalid_fields(), ["process_id"]);
@@ -137,13 +146,15 @@ async fn programs_can_open_terminals_in_runs_without_one() {
     let daemon = Daemon::start().await;
     let output = daemon.output(shell("script -qec 'tty; echo inside' /dev/null < /dev/null")).await;
     assert_eq!(output, "/dev/pts/0\r\ninside\r\n");
+
     let python = "import os, pty; m, s = pty.openpty(); print(os.ttyname(s)); \
         os.write(m, b'x\\n'); print(os.read(s, 9))";
     let output = daemon.output(argv(&["/usr/bin/python3", "-c", python])).await;
     assert_eq!(output, "/dev/pts/0\nb'x\\n'\n");
-    // As many as a run may have, and no more.
-    let many = "import os, pty\nn = 0\ntry:\n  while True: pty.openpty(); n += 1\nexcept OSError as e: print(n, e.strerror)";
-    let output = daemon.output(argv(&["/usr/bin/python3", "-c", many])).await;
+
+    // A run can open 64 terminals.
+    let open_all = "import os, pty\nn = 0\ntry:\n  while True: pty.openpty(); n += 1\nexcept OSError as e: print(n, e.strerror)";
+    let output = daemon.output(argv(&["/usr/bin/python3", "-c", open_all])).await;
     assert!(output.starts_with("64 "), "{output}");
 }
 
@@ -153,6 +164,7 @@ async fn case_68_command_cannot_inject_input_into_its_terminal() {
     let program = compile_in_workspace(&daemon, "terminal");
     let mut watch = daemon.start_process(with_terminal(start_request(argv(&[&program])))).await;
     watch.wait_for_exit().await;
+
     let text = watch.stdout_text();
     for request in ["TIOCSTI", "TIOCLINUX"] {
         for file in 0..3 {
@@ -160,5 +172,6 @@ async fn case_68_command_cannot_inject_input_into_its_terminal() {
             assert!(text.contains(&format!("{request} on {file}, more bits: EPERM\r\n")), "{text}");
         }
     }
+
     assert!(text.contains("open /dev/tty: ok\r\n"), "{text}");
 }
