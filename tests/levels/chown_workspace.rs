@@ -1,4 +1,4 @@
-//! Workspaces of root's that are given to the user of commands.
+//! `--chown-workspace`: a workspace of root becomes the property of the user of its commands.
 
 use std::{fs, os::unix::fs::MetadataExt as _};
 
@@ -23,27 +23,31 @@ async fn chown_workspace_gives_root_owned_files_to_commands() {
     let setup = Setup::new().workspace_file("folder/file", "of root\n").as_container_root();
     let daemon = setup.start().await;
     let log = daemon.log();
-    for part in ["\"changed\":3", "\"owner\":61000", "\"left\":0"] {
-        assert!(log.contains(part), "{log}");
+    for field in ["\"changed\":3", "\"owner\":61000", "\"left\":0"] {
+        assert!(log.contains(field), "{log}");
     }
+
     let owner = |path: &str| {
-        let found = fs::symlink_metadata(daemon.file(path)).unwrap();
-        (found.uid(), found.gid())
+        let metadata = fs::symlink_metadata(daemon.file(path)).unwrap();
+        (metadata.uid(), metadata.gid())
     };
     for path in ["", "folder", "folder/file"] {
         assert_eq!(owner(path), (61_000, 61_000), "{path}");
     }
-    // Commands change what tools write, and the other way round.
+
+    // Commands change files that tools write, and vice versa.
     write_file(&daemon, "by-tool").await;
     assert_eq!(owner("by-tool"), (61_000, 61_000));
-    let line = "echo command >> by-tool; echo more >> folder/file; umask 077; mkdir own; echo own > own/file";
-    assert_eq!(daemon.run(shell(line)).await.exit_code, Some(0));
+
+    let script = "echo command >> by-tool; echo more >> folder/file; umask 077; mkdir own; echo own > own/file";
+    assert_eq!(daemon.run(shell(script)).await.exit_code, Some(0));
     assert_eq!(daemon.read_file("by-tool").await.unwrap(), "tool\ncommand\n");
     assert_eq!(daemon.read_file("own/file").await.unwrap(), "own\n");
+
     write_file(&daemon, "own/file").await;
     assert_eq!(daemon.output(shell("cat own/file")).await, "tool\n");
 
-    // What belongs to root again changes hands at the next start, and nothing that is elsewhere.
+    // The next start changes the owner of root's new files, but of no file outside.
     fs::write(daemon.file("new"), "").unwrap();
     fs::hard_link(&secret, daemon.file("linked")).unwrap();
     std::os::unix::fs::symlink(&secret, daemon.file("link")).unwrap();
@@ -53,7 +57,8 @@ async fn chown_workspace_gives_root_owned_files_to_commands() {
     assert!(log.contains("\"left\":1"), "{log}");
     assert_eq!(fs::metadata(&secret).unwrap().uid(), 0);
     assert_eq!(fs::metadata(daemon.file("new")).unwrap().uid(), 61_000);
-    // The same again finds nothing to do.
+
+    // A repetition has nothing to do.
     let check = daemon.run_check();
     assert!(check.status.success(), "{check:?}");
 }
@@ -86,9 +91,11 @@ async fn inaccessible_workspace_is_reported() {
     fs::create_dir(&inner).unwrap();
     let table = format!("[[workspaces]]\nname = \"inner\"\npath = {inner:?}");
     let daemon = Setup::new().workspace_table(&table).as_container_root().start().await;
-    // What is reported of all is what is true of the weakest.
+
+    // The reported isolation is that of the weakest workspace.
     let isolation = daemon.info().await.isolation.unwrap();
     assert_eq!(isolation.level, "L0");
+
     let last = isolation.failed_levels.last().unwrap();
     assert_eq!((last.level.as_str(), last.stage.as_str()), ("L1", "no_namespaces"));
     assert!(last.message.contains("is closed to user 61001"), "{last:?}");

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Puts there what the tests of levels need: an OCI runtime for bundles, and Podman with runc for
-# containers and pods as people run them.
+# Installs the programs for the tests of levels: an OCI runtime for bundles, and Podman with runc
+# for containers and pods.
 set -euo pipefail
 
 missing=()

@@ -1,5 +1,5 @@
-//! What of the daemon's own a command at L1 tries to reach: it shares the daemon's namespaces, and
-//! mostly its user.
+//! Attempts of a command at L1 to reach the daemon. The command shares the daemon's namespaces and,
+//! in most cases, its user.
 
 use std::{
     fs,
@@ -18,16 +18,16 @@ use crate::support::{
     descendants, shell, status_field, with_metadata,
 };
 
-/// What [`neighbour.c`] must be answered about a process that is not the run's.
+/// Expected answers of `neighbour.c` for a process that is not part of the run.
 const EXPECTED_RESULTS: &[(&str, &str)] = &[
     ("signal", "EPERM"),
     ("end", "EPERM"),
-    // It reaches the run's own processes.
+    // Signals the run's own processes only.
     ("end everybody", "ok"),
     ("signal its group", "EPERM|ESRCH"),
     ("signal its thread", "EPERM"),
     ("queue a signal", "EPERM"),
-    // Landlock keeps the signals from it: the tests look whether it lives.
+    // The calls succeed, but Landlock blocks the signals: the tests check that the process lives.
     ("name it for a pipe", "ok"),
     ("have it signalled by a pipe", "ok"),
     ("name it for a directory", "ok"),
@@ -75,7 +75,7 @@ const EXPECTED_RESULTS: &[(&str, &str)] = &[
     ("core of another namespace", "EPERM"),
 ];
 
-/// Has a command try everything on every process of the daemon's.
+/// Runs a command that tries each attempt on each process of the daemon.
 async fn assert_daemon_is_unreachable(daemon: &Daemon) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
@@ -87,22 +87,25 @@ async fn assert_daemon_is_unreachable(daemon: &Daemon) {
         descendants(daemon.pid()).into_iter().map(|process| process.pid).collect();
     processes.push(daemon.pid());
     assert!(processes.len() > 3, "{processes:?}");
+
     let before = descendants(daemon.pid()).len();
-    let mut tried = 0;
+    let mut tested = 0;
     for process in processes {
         // Idle sandboxes come and go.
         if !fs::exists(format!("/proc/{process}")).unwrap() {
             continue;
         }
+
         let (pid, socket) = (process.to_string(), socket.to_str().unwrap());
         let response = daemon.run(argv(&[&program, &pid, &port, socket])).await;
         let name = fs::read_to_string(format!("/proc/{process}/comm"));
         if name.is_ok() && !response.stdout.contains("ESRCH\nend: ESRCH") {
             check_answers(&response, EXPECTED_RESULTS);
-            tried += 1;
+            tested += 1;
         }
     }
-    assert!(tried > 3, "{tried} of {before}");
+
+    assert!(tested > 3, "{tested} of {before}");
     drop((listener, abstract_listener));
     assert_eq!(daemon.output(shell("echo alive")).await, "alive\n");
 }
@@ -122,15 +125,16 @@ async fn command_of_a_root_daemon_cannot_reach_the_daemon() {
         .start()
         .await;
     assert_eq!(daemon.output(shell("id -u")).await, format!("{DAEMON_UID}\n"));
+
     assert_daemon_is_unreachable(&daemon).await;
 }
 
 #[tokio::test]
 async fn command_of_a_container_root_daemon_cannot_reach_the_daemon() {
     let daemon = Setup::new().as_container_root().start().await;
-    let held = status_field(daemon.pid(), "CapEff").unwrap();
-    let held = u64::from_str_radix(&held, 16).unwrap();
-    assert_eq!(held & !0x3b, 0, "no more than the daemon keeps: {held:x}");
+    let effective = status_field(daemon.pid(), "CapEff").unwrap();
+    let effective = u64::from_str_radix(&effective, 16).unwrap();
+    assert_eq!(effective & !0x3b, 0, "the daemon has further capabilities: {effective:x}");
     assert_eq!(daemon.output(shell("id -u")).await, "61000\n");
     assert_daemon_is_unreachable(&daemon).await;
 }
@@ -144,16 +148,18 @@ async fn concurrent_runs_cannot_reach_each_other() {
 async fn assert_runs_are_isolated(daemon: &Daemon) {
     let program = compile_in_workspace(daemon, "neighbour");
     let mark = crate::support::Mark::new();
-    let other = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
+    let other_run = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
     let pid = mark.wait_for_processes(1).await.first().unwrap().to_string();
     let response = daemon.run(argv(&[&program, &pid, "1", "/none"])).await;
-    // Of a process that is dumpable and of the same user, the numbers of its descriptors can be listed.
+
+    // The descriptors of a dumpable process of the same user can be listed.
     let mut expected = EXPECTED_RESULTS.to_vec();
-    let descriptors = expected.iter_mut().find(|(what, _)| *what == "open fd");
+    let descriptors = expected.iter_mut().find(|(attempt, _)| *attempt == "open fd");
     *descriptors.unwrap() = ("open fd", "ok");
     check_answers(&response, &expected);
-    assert_eq!(mark.processes().len(), 1, "it still runs");
-    other.abort();
+    assert_eq!(mark.processes().len(), 1, "the other run was killed");
+
+    other_run.abort();
     mark.wait_until_gone().await;
 }
 
@@ -166,9 +172,11 @@ async fn command_cannot_reach_the_daemons_files() {
 
 async fn assert_daemon_files_are_unreachable(daemon: &Daemon, user: u32) {
     let secret = daemon.sibling_path("secret");
-    fs::write(&secret, "readable by everybody").unwrap();
-    // Even its owner is kept from it.
+    fs::write(&secret, "readable by all").unwrap();
+
+    // Landlock denies access even to the file's owner.
     chown(&secret, Some(user), Some(user)).unwrap();
+
     let (secret, state) = (secret.to_str().unwrap().to_owned(), daemon.state_dir());
     for command in [
         format!("cat {secret}"),
@@ -197,41 +205,46 @@ async fn assert_daemon_files_are_unreachable(daemon: &Daemon, user: u32) {
             "{command}: {response:?}"
         );
     }
-    assert_eq!(fs::read_to_string(secret).unwrap(), "readable by everybody");
+
+    assert_eq!(fs::read_to_string(secret).unwrap(), "readable by all");
 }
 
 #[tokio::test]
 async fn replaced_workspace_directory_gives_no_access() {
     let outside = tempfile::tempdir().unwrap();
-    let open = |path: &std::path::Path| {
+    let make_writable = |path: &std::path::Path| {
         fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     };
-    open(outside.path());
+    make_writable(outside.path());
     fs::write(outside.path().join("secret"), "secret").unwrap();
-    let around = tempfile::tempdir().unwrap();
-    open(around.path());
-    let inner = around.path().join("inner");
+    let parent = tempfile::tempdir().unwrap();
+    make_writable(parent.path());
+    let inner = parent.path().join("inner");
     fs::create_dir(&inner).unwrap();
     chown(&inner, Some(DAEMON_UID), Some(DAEMON_UID)).unwrap();
+
     let table = format!("[[workspaces]]\nname = \"inner\"\npath = \"{}\"", inner.display());
     let daemon = Setup::new().workspace_table(&table).at_l1().start().await;
     let run = async |workspace: &str, script: &str| {
         daemon.try_run(with_metadata("jig-workspace", workspace, shell(script))).await
     };
     assert_eq!(run("inner", "pwd").await.unwrap().isolation, "L1");
-    // By somebody who may write beside it.
-    fs::rename(&inner, around.path().join("moved")).unwrap();
+
+    // A user with write access to the parent replaces the directory.
+    fs::rename(&inner, parent.path().join("moved")).unwrap();
     std::os::unix::fs::symlink(outside.path(), &inner).unwrap();
+
     let script = format!("cat secret {0}/secret; echo x > {0}/secret", outside.path().display());
-    let mut refused = None;
+    let mut refusal = None;
     for _ in 0..8 {
         match run("inner", &script).await {
-            // One that was made before.
+            // This sandbox was built before the replacement.
             Ok(response) => assert_eq!(response.stdout, "", "{response:?}"),
-            Err(status) => refused = Some(Refusal::from_status(&status)),
+            Err(status) => refusal = Some(Refusal::from_status(&status)),
         }
     }
-    let refused = refused.expect("no more are made");
-    assert!(refused.message.contains("restart the daemon"), "{refused:?}");
+
+    let refusal = refusal.expect("every call succeeded");
+    assert!(refusal.message.contains("restart the daemon"), "{refusal:?}");
     assert_eq!(fs::read_to_string(outside.path().join("secret")).unwrap(), "secret");
 }

@@ -1,23 +1,22 @@
-//! Hosts that do not give the highest level of isolation, and what commands can do on them where the
-//! operator allows it.
+//! Hosts that do not support the highest isolation level, and the capabilities of commands there.
 
-/// Workspaces that are given to the user of commands.
+/// `--chown-workspace`.
 mod chown_workspace;
-/// Containers of every kind.
+/// Containers of an OCI runtime.
 mod containers;
-/// Hosts on which a step fails, or that have too little.
+/// Hosts on which a step fails, or whose resources are exhausted.
 mod host_failures;
-/// What of the daemon's own a command at L1 tries to reach.
+/// Attempts of a command at L1 to reach the daemon.
 mod l1_neighbours;
 /// L2: a masked `/proc`.
 mod masked_proc;
 /// L1: no namespaces at all.
 mod no_namespaces;
-/// Kept homes where they cannot be as everywhere.
+/// Persistent homes on hosts that restrict them.
 mod persistent_homes;
-/// Containers and pods as people run them.
+/// Containers and pods of Podman.
 mod podman;
-/// Deaths of the processes that make and keep sandboxes.
+/// Deaths of the processes that build and keep sandboxes.
 mod process_deaths;
-/// Commands that ask for a terminal.
+/// Commands on a terminal.
 mod terminals;

@@ -1,4 +1,4 @@
-//! Homes that are kept, on hosts where not every daemon can show every home to every user.
+//! Persistent homes, on hosts where the daemon cannot map a home to every user.
 
 use std::{
     fs,
@@ -11,19 +11,19 @@ use jig::api::v1::SandboxFailure;
 use crate::support::{DAEMON_UID, Daemon, HostProgram, Setup, shell};
 
 const PERSISTENT_HOME_TABLE: &str = "home = \"persistent\"";
-/// To whom workspaces belong.
+/// Owner of the workspaces.
 const WORKSPACE_OWNER_UID: u32 = 4242;
-/// A root daemon without CAP_SYS_ADMIN, as in a container.
+/// Wrapper for a root daemon without CAP_SYS_ADMIN, as in a container.
 const WITHOUT_SYS_ADMIN: [&str; 5] =
     ["setpriv", "--inh-caps", "-sys_admin", "--bounding-set", "-sys_admin"];
 
-/// What a daemon says that runs nothing because of a home that cannot be kept.
+/// The failure that a daemon reports which runs nothing because of a persistent home.
 async fn persistent_home_failure(daemon: &Daemon, level: &str) -> SandboxFailure {
-    let mut refused = daemon.assert_runs_nothing().await.into_iter();
-    let refused = refused.find(|refused| refused.level == level).unwrap();
-    assert_eq!(refused.stage, "persistent_home", "{refused:?}");
-    assert!(refused.remedy.contains("home = \"ephemeral\""), "{refused:?}");
-    refused
+    let mut failures = daemon.assert_runs_nothing().await.into_iter();
+    let failure = failures.find(|failure| failure.level == level).unwrap();
+    assert_eq!(failure.stage, "persistent_home", "{failure:?}");
+    assert!(failure.remedy.contains("home = \"ephemeral\""), "{failure:?}");
+    failure
 }
 
 #[tokio::test]
@@ -42,7 +42,7 @@ async fn persistent_home_is_rejected_at_l1() {
     assert_check_reports_not_ready(&daemon.run_check());
 }
 
-/// Checks that `--check` says what the daemon would.
+/// Checks that `--check` reports the same as the daemon.
 fn assert_check_reports_not_ready(output: &Output) {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(78), "{output:?}");
@@ -58,7 +58,8 @@ async fn daemon_without_sys_admin_rejects_persistent_homes() {
     };
     let daemon = setup().start().await;
     let response = daemon.run(shell("echo $HOME; touch ~/f")).await;
-    assert_eq!(response.isolation, "L3", "without a kept home it is as ever");
+    assert_eq!(response.isolation, "L3", "the level does not depend on a persistent home");
+
     for level in ["L3", "L2", "L1"] {
         let setup = setup().workspace_table(PERSISTENT_HOME_TABLE);
         let daemon = setup.arguments(&["--minimum-level", level]).start().await;
@@ -79,9 +80,11 @@ async fn namespace_root_owns_the_home_of_an_unmapped_owner() {
         .wrapped_by(["unshare", "--user", "--map-root-user"])
         .start()
         .await;
+
     daemon.output(shell("echo kept > ~/f")).await;
     let daemon = daemon.restart().await;
     assert_eq!(daemon.output(shell("cat ~/f; id -un")).await, "kept\nagent\n");
+
     let home = only_home(&daemon);
     assert_eq!(home.join("f").metadata().unwrap().uid(), DAEMON_UID);
 }
@@ -104,7 +107,8 @@ async fn home_survives_a_change_of_workspace_owner() {
     let daemon = daemon.restart().await;
     let script = "cat ~/d/f; echo more >> ~/d/f; touch ~/g; rm -r ~/d; ls ~";
     assert_eq!(daemon.output(shell(script)).await, "secret\ng\n");
-    // Where owners cannot be mapped, commands are the workspace's owner, and the home is not theirs.
+
+    // Without id-mapped mounts, commands run as the workspace's owner, which does not own the home.
     let injector = HostProgram::compile("inject");
     let injector = injector.path.to_str().unwrap();
     let daemon =
@@ -113,13 +117,16 @@ async fn home_survives_a_change_of_workspace_owner() {
     let home = only_home(&daemon);
     chown(daemon.workspace(), Some(5353), Some(5353)).unwrap();
     let daemon = daemon.restart().await;
+
     let refusal = persistent_home_failure(&daemon, "L3").await;
-    for part in [home.to_str().unwrap(), "4242", "5353", "chown -R"] {
-        assert!(refusal.message.contains(part), "{part}: {refusal:?}");
+    for text in [home.to_str().unwrap(), "4242", "5353", "chown -R"] {
+        assert!(refusal.message.contains(text), "{text}: {refusal:?}");
     }
+
     for path in [&home, &home.join("f")] {
         chown(path, Some(5353), Some(5353)).unwrap();
     }
+
     let daemon = daemon.restart().await;
     assert_eq!(daemon.output(shell("cat ~/f")).await, "kept\n");
 }

@@ -1,4 +1,4 @@
-//! The processes that make and keep sandboxes die at any moment: nothing outlives the daemon.
+//! Deaths of the processes that build and keep sandboxes. No process outlives the daemon.
 
 use std::time::Duration;
 
@@ -9,33 +9,39 @@ use crate::support::{
     shell, status_field,
 };
 
-/// Kills one of `names`, whichever is found first, again and again while sandboxes are made, then the
-/// daemon.
+/// Repeatedly kills a process of one of `names`, the first that it finds, while sandboxes are
+/// built. Then kills the daemon.
 async fn assert_nothing_outlives_daemon(setup: Setup, names: &[&str]) {
     let daemon = setup.start().await;
-    let keeper = find_descendant(&daemon, "jig-keeper").expect("it lives as long as the daemon");
+    let keeper = find_descendant(&daemon, "jig-keeper").expect("the keeper is not running");
+
     let mark = Mark::new();
     let mut runs = Vec::new();
     for round in 0..full_size(300, 30) {
-        // Its slot makes the next sandbox when it has ended; another is made instead of it.
-        let ended = daemon.spawn_run(shell("true"));
-        let running = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
+        // When this run has ended, its slot builds the next sandbox; a third one replaces it
+        // meanwhile.
+        let short_run = daemon.spawn_run(shell("true"));
+        let long_run = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
         let name = names[round % names.len()];
-        let moment = Duration::from_micros(u64::try_from(round * 397 % 9000).unwrap());
-        tokio::time::sleep(moment).await;
+        let delay = Duration::from_micros(u64::try_from(round * 397 % 9000).unwrap());
+        tokio::time::sleep(delay).await;
+
         if let Some(process) = find_descendant(&daemon, name) {
-            // It may have died with another.
-            let _gone = kill_process(Pid::from_raw(process.pid).unwrap(), Signal::KILL);
+            // The process may have died together with an earlier one.
+            let _dead = kill_process(Pid::from_raw(process.pid).unwrap(), Signal::KILL);
         }
-        let _lost_or_not = ended.await.unwrap();
-        runs.push(running);
+
+        let _lost_or_completed = short_run.await.unwrap();
+        runs.push(long_run);
     }
+
     drop(daemon);
-    eventually("no process of the daemon's is left", async || {
+    eventually("all processes of the daemon have ended", async || {
         session_processes(keeper.pid).is_empty()
     })
     .await;
     mark.wait_until_gone().await;
+
     for run in runs {
         let _lost_or_killed = run.await.unwrap();
     }

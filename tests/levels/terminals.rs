@@ -1,4 +1,4 @@
-//! Commands that ask for a terminal below L3.
+//! Commands on a terminal below L3.
 
 use jig::api::v1::{StartRequest, TerminalSize};
 
@@ -26,12 +26,12 @@ async fn terminal_request_is_rejected_at_l1() {
 }
 
 async fn expect_rejected_start(daemon: &Daemon, request: StartRequest) -> Refusal {
-    let answer = daemon.processes().start(request).await;
-    match answer {
+    let response = daemon.processes().start(request).await;
+    match response {
         Err(status) => Refusal::from_status(&status),
         Ok(stream) => match stream.into_inner().message().await {
             Err(status) => Refusal::from_status(&status),
-            Ok(event) => panic!("it was started: {event:?}"),
+            Ok(event) => panic!("the process was started: {event:?}"),
         },
     }
 }

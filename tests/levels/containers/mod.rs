@@ -1,5 +1,5 @@
-//! Containers as Kubernetes makes them, with a real runtime (crun): which level each gives, found by
-//! looking at what a command in it really is.
+//! Containers with the configuration of Kubernetes, in a real runtime (crun). The tests determine
+//! the level of each from the actual properties of a command.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,7 @@ use crate::support::{
     Setup, argv, compile_in_workspace, shell, status_field,
 };
 
-/// Capabilities of Docker's and CAP_SYS_ADMIN.
+/// Docker's default capabilities and CAP_SYS_ADMIN.
 const ADMIN_CAPABILITIES: &[&str] = &[
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
@@ -33,7 +33,7 @@ const ADMIN_CAPABILITIES: &[&str] = &[
     "CAP_SYS_ADMIN",
     "CAP_SYS_CHROOT",
 ];
-/// All, by their numbers.
+/// All capabilities, in the order of their numbers.
 const ALL_CAPABILITIES: &[&str] = &[
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -78,8 +78,7 @@ const ALL_CAPABILITIES: &[&str] = &[
     "CAP_CHECKPOINT_RESTORE",
 ];
 
-/// What a container gives where everything is allowed: a level, or at L3 and L2 (and L1) the step
-/// that fails.
+/// The highest level that a container supports, or the stage at which every level fails.
 #[derive(Debug, Clone, Copy)]
 enum ExpectedLevel {
     L3,
@@ -88,7 +87,7 @@ enum ExpectedLevel {
     Unavailable(&'static str),
 }
 
-/// A container without privileges and with a masked `/proc` of an ordinary user.
+/// A container of an ordinary user without privileges, with a masked `/proc`.
 const RESTRICTED: Container = Container {
     name: "A",
     uid: 1000,
@@ -99,7 +98,7 @@ const RESTRICTED: Container = Container {
     own_users: false,
     own_network: true,
 };
-/// A container as engines make it by default.
+/// A container with an engine's default configuration.
 const ROOT: Container = Container {
     name: "B",
     uid: 0,
@@ -107,14 +106,14 @@ const ROOT: Container = Container {
     no_new_privs: false,
     ..RESTRICTED
 };
-/// A container with users of its own (`hostUsers: false`) and an unmasked `/proc`.
+/// A container with its own user namespace (`hostUsers: false`) and an unmasked `/proc`.
 const USER_NAMESPACE: Container =
     Container { name: "C1", masked: false, own_users: true, ..RESTRICTED };
 /// Root in such a container.
 const USER_NAMESPACE_ROOT: Container =
     Container { name: "C3b", uid: 0, profile: Localhost, ..USER_NAMESPACE };
 
-/// The matrix: a container, who owns the workspace in it, and what it gives.
+/// The matrix: a container, the workspace's owner in it, and the expected level.
 const MATRIX: &[(Container, u32, ExpectedLevel)] = &[
     (RESTRICTED, 1000, ExpectedLevel::L1),
     (ROOT, 1000, ExpectedLevel::L1),
@@ -181,17 +180,19 @@ const MATRIX: &[(Container, u32, ExpectedLevel)] = &[
     (Container { name: "H", profile: Unconfined, ..USER_NAMESPACE }, 1000, ExpectedLevel::L3),
 ];
 
-/// Whether this machine can start a container: its root cannot give what it does not have.
+/// Whether this machine can start a container: its root cannot grant capabilities that it lacks.
 fn can_start(container: &Container) -> bool {
-    let own = status_field(std::process::id().cast_signed(), "CapEff").unwrap();
-    let own = u64::from_str_radix(&own, 16).unwrap();
+    let effective = status_field(std::process::id().cast_signed(), "CapEff").unwrap();
+    let effective = u64::from_str_radix(&effective, 16).unwrap();
     let all = (1_u64 << ALL_CAPABILITIES.len()) - 1;
-    container.own_users || container.capabilities.len() < ALL_CAPABILITIES.len() || own & all == all
+    container.own_users
+        || container.capabilities.len() < ALL_CAPABILITIES.len()
+        || effective & all == all
 }
 
-/// Says something that is read although the test succeeds.
+/// Prints a text that is visible although the test succeeds.
 fn print_to_stderr(text: &str) {
-    // The test's own output is kept back.
+    // The test harness captures the output of `eprintln!`.
     io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }
 
@@ -205,18 +206,19 @@ async fn start_in(container: &Container, owner: u32, minimum: &str) -> Daemon {
         .await
 }
 
-/// Finds out what a command really is.
+/// Determines the level of a command from its actual properties.
 async fn probe_command_level(daemon: &Daemon) -> &'static str {
     let mark = Mark::new();
-    let running = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
+    let call = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
     let command = *mark.wait_for_processes(1).await.first().unwrap();
     let namespaces = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
     let private_namespaces = namespaces.iter().filter(|kind| {
-        let of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap();
-        of(command) != of(daemon.pid())
+        let namespace_of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap();
+        namespace_of(command) != namespace_of(daemon.pid())
     });
-    let own = private_namespaces.count();
-    for (field, right) in [
+    let private_count = private_namespaces.count();
+
+    for (field, expected) in [
         ("CapEff", "0000000000000000"),
         ("CapPrm", "0000000000000000"),
         ("CapInh", "0000000000000000"),
@@ -224,65 +226,80 @@ async fn probe_command_level(daemon: &Daemon) -> &'static str {
         ("NoNewPrivs", "1"),
         ("Seccomp", "2"),
     ] {
-        assert_eq!(status_field(command, field).unwrap(), right, "{field}");
+        assert_eq!(status_field(command, field).unwrap(), expected, "{field}");
     }
+
     assert!(!status_field(command, "Uid").unwrap().starts_with("0\t"));
-    running.abort();
+
+    call.abort();
     mark.wait_until_gone().await;
     let visible = daemon.output(shell("cd /proc; echo [0-9]*")).await;
     assert_ne!(daemon.output(shell("id -u")).await, "0\n");
+
     let secret = daemon.sibling_path("secret");
     fs::write(&secret, "").unwrap();
     let peek = format!("cat {}", secret.display());
     assert_ne!(daemon.run(shell(&peek)).await.exit_code, Some(0));
-    let net = "exec 3<> /dev/tcp/169.254.169.254/80";
-    let reached = daemon.run(argv(&["bash", "-c", net])).await;
-    assert_ne!(reached.exit_code, Some(0), "{reached:?}");
-    match (own, visible.as_str()) {
+
+    let connect = "exec 3<> /dev/tcp/169.254.169.254/80";
+    let response = daemon.run(argv(&["bash", "-c", connect])).await;
+    assert_ne!(response.exit_code, Some(0), "{response:?}");
+
+    match (private_count, visible.as_str()) {
         (7, "1 2\n") => "L3",
         (7, _) => "L2",
         (0, _) => "L1",
-        other => panic!("neither all namespaces nor none: {other:?}"),
+        counts => panic!("neither all namespaces nor none: {counts:?}"),
     }
 }
 
-/// Sees that a container gives what the matrix says, and that the daemon tells what it gives.
-async fn check_container(container: &Container, owner: u32, gives: ExpectedLevel) -> String {
+/// Checks that a container gives the expected level, and that the daemon reports it.
+async fn check_container(
+    container: &Container,
+    owner: u32,
+    expected_level: ExpectedLevel,
+) -> String {
     let daemon = start_in(container, owner, "L1").await;
     let isolation = daemon.info().await.isolation.unwrap();
-    let failed_stages: BTreeSet<_> = isolation.failed_levels.iter().map(|one| &one.stage).collect();
+    let failed_stages: BTreeSet<_> =
+        isolation.failed_levels.iter().map(|failure| &failure.stage).collect();
     let level = isolation.level.as_str();
-    let expected = match gives {
+    let expected = match expected_level {
         ExpectedLevel::L3 => "L3",
         ExpectedLevel::L2 => "L2",
         ExpectedLevel::L1 => "L1",
         ExpectedLevel::Unavailable(_) => "L0",
     };
     assert_eq!(level, expected, "{}: {:?}", container.name, isolation.failed_levels);
-    if let ExpectedLevel::Unavailable(stage) = gives {
+
+    if let ExpectedLevel::Unavailable(stage) = expected_level {
         assert_eq!(isolation.failed_levels.first().unwrap().stage, stage);
         assert_eq!(daemon.health().await, ServingStatus::NotServing);
         daemon.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert!(!daemon.file("ran").exists());
         return format!("{}: nothing ({failed_stages:?})", container.name);
     }
+
     assert_eq!(probe_command_level(&daemon).await, level, "{}", container.name);
-    let line = "echo text > file && cat file && rm file";
-    let response = daemon.run(shell(line)).await;
+
+    let script = "echo text > file && cat file && rm file";
+    let response = daemon.run(shell(script)).await;
     assert_eq!(response.stdout, "text\n", "{response:?}");
     assert_eq!(response.isolation, level);
+
     for layer in &isolation.layers {
         assert_eq!(layer.applied, layer.remedy.is_empty(), "{layer:?}");
     }
+
     format!("{}: {level} ({failed_stages:?})", container.name)
 }
 
 #[tokio::test]
 async fn case_83_each_container_gives_its_expected_level() {
     let mut report = Vec::new();
-    for (container, owner, gives) in MATRIX {
+    for (container, owner, expected_level) in MATRIX {
         if can_start(container) {
-            report.push(check_container(container, *owner, *gives).await);
+            report.push(check_container(container, *owner, *expected_level).await);
         } else {
             report.push(format!(
                 "{}: NOT TRIED: this machine's root has not all capabilities, so it cannot start a privileged container",
@@ -290,26 +307,30 @@ async fn case_83_each_container_gives_its_expected_level() {
             ));
         }
     }
+
     print_to_stderr(&format!("containers:\n  {}", report.join("\n  ")));
 }
 
 #[tokio::test]
 async fn command_cannot_escape_a_moved_root() {
-    // Engines' profiles refuse pivot_root to who has CAP_SYS_ADMIN.
+    // Engines' profiles reject pivot_root for a caller with CAP_SYS_ADMIN.
     for (container, owner, _) in MATRIX.iter().filter(|(row, ..)| ["C4", "D"].contains(&row.name)) {
         let daemon = start_in(container, *owner, "L3").await;
         let program = compile_in_workspace(&daemon, "mounts");
+
         let response = daemon.run(argv(&[&program])).await;
         for call in ["chroot", "pivot_root", "bind", "detach /proc", "umount /workspace"] {
             let line = format!("{call}: EPERM\n");
             assert!(response.stdout.contains(&line), "{call}: {response:?}");
         }
+
         for path in
             ["/jig/jigd", "/../jig/jigd", "/proc/1/root/jig/jigd", "/proc/self/root/../jig/jigd"]
         {
             let response = daemon.run(argv(&["ls", path])).await;
             assert_eq!(response.exit_code, Some(2), "{path}: {response:?}");
         }
+
         let mounts = daemon.output(shell("cut -d' ' -f5 /proc/self/mountinfo")).await;
         assert!(!mounts.lines().any(|mount| mount == "/jig"), "{mounts}");
     }
@@ -317,20 +338,21 @@ async fn command_cannot_escape_a_moved_root() {
 
 #[tokio::test]
 async fn case_83_container_below_minimum_level_runs_nothing_and_reports_remedy() {
-    for (container, owner, gives) in MATRIX {
-        let remedy = match gives {
+    for (container, owner, expected_level) in MATRIX {
+        let remedy = match expected_level {
             ExpectedLevel::L2 => "procMount",
             ExpectedLevel::L1 => "user namespaces",
             ExpectedLevel::L3 | ExpectedLevel::Unavailable(_) => continue,
         };
         let daemon = start_in(container, *owner, "L3").await;
         assert_eq!(daemon.health().await, ServingStatus::NotServing);
+
         let refusal = daemon.run_failing(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
-        for (name, part) in [("stage", ""), ("errno", "EPERM"), ("remedy", remedy)] {
+        for (name, text) in [("stage", ""), ("errno", "EPERM"), ("remedy", remedy)] {
             let value = &refusal.metadata[name];
-            assert!(!value.is_empty() && value.contains(part), "{refusal:?}");
+            assert!(!value.is_empty() && value.contains(text), "{refusal:?}");
         }
         assert!(!daemon.file("ran").exists(), "{}", container.name);
-        assert_eq!(daemon.list_files().await, [""; 0], "files can be listed");
+        assert_eq!(daemon.list_files().await, [""; 0], "the daemon lists files");
     }
 }

@@ -1,4 +1,4 @@
-//! Containers and pods as people run them, with Podman and runc: the rows of docs/containers.md.
+//! Containers and pods of ordinary use, with Podman and runc: the rows of docs/containers.md.
 
 mod pod;
 mod scripts;
@@ -17,27 +17,27 @@ use tempfile::TempDir;
 use self::scripts::{ATTEMPTS, DAEMON_SCRIPT};
 use crate::support::{DOCKER_SECCOMP, copy_program, run_setup_script, stripped_binary};
 
-/// The page of the documentation.
+/// The documentation page with the table of rows.
 const CONTAINERS_PAGE: &str = include_str!("../../../docs/containers.md");
-/// What Podman needs on machines as this.
+/// Podman settings for machines like the test machine.
 const CONTAINERS_CONF: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/tests/levels/podman/containers.conf");
-/// An image of empty directories, where the host's `/usr` is mounted.
+/// An image of empty directories. The host's `/usr` is mounted in its containers.
 const IMAGE: &str = "localhost/jig-test-levels:1";
-/// The flags of the columns of the page.
+/// Flags of the table's columns.
 const COLUMN_FLAGS: [&str; 3] = ["", "--minimum-level L1", "--minimum-level L1 --chown-workspace"];
-/// Stands in options for the files of a test.
+/// Placeholders in options for files of a test.
 const DOCKER_PROFILE_PLACEHOLDER: &str = "@PROFILE@";
 const VOLUME_PLACEHOLDER: &str = "@VOLUME@";
 
-/// A container of the page.
+/// A container of the table.
 struct Row {
-    /// Its first column.
+    /// First column of the row.
     name: &'static str,
     options: &'static [&'static str],
-    /// Where the workspace is, and to whom it belongs if it is a volume.
+    /// Path of the workspace, and its owner if it is a volume.
     workspace: (&'static str, Option<u32>),
-    /// What commands get with the flags of the columns: a level, or nothing and this in the reason.
+    /// The level of commands with each column's flags, or a text in the reason why there is none.
     expected: [Result<&'static str, &'static str>; 3],
 }
 
@@ -118,7 +118,7 @@ const ROWS: &[Row] = &[
     },
 ];
 
-/// Rows of pods: the first column, whether they have Docker's profile, and what commands get.
+/// Rows of pods: first column, whether they have Docker's profile, and the level of commands.
 const PODS: &[(&str, bool, [Option<&str>; 3])] = &[
     (
         "pod: sidecar, user 1000, all capabilities dropped, `emptyDir`",
@@ -144,10 +144,10 @@ fn run_successfully(command: &mut Command) -> Output {
     output
 }
 
-/// Has the programs and the image be there.
+/// Installs the programs and imports the image, once per test process.
 fn ensure_image() {
-    static DONE: OnceLock<()> = OnceLock::new();
-    DONE.get_or_init(|| {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
         run_setup_script("tests/levels/install.sh");
         if run_successfully(podman_command().args(["images", "--quiet", IMAGE])).stdout.is_empty() {
             import_image();
@@ -173,11 +173,13 @@ fn import_image() {
         fs::create_dir_all(root.join(name)).unwrap();
         fs::set_permissions(root.join(name), fs::Permissions::from_mode(mode)).unwrap();
     }
+
     for name in ["bin", "sbin", "lib", "lib32", "lib64"] {
         if let Ok(target) = fs::read_link(Path::new("/").join(name)) {
             symlink(target, root.join(name)).unwrap();
         }
     }
+
     fs::write(root.join("work/file"), "of the image\n").unwrap();
     let archive = folder.path().join("root.tar");
     let mut tar = Command::new("tar");
@@ -194,12 +196,13 @@ fn create_folder() -> TempDir {
         .unwrap()
 }
 
-/// Files of a container: the client with the daemon in it, Docker's profile and a volume.
+/// Files of a container: the client, which contains the daemon, Docker's profile and a volume.
 fn create_container_files(owner: u32) -> TempDir {
     let folder = create_folder();
     for name in ["jig", "volume"] {
         fs::create_dir(folder.path().join(name)).unwrap();
     }
+
     let program = stripped_binary("jig", Path::new(env!("CARGO_BIN_EXE_jig")));
     copy_program(&program, &folder.path().join("jig/jig"));
     let volume = folder.path().join("volume");
@@ -207,61 +210,66 @@ fn create_container_files(owner: u32) -> TempDir {
     for path in [volume.join("file"), volume] {
         chown(path, Some(owner), Some(owner)).unwrap();
     }
+
     fs::write(folder.path().join("profile.json"), docker_profile_json()).unwrap();
     folder
 }
 
-/// Docker's default profile, as engines read it.
+/// Docker's default profile, in the form that engines read.
 fn docker_profile_json() -> String {
     let data: Value = serde_json::from_str(DOCKER_SECCOMP).unwrap();
     let mut rules = data["rules"].clone();
     for rule in rules.as_array_mut().unwrap() {
         let rule = rule.as_object_mut().unwrap();
-        for (from, to) in [("with", "includes"), ("without", "excludes")] {
-            if let Some(capabilities) = rule.remove(from) {
-                rule.insert(to.to_owned(), json!({"caps": capabilities}));
+        for (our_key, engine_key) in [("with", "includes"), ("without", "excludes")] {
+            if let Some(capabilities) = rule.remove(our_key) {
+                rule.insert(engine_key.to_owned(), json!({"caps": capabilities}));
             }
         }
     }
+
     let profile = json!({
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": 1,
         "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],
         "syscalls": rules,
     });
+
     profile.to_string()
 }
 
-/// What came of each set of flags: fields of a line, and the line of the log.
+/// For each set of flags: the fields of the result line, and the log line.
 fn run_with_each_flag_set(row: &Row) -> Vec<(Vec<String>, String)> {
     let files = create_container_files(row.workspace.1.unwrap_or(0));
-    let at = |name: &str| files.path().join(name).display().to_string();
+    let path_of = |name: &str| files.path().join(name).display().to_string();
     let options = row.options.iter().map(|option| match *option {
-        DOCKER_PROFILE_PLACEHOLDER => format!("seccomp={}", at("profile.json")),
-        VOLUME_PLACEHOLDER => format!("{}:/volume", at("volume")),
+        DOCKER_PROFILE_PLACEHOLDER => format!("seccomp={}", path_of("profile.json")),
+        VOLUME_PLACEHOLDER => format!("{}:/volume", path_of("volume")),
         option => option.to_owned(),
     });
     let mut command = podman_command();
     command
         .args(["run", "--rm", "--network", "none", "--timeout", "300"])
         .args(["--volume", "/usr:/usr:ro"])
-        .args(["--volume", &format!("{}:/jig:ro", at("jig"))])
+        .args(["--volume", &format!("{}:/jig:ro", path_of("jig"))])
         .args(["--env", &format!("W={}", row.workspace.0)])
         .args(["--env", &format!("ATTEMPTS={ATTEMPTS}")])
         .args(options)
         .args([IMAGE, "sh", "-c", DAEMON_SCRIPT, "sh"])
         .args(COLUMN_FLAGS);
+
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let fields = |line: &str| line.split('\t').map(str::to_owned).collect::<Vec<_>>();
     let lines: Vec<_> = text.lines().map(fields).collect();
     assert_eq!(lines.len(), 2 * COLUMN_FLAGS.len(), "{}: {output:?}", row.name);
+
     let pairs = lines.chunks(2);
     pairs.map(|pair| (pair[0].clone(), pair[1][1].clone())).collect()
 }
 
-/// Sees that a container gives what the page says, to commands that run, write, and reach nothing of
-/// the daemon's.
+/// Checks that a container gives the documented level. Commands run and write, and reach nothing
+/// that belongs to the daemon.
 fn check_row(row: &Row) {
     ensure_image();
     for ((fields, log), (expected, flags)) in
@@ -280,11 +288,12 @@ fn check_row(row: &Row) {
                 assert_eq!(fields[2..], ["tool command ", "written ", "yes"], "{context}");
                 assert_eq!(log.is_empty(), *level == "L3", "{context}");
             }
-            Err(why) => {
+            Err(reason) => {
                 assert_eq!(fields[0], "refused", "{context}");
-                assert!(format!("{} {log}", fields[1]).contains(why), "{context}");
+                assert!(format!("{} {log}", fields[1]).contains(reason), "{context}");
             }
         }
+
         if !log.is_empty() {
             assert!(log.contains("found: Podman container, "), "{context}");
         }
@@ -318,7 +327,7 @@ rows! {
     privileged_on_a_volume: 9,
 }
 
-/// In the directory of a project in a container as it comes, without a daemon.
+/// In a project's directory in a default container, without a daemon.
 #[test]
 fn jig_run_suggests_flags_that_work() {
     ensure_image();
@@ -331,6 +340,7 @@ fn jig_run_suggests_flags_that_work() {
         /jig/jig run $flags -- sh -c 'id -u; echo written > file; cat file'
         ls -n file | cut -d' ' -f3
     "#;
+
     let mut command = podman_command();
     command
         .args(["run", "--rm", "--network", "none", "--timeout", "300"])
@@ -339,29 +349,32 @@ fn jig_run_suggests_flags_that_work() {
         .args([IMAGE, "sh", "-c", script]);
     let output = run_successfully(&mut command);
     let stdout = String::from_utf8_lossy(&output.stdout);
-    let found =
+    let host =
         "this host (Podman container, root without CAP_SYS_ADMIN, seccomp profile, masked /proc)";
-    assert!(stdout.contains(found), "{stdout}");
-    let line = "This would work: jig run --chown-workspace --minimum-level L1 …\n";
-    assert!(stdout.contains(line), "{stdout}");
+    assert!(stdout.contains(host), "{stdout}");
+
+    let suggestion = "This would work: jig run --chown-workspace --minimum-level L1 …\n";
+    assert!(stdout.contains(suggestion), "{stdout}");
     assert!(stdout.ends_with("61000\nwritten\n61000\n"), "{stdout}");
+
     let note = String::from_utf8_lossy(&output.stderr);
     assert!(note.contains("belong to user 61000 now (--chown-workspace)"), "{note}");
 }
 
 #[test]
 fn documentation_lists_these_rows() {
-    let shown = |gives: &Result<&'static str, &'static str>| gives.unwrap_or("–");
+    let cell = |level: &Result<&'static str, &'static str>| level.unwrap_or("–");
     let mut expected: Vec<_> = ROWS
         .iter()
         .map(|row| {
             let [first, second, third] = &row.expected;
-            let levels = [shown(first), shown(second), shown(third)];
+            let levels = [cell(first), cell(second), cell(third)];
             format!("| {} | {} |", row.name, levels.join(" | "))
         })
         .collect();
-    expected.extend(PODS.iter().map(|(name, _, gives)| {
-        let levels = gives.map(|level| level.unwrap_or("–"));
+
+    expected.extend(PODS.iter().map(|(name, _, levels)| {
+        let levels = levels.map(|level| level.unwrap_or("–"));
         format!("| {name} | {} |", levels.join(" | "))
     }));
     let rows = CONTAINERS_PAGE.lines().filter(|line| line.starts_with("| "));

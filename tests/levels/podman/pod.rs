@@ -1,4 +1,4 @@
-//! A pod: the daemon as a sidecar of an agent's container.
+//! A pod with the daemon as a sidecar of an agent's container.
 
 use std::{fs, process::Output};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::support::eventually;
 
-/// A pod that ends with the test.
+/// A pod that is removed when the test ends.
 struct Pod {
     name: String,
     _files: TempDir,
@@ -19,13 +19,12 @@ struct Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        let _gone =
+        let _removed =
             podman_command().args(["pod", "rm", "--force", "--time", "0", &self.name]).output();
     }
 }
 
 impl Pod {
-    /// Runs jig in the agent's container.
     fn run_jig(&self, arguments: &[&str]) -> Output {
         let agent = format!("{}-agent", self.name);
         podman_command()
@@ -36,8 +35,8 @@ impl Pod {
     }
 }
 
-/// Starts a pod, with `flags` for its daemon, and with Docker's profile if that is asked for.
-fn start_pod(name: &str, flags: &str, dockers_profile: bool) -> Pod {
+/// Starts a pod with `flags` for its daemon, and with Docker's seccomp profile on request.
+fn start_pod(name: &str, flags: &str, has_docker_profile: bool) -> Pod {
     let files = create_container_files(0);
     let name = format!("jig-test-{}-{name}", std::process::id());
     let mount = |name: &str, path: &str, read_only: bool| json!({"name": name, "mountPath": path, "readOnly": read_only});
@@ -55,8 +54,9 @@ fn start_pod(name: &str, flags: &str, dockers_profile: bool) -> Pod {
         "--state-dir",
         "/tmp/state",
     ];
+
     daemon.extend(flags.split_whitespace());
-    let annotations = if dockers_profile {
+    let annotations = if has_docker_profile {
         json!({"container.seccomp.security.alpha.kubernetes.io/jigd": "localhost/profile.json"})
     } else {
         json!({})
@@ -94,9 +94,11 @@ fn start_pod(name: &str, flags: &str, dockers_profile: bool) -> Pod {
             ],
         },
     });
+
     let file = files.path().join("pod.yaml");
     fs::write(&file, pod.to_string()).unwrap();
-    // The pod is there before its containers are: from here on it is removed.
+
+    // The pod exists before its containers do. From here on, dropping `pod` removes it.
     let profiles = files.path().to_owned();
     let pod = Pod { name, _files: files };
     run_successfully(
@@ -105,37 +107,40 @@ fn start_pod(name: &str, flags: &str, dockers_profile: bool) -> Pod {
             .arg("--seccomp-profile-root")
             .args([profiles, file]),
     );
+
     pod
 }
 
-/// Sees that the pod gives what the page says, to commands that share files with the agent.
-async fn check_pod(pod: &Pod, gives: Option<&str>, context: &str) {
+/// Checks that the pod gives the documented level to commands that share files with the agent.
+async fn check_pod(pod: &Pod, expected_level: Option<&str>, context: &str) {
     let run = ["--json", "run", "--", "sh", "-c", "id -u && echo written > shared"];
-    let Some(level) = gives else {
-        let is_refused = async || {
+    let Some(level) = expected_level else {
+        let is_rejected = async || {
             let output = pod.run_jig(&run);
             String::from_utf8_lossy(&output.stdout).contains("SANDBOX_UNAVAILABLE")
         };
-        eventually(&format!("{context}: commands are refused"), is_refused).await;
+        eventually(&format!("{context}: commands are rejected"), is_rejected).await;
         return;
     };
+
     let is_healthy = async || pod.run_jig(&["health"]).status.success();
     eventually(&format!("{context}: the sidecar serves"), is_healthy).await;
     let output = pod.run_jig(&run);
     let response: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(response["isolation"], level, "{context}: {output:?}");
     assert_eq!(response["stdout"], "1000\n", "{context}: {output:?}");
+
     let agent = format!("{}-agent", pod.name);
-    let read = run_successfully(podman_command().args(["exec", &agent, "cat", "/open/shared"]));
-    assert_eq!(read.stdout, b"written\n");
+    let output = run_successfully(podman_command().args(["exec", &agent, "cat", "/open/shared"]));
+    assert_eq!(output.stdout, b"written\n");
 }
 
 #[tokio::test]
 async fn sidecar_serves_the_agent_container_of_its_pod() {
     ensure_image();
-    for (row, (name, dockers_profile, gives)) in PODS.iter().enumerate() {
-        for (column, (flags, level)) in COLUMN_FLAGS.iter().zip(gives).enumerate() {
-            let pod = start_pod(&format!("{row}-{column}"), flags, *dockers_profile);
+    for (row, (name, has_docker_profile, expected_levels)) in PODS.iter().enumerate() {
+        for (column, (flags, level)) in COLUMN_FLAGS.iter().zip(expected_levels).enumerate() {
+            let pod = start_pod(&format!("{row}-{column}"), flags, *has_docker_profile);
             check_pod(&pod, *level, &format!("{name} with {flags:?}")).await;
         }
     }
