@@ -1,4 +1,5 @@
-//! The tools as their descriptors have them, and random requests that keep the rules of their fields.
+//! The contract's tools, read from their descriptors, and random requests that satisfy the rules of
+//! single fields.
 
 use std::collections::HashMap;
 
@@ -15,29 +16,26 @@ use prost_reflect::{
 
 use super::generators;
 
-/// Longest text that is made as long as it may be.
+/// Longest text that is filled up to its limit.
 const MAX_FILLED_TEXT_BYTES: u32 = 128 << 10;
 
-/// The contract.
 #[derive(Debug)]
 pub(super) struct Contract {
     pool: DescriptorPool,
     rules: ExtensionDescriptor,
-    /// Its tools.
+    /// The tools of `ToolService`.
     pub(super) tools: Vec<ContractTool>,
 }
 
-/// A tool.
 #[derive(Debug)]
 pub(super) struct ContractTool {
-    /// Its name.
     pub(super) name: String,
-    /// Its RPC.
+    /// The typed RPC of the tool.
     pub(super) method: MethodDescriptor,
 }
 
 impl Contract {
-    /// Reads it.
+    /// Reads the contract's descriptors.
     pub(super) fn load() -> Self {
         let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).unwrap();
         let extension = pool.get_extension_by_name("jig.v1.tool").unwrap();
@@ -49,27 +47,32 @@ impl Contract {
         });
         let tools: Vec<_> = tools.collect();
         assert_eq!(tools.len(), 17);
+
         Self { rules: pool.get_extension_by_name("jig.v1.field").unwrap(), pool, tools }
     }
 
-    /// A message of this name.
     pub(super) fn message_descriptor(&self, name: &str) -> MessageDescriptor {
         self.pool.get_message_by_name(name).unwrap()
     }
 
-    /// What is declared of a field.
+    /// The declared rules of a field.
     pub(super) fn rules(&self, field: &FieldDescriptor) -> FieldRules {
         decode_options(&field.options(), &self.rules).unwrap_or_default()
     }
 
-    /// A message whose fields keep their rules, each by itself.
-    pub(super) fn random_message(&self, of: &MessageDescriptor, rng: &mut Rng) -> DynamicMessage {
-        let mut message = DynamicMessage::new(of.clone());
-        for field in of.fields() {
+    /// A message in which each field, taken alone, satisfies its rules.
+    pub(super) fn random_message(
+        &self,
+        descriptor: &MessageDescriptor,
+        rng: &mut Rng,
+    ) -> DynamicMessage {
+        let mut message = DynamicMessage::new(descriptor.clone());
+        for field in descriptor.fields() {
             let rules = self.rules(&field);
             if !rules.required && rng.bool() {
                 continue;
             }
+
             let value = if field.is_map() {
                 let entries = (0..rng.usize(1..4)).map(|_| {
                     let (name, value) = (generators::variable(rng), generators::text(rng));
@@ -82,8 +85,10 @@ impl Contract {
             } else {
                 self.random_value(&field, &rules, rng)
             };
+
             message.set_field(&field, value);
         }
+
         message
     }
 
@@ -95,7 +100,7 @@ impl Contract {
             }
             Kind::Uint64 => Value::U64(random_number(rules, u64::MAX, rng)),
             Kind::Enum(values) => {
-                // The first stands for nothing.
+                // The zero value counts as unset.
                 let values: Vec<_> = values.values().skip(1).collect();
                 Value::EnumNumber(values[rng.usize(..values.len())].number())
             }
@@ -109,47 +114,49 @@ impl Contract {
                 "glob" | "globs" | "exclude_globs" => generators::glob(rng),
                 _ => random_text(field, rules, rng),
             }),
-            kind => panic!("{kind:?} is new: say how to make one"),
+            kind => panic!("{kind:?} has no generator"),
         }
     }
 }
 
 fn random_text(field: &FieldDescriptor, rules: &FieldRules, rng: &mut Rng) -> String {
-    let mut text = match rules.required {
-        true => generators::non_empty_text(rng),
-        false => generators::text(rng),
-    };
+    let mut text =
+        if rules.required { generators::non_empty_text(rng) } else { generators::text(rng) };
     if !rules.no_nul && rng.u8(..4) == 0 {
         text.push('\0');
     }
-    if let Some(most) = rules.max_bytes.filter(|most| *most <= MAX_FILLED_TEXT_BYTES)
+
+    if let Some(max_bytes) = rules.max_bytes.filter(|max_bytes| *max_bytes <= MAX_FILLED_TEXT_BYTES)
         && !field.is_list()
         && rng.u8(..16) == 0
     {
-        text = "l".repeat(most as usize);
+        text = "l".repeat(max_bytes as usize);
     }
-    if let Some(most) = rules.max_bytes {
-        text.truncate(text.floor_char_boundary(most as usize));
+
+    if let Some(max_bytes) = rules.max_bytes {
+        text.truncate(text.floor_char_boundary(max_bytes as usize));
     }
+
     text
 }
 
-/// A number that the rules allow: one at an edge, the default, a small one, or any.
-fn random_number(rules: &FieldRules, largest: u64, rng: &mut Rng) -> u64 {
-    let least = u64::try_from(rules.minimum.unwrap_or(0)).unwrap();
-    let most = rules.maximum.map_or(largest, |most| most.try_into().unwrap());
+/// A permitted number: a bound, next to a bound, the default, a small one, or any.
+fn random_number(rules: &FieldRules, type_max: u64, rng: &mut Rng) -> u64 {
+    let min = u64::try_from(rules.minimum.unwrap_or(0)).unwrap();
+    let max = rules.maximum.map_or(type_max, |max| max.try_into().unwrap());
     let default = match rules.default_value {
         Some(DefaultValue::DefaultNumber(number)) => number.try_into().unwrap(),
-        _ => least,
+        _ => min,
     };
+
     match rng.u8(..7) {
-        0 => least,
-        1 => most,
-        2 => least + 1,
-        3 => most - 1,
+        0 => min,
+        1 => max,
+        2 => min + 1,
+        3 => max - 1,
         4 => default,
-        5 => rng.u64(least..=most),
-        _ => rng.u64(least..=most.min(least + 100)),
+        5 => rng.u64(min..=max),
+        _ => rng.u64(min..=max.min(min + 100)),
     }
 }
 
@@ -157,7 +164,7 @@ fn decode_options<T: Message + Default>(
     options: &DynamicMessage,
     extension: &ExtensionDescriptor,
 ) -> Option<T> {
-    let is_there = options.has_extension(extension);
-    let value = is_there.then(|| options.get_extension(extension))?;
+    let is_set = options.has_extension(extension);
+    let value = is_set.then(|| options.get_extension(extension))?;
     Some(value.as_message()?.transcode_to().unwrap())
 }

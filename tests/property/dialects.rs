@@ -1,5 +1,5 @@
-//! The tools of dialects: what their schemas allow reaches tools of the contract as it was given, and nothing is
-//! told of parameters that their callers do not know.
+//! The tools of dialects. Parameters that a schema permits reach the contract's tools unchanged,
+//! and errors name only parameters of the schema.
 
 use std::collections::BTreeSet;
 
@@ -18,8 +18,8 @@ use super::{
 const DIALECTS: [&str; 7] =
     ["agentbench", "dracode", "claude", "cli_agent", "rauskuclaw", "openai", "anthropic"];
 
-/// A dialect, a tool of it, and parameters of that, each with the field of the first call that has it as it is;
-/// `[]` where that is an element of a list.
+/// A dialect, one of its tools, and the parameters that arrive unchanged, each with the field of
+/// the first call. `[]` marks an element of a list.
 type ParameterRow = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
 
 /// The rows of all tools.
@@ -36,7 +36,7 @@ const UNCHANGED_PARAMETERS: &[ParameterRow] = &[
         &[
             ("query", "query"),
             ("glob", "globs[]"),
-            // Its `max_results` has no bound, and is lowered to that of the contract.
+            // `max_results` has no bound here, and is lowered to the contract's maximum.
             ("context_lines", "context_lines"),
             ("is_regex", "is_regex"),
         ],
@@ -121,7 +121,7 @@ const UNCHANGED_PARAMETERS: &[ParameterRow] = &[
     ("anthropic", "str_replace_based_edit_tool", &[("path", "path")]),
 ];
 
-/// A tool of a dialect, as models are told of it.
+/// A tool of a dialect with its schema.
 #[derive(Debug)]
 struct SchemaTool {
     dialect: &'static str,
@@ -135,12 +135,13 @@ async fn params_valid_by_dialect_schema_reach_the_contract() {
     let tools = list_dialect_tools(&fixture).await;
     for seed in case_seeds(150, 4) {
         for tool in &tools {
-            let what = format!("{}/{}", tool.dialect, tool.name);
-            let (_case, mut rng) = Case::new(&what, seed);
+            let case_name = format!("{}/{}", tool.dialect, tool.name);
+            let (_case, mut rng) = Case::new(&case_name, seed);
             let params = random_params(&tool.schema, &mut rng);
             check_tool(&fixture, &contract, tool, seed, &params).await;
         }
     }
+
     assert!(!fixture.daemon.log().contains("internal error in a call"));
 }
 
@@ -148,31 +149,39 @@ async fn params_valid_by_dialect_schema_reach_the_contract() {
 async fn every_frontend_rejects_params_invalid_by_dialect_schema() {
     let (fixture, contract) = (PropertyFixture::new().await, Contract::load());
     fixture.reset_workspace();
+
     let tools = list_dialect_tools(&fixture).await;
     for seed in case_seeds(50, 3) {
         for tool in &tools {
-            let what = format!("{}/{}", tool.dialect, tool.name);
-            let (_case, mut rng) = Case::new(&what, seed);
+            let case_name = format!("{}/{}", tool.dialect, tool.name);
+            let (_case, mut rng) = Case::new(&case_name, seed);
             let params = random_params(&tool.schema, &mut rng);
-            let Some((wrong, params)) = break_one_param(tool, params, &mut rng) else {
+            let Some((param, params)) = break_one_param(tool, params, &mut rng) else {
                 continue;
             };
             let session = session_name(tool, seed, "wrong");
+
             let name = (tool.dialect, tool.name.as_str());
-            let mut before = None;
+            let mut first = None;
             for frontend in Frontend::ALL {
                 let outcome =
                     call_by_name(&fixture, &contract, frontend, name, &session, &params).await;
-                let shown = Json::Object(params.clone());
-                let error = outcome.err().unwrap_or_else(|| panic!("{what}: {wrong} in {shown}"));
-                let is_named = error.fields.keys().any(|field| field.starts_with(&wrong));
-                assert!(is_named, "{what} by {frontend:?}: {wrong} in {shown}: {error:?}");
-                // A job is refused by the contract, before the dialect has a say.
+                let json = Json::Object(params.clone());
+                let error =
+                    outcome.err().unwrap_or_else(|| panic!("{case_name}: {param} in {json}"));
+                let is_named = error.fields.keys().any(|field| field.starts_with(&param));
+                assert!(is_named, "{case_name} through {frontend:?}: {param} in {json}: {error:?}");
+
+                // The contract rejects a job's parameters before the dialect checks them.
                 let fields = error.fields;
-                let expected = before.get_or_insert_with(|| fields.clone());
-                assert_eq!(&fields, expected, "{what} by {frontend:?}: {wrong} in {shown}");
+                let expected = first.get_or_insert_with(|| fields.clone());
+                assert_eq!(
+                    &fields, expected,
+                    "{case_name} through {frontend:?}: {param} in {json}"
+                );
             }
-            assert!(fixture.started_calls(&session).is_empty(), "{what}: {wrong}");
+
+            assert!(fixture.started_calls(&session).is_empty(), "{case_name}: {param}");
         }
     }
 }
@@ -186,21 +195,23 @@ async fn list_dialect_tools(fixture: &PropertyFixture) -> Vec<SchemaTool> {
             format: Some(ToolFormat::JsonSchema.into()),
             ..ListToolsRequest::default()
         };
-        let listed = client.list_tools(request).await.unwrap().into_inner();
-        let listed: Vec<Json> = serde_json::from_str(&listed.tools_json).unwrap();
-        tools.extend(listed.into_iter().map(|tool| SchemaTool {
+        let list = client.list_tools(request).await.unwrap().into_inner();
+        let list: Vec<Json> = serde_json::from_str(&list.tools_json).unwrap();
+        tools.extend(list.into_iter().map(|tool| SchemaTool {
             dialect,
             name: tool["name"].as_str().unwrap().to_owned(),
             schema: tool["input_schema"].clone(),
         }));
     }
-    // The vendors' dialects borrow these.
+
+    // The vendors' dialects borrow these tools from the contract.
     let borrowed = ["read_file", "wait_job"];
     let is_vendors = |tool: &SchemaTool| matches!(tool.dialect, "openai" | "anthropic");
     tools.retain(|tool| !is_vendors(tool) || !borrowed.contains(&&*tool.name));
-    let known = UNCHANGED_PARAMETERS.iter().map(|(dialect, name, _)| (*dialect, *name));
+    let rows = UNCHANGED_PARAMETERS.iter().map(|(dialect, name, _)| (*dialect, *name));
     let listed = tools.iter().map(|tool| (tool.dialect, tool.name.as_str()));
-    assert!(listed.eq(known), "PLAIN has a row for each tool: {tools:#?}");
+    assert!(listed.eq(rows), "UNCHANGED_PARAMETERS needs one row for each tool: {tools:#?}");
+
     tools
 }
 
@@ -212,7 +223,7 @@ async fn check_tool(
     params: &Map<String, Json>,
 ) {
     let (dialect, name) = (tool.dialect, tool.name.as_str());
-    let shown = format!("{dialect}/{name} of {:.3000}", Json::Object(params.clone()).to_string());
+    let request = format!("{dialect}/{name} of {:.3000}", Json::Object(params.clone()).to_string());
     let mut first = None;
     for frontend in [Frontend::Struct, Frontend::Json] {
         fixture.reset_workspace();
@@ -220,57 +231,65 @@ async fn check_tool(
         let outcome =
             call_by_name(fixture, contract, frontend, (dialect, name), &session, params).await;
         let error = outcome.as_ref().err();
-        assert!(error.is_none_or(|why| why.reason != "INTERNAL"), "{shown}: {error:?}");
+        assert!(error.is_none_or(|error| error.reason != "INTERNAL"), "{request}: {error:?}");
+
         let properties = tool.schema["properties"].as_object().unwrap();
-        for field in error.iter().flat_map(|why| why.fields.keys()) {
+        for field in error.iter().flat_map(|error| error.fields.keys()) {
             let end = field.find(['.', '[']).unwrap_or(field.len());
             let is_known = properties.contains_key(&field[..end]);
-            assert!(is_known, "{shown} is told of {field}: {error:?}");
+            assert!(is_known, "{request} reports the unknown parameter {field}: {error:?}");
         }
+
         let started = fixture.started_calls(&session);
         if let Some((_, fields)) = started.first()
             && !generators::has_reversed_line_range(params)
         {
-            check_values(tool, params, fields, &shown);
+            check_values(tool, params, fields, &request);
         }
+
         if outcome.is_ok() {
-            check_files(params, &fixture.tree(), &shown);
+            check_files(params, &fixture.tree(), &request);
         }
-        let seen = (started, error.cloned(), fixture.tree());
-        let expected = first.get_or_insert_with(|| seen.clone());
-        assert!(seen == *expected || name == "Task", "{shown}: {seen:#?} is not {expected:#?}");
+
+        let observation = (started, error.cloned(), fixture.tree());
+        let expected = first.get_or_insert_with(|| observation.clone());
+        assert!(
+            observation == *expected || name == "Task",
+            "{request}: {observation:#?} is not {expected:#?}"
+        );
     }
 }
 
-/// A session of its own.
-fn session_name(tool: &SchemaTool, seed: u64, which: &str) -> String {
+/// The name of a session for one case.
+fn session_name(tool: &SchemaTool, seed: u64, suffix: &str) -> String {
     let name: String = tool.name.chars().take(24).collect();
-    format!("{}-{name}-{seed:x}-{which}", tool.dialect)
+    format!("{}-{name}-{seed:x}-{suffix}", tool.dialect)
 }
 
-/// Each value is as it was given.
-fn check_values(tool: &SchemaTool, params: &Map<String, Json>, fields: &Json, shown: &str) {
+/// Checks that the parameters have arrived unchanged.
+fn check_values(tool: &SchemaTool, params: &Map<String, Json>, fields: &Json, request: &str) {
     let mut rows = UNCHANGED_PARAMETERS.iter();
     let row = rows.find(|(dialect, name, _)| (*dialect, *name) == (tool.dialect, &*tool.name));
     for (parameter, field) in row.unwrap().2 {
-        let Some(given) = params.get(*parameter) else {
+        let Some(sent) = params.get(*parameter) else {
             continue;
         };
-        let arrived = match field.strip_suffix("[]") {
+        let received = match field.strip_suffix("[]") {
             Some(field) => &fields[field][0],
             None => &fields[field],
         };
-        assert_eq!(given, arrived, "{shown}: {parameter} is not {field}: {fields}");
+        assert_eq!(sent, received, "{request}: {parameter} is not {field}: {fields}");
     }
-    // Of what may be secret, the sizes.
+
+    // Records contain only the sizes of values that may be secret.
     for (name, value) in params.get("env").and_then(Json::as_object).into_iter().flatten() {
         let size = format!("<{} bytes>", value.as_str().unwrap().len());
-        assert_eq!(fields["env"][name], size, "{shown}: {name}: {fields}");
+        assert_eq!(fields["env"][name], size, "{request}: {name}: {fields}");
     }
 }
 
-/// What files were to hold, they do: records have only the size of that.
-fn check_files(params: &Map<String, Json>, tree: &crate::support::Tree, shown: &str) {
+/// Checks that files have the given content, of which records contain only the size.
+fn check_files(params: &Map<String, Json>, tree: &crate::support::Tree, request: &str) {
     let is_text = params.get("encoding").is_none_or(|encoding| encoding != "base64");
     for (name, is_whole, command) in [
         ("content", true, None),
@@ -279,25 +298,28 @@ fn check_files(params: &Map<String, Json>, tree: &crate::support::Tree, shown: &
         ("new_str", false, Some("str_replace")),
         ("insert_text", false, Some("insert")),
     ] {
-        let is_meant = command.is_none_or(|command| {
-            let given = params.get("command");
-            given.is_some_and(|given| given == command)
+        let applies = command.is_none_or(|command| {
+            let actual = params.get("command");
+            actual.is_some_and(|actual| actual == command)
         });
-        let text = params.get(name).filter(|_| is_meant && is_text);
+        let text = params.get(name).filter(|_| applies && is_text);
         let Some(text) = text.map(|text| text.as_str().unwrap()) else {
             continue;
         };
-        let holds = |held: &[u8]| match is_whole {
-            true => held == text.as_bytes(),
-            false => str::from_utf8(held).is_ok_and(|held| held.contains(text)),
+        let has_text = |content: &[u8]| {
+            if is_whole {
+                content == text.as_bytes()
+            } else {
+                str::from_utf8(content).is_ok_and(|content| content.contains(text))
+            }
         };
-        let mut files = tree.values();
-        let is_there = files.any(|(_, held)| holds(held));
-        assert!(is_there, "{shown}: {name} is in no file");
+
+        let is_found = tree.values().any(|(_, content)| has_text(content));
+        assert!(is_found, "{request}: {name} is in no file");
     }
 }
 
-/// Parameters that a schema allows. What is not required may be missing.
+/// Parameters that a schema permits. Optional ones may be missing.
 fn random_params(schema: &Json, rng: &mut Rng) -> Map<String, Json> {
     let properties = schema["properties"].as_object().unwrap();
     let required: BTreeSet<_> = array_strings(&schema["required"]).collect();
@@ -307,6 +329,7 @@ fn random_params(schema: &Json, rng: &mut Rng) -> Map<String, Json> {
             params.insert(name.clone(), random_value(name, schema, rng));
         }
     }
+
     params
 }
 
@@ -315,22 +338,23 @@ fn random_value(name: &str, schema: &Json, rng: &mut Rng) -> Json {
     if let Some(choices) = choices {
         return choices[rng.usize(..choices.len())].clone();
     }
+
     match schema["type"].as_str().unwrap() {
         "string" => random_text(name, rng).into(),
         "boolean" => rng.bool().into(),
         "integer" if name.starts_with("timeout") => json!(60),
         "integer" => {
-            let least = schema["minimum"].as_i64().unwrap_or(-5);
-            let most = schema["maximum"].as_i64().unwrap_or(50);
+            let min = schema["minimum"].as_i64().unwrap_or(-5);
+            let max = schema["maximum"].as_i64().unwrap_or(50);
             let number = match rng.u8(..4) {
-                0 => least,
-                1 => most,
-                2 => rng.i64(least..=most),
-                _ => rng.i64(least..=most.min(least + 20)),
+                0 => min,
+                1 => max,
+                2 => rng.i64(min..=max),
+                _ => rng.i64(min..=max.min(min + 20)),
             };
             number.into()
         }
-        // Not less than the machine may need, be they seconds or milliseconds.
+        // Long enough for a slow machine, in seconds or in milliseconds.
         "number" => generators::pick(rng, &[86_400, 60_000]).into(),
         "array" => {
             let count = rng.usize(..4);
@@ -345,7 +369,7 @@ fn random_value(name: &str, schema: &Json, rng: &mut Rng) -> Json {
             });
             Json::Object(entries.collect())
         }
-        other => panic!("{other} is new: say how to make one"),
+        kind => panic!("{kind} has no generator"),
     }
 }
 
@@ -361,7 +385,8 @@ fn random_text(name: &str, rng: &mut Rng) -> String {
     }
 }
 
-/// Parameters with one that its schema does not allow, and which.
+/// Makes one parameter violate the schema, and returns its name. `None` if the schema permits
+/// everything.
 fn break_one_param(
     tool: &SchemaTool,
     mut params: Map<String, Json>,
@@ -370,33 +395,38 @@ fn break_one_param(
     let properties = tool.schema["properties"].as_object().unwrap();
     let required: Vec<_> = array_strings(&tool.schema["required"]).collect();
     let is_closed = tool.schema["additionalProperties"] == json!(false);
-    let mut ways: Vec<(String, Json)> = Vec::new();
+    let mut faults: Vec<(String, Json)> = Vec::new();
     if is_closed {
-        ways.push(("zulu".to_owned(), json!("x")));
+        faults.push(("zulu".to_owned(), json!("x")));
     }
+
     for name in required {
-        ways.push((name.to_owned(), Json::Null));
+        faults.push((name.to_owned(), Json::Null));
     }
+
     for (name, schema) in properties {
-        let wrong = match schema["type"].as_str().unwrap() {
+        let invalid = match schema["type"].as_str().unwrap() {
             "string" if schema.get("enum").is_some() => json!("nonsense"),
             "string" => json!(["x"]),
             "boolean" => json!("maybe"),
             "integer" => match (schema.get("minimum"), schema.get("maximum")) {
-                (Some(least), _) if rng.bool() => json!(least.as_i64().unwrap() - 1),
-                (_, Some(most)) if rng.bool() => json!(most.as_i64().unwrap() + 1),
+                (Some(min), _) if rng.bool() => json!(min.as_i64().unwrap() - 1),
+                (_, Some(max)) if rng.bool() => json!(max.as_i64().unwrap() + 1),
                 (_, _) => json!(1.5),
             },
             "number" => json!("much"),
             "array" | "object" => json!("x"),
-            other => panic!("{other}"),
+            kind => panic!("{kind}"),
         };
-        ways.push((name.clone(), wrong));
+
+        faults.push((name.clone(), invalid));
     }
-    if ways.is_empty() {
+
+    if faults.is_empty() {
         return None;
     }
-    let (name, value) = ways.swap_remove(rng.usize(..ways.len()));
+
+    let (name, value) = faults.swap_remove(rng.usize(..faults.len()));
     params.insert(name.clone(), value);
     Some((name, params))
 }

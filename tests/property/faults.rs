@@ -1,4 +1,4 @@
-//! Ways to break one rule of a request, and nothing else.
+//! Faults that break exactly one rule of a request.
 
 use fastrand::Rng;
 use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MapKey, ReflectMessage as _, Value};
@@ -11,109 +11,123 @@ use super::{
 };
 use crate::support::full_size;
 
-/// A request with something wrong.
+/// A request with one fault.
 #[derive(Debug)]
 pub(super) struct FaultyRequest<T> {
-    /// What is wrong.
-    pub(super) what: String,
-    /// The reason that is to be told.
+    /// Description of the fault.
+    pub(super) description: String,
+    /// The expected reason.
     pub(super) reason: &'static str,
-    /// The field that is to be told, if one is.
+    /// The field that the error must name, if any.
     pub(super) field: Option<String>,
-    /// The request.
     pub(super) request: T,
 }
 
 const INVALID_PARAMS: &str = "INVALID_PARAMS";
-/// Fields of which one is given: with both, two rules are broken.
+/// Pairs of fields of which one may be set: both would break a second rule.
 const EXCLUSIVE_FIELDS: [(&str, &str); 2] = [("command", "argv"), ("cell_id", "cell_index")];
 
-/// All ways to break what the descriptors say of the fields of a message.
+/// All faults against the declared rules of a message's fields.
 pub(super) fn rule_faults(
     contract: &Contract,
     message: &DynamicMessage,
 ) -> Vec<FaultyRequest<DynamicMessage>> {
     let mut faults = Vec::new();
     for field in message.descriptor().fields() {
-        let mut add = |what: &str, place: String, value: Option<Value>| {
+        let mut add = |description: &str, location: String, value: Option<Value>| {
             let mut request = message.clone();
-            for (one, other) in EXCLUSIVE_FIELDS {
-                let away = match field.name() {
-                    name if name == one => other,
-                    name if name == other => one,
-                    _ => continue,
-                };
-                request.clear_field_by_name(away);
-            }
+            clear_alternative(&mut request, field.name());
             match value {
                 Some(value) => request.set_field(&field, value),
                 None => request.clear_field(&field),
             }
             faults.push(FaultyRequest {
-                what: format!("{what} {place}"),
+                description: format!("{description} {location}"),
                 reason: INVALID_PARAMS,
-                field: Some(place),
+                field: Some(location),
                 request,
             });
         };
+
         let (name, rules) = (field.name().to_owned(), contract.rules(&field));
         if rules.required {
             add("no", name.clone(), None);
         }
+
         for number in [
-            rules.minimum.filter(|least| *least > 0).map(|least| least - 1),
-            rules.maximum.map(|most| most + 1),
+            rules.minimum.filter(|min| *min > 0).map(|min| min - 1),
+            rules.maximum.map(|max| max + 1),
         ] {
             let value = number.and_then(|number| match field.kind() {
                 Kind::Uint32 => u32::try_from(number).ok().map(Value::U32),
                 Kind::Uint64 => u64::try_from(number).ok().map(Value::U64),
-                other => panic!("{other:?}"),
+                kind => panic!("{kind:?}"),
             });
+
             if value.is_some() {
                 add("a number beyond the range of", name.clone(), value);
             }
         }
+
         if let Kind::Enum(_) = field.kind() {
             add("no value of", name.clone(), Some(Value::EnumNumber(99)));
         }
-        let place = match (field.is_map(), field.is_list()) {
+
+        let location = match (field.is_map(), field.is_list()) {
             (true, _) => format!("{name}[\"K\"]"),
             (_, true) => format!("{name}[0]"),
             (_, _) => name.clone(),
         };
-        // What is large takes its time, and a request has no more than 16 MiB.
-        let longest = full_size(10 << 20, 128 << 10);
-        if let Some(most) =
-            rules.max_bytes.map(|most| most as usize).filter(|most| *most <= longest)
+
+        // Large values take time, and a request is limited to 16 MiB.
+        let max_tested_bytes = full_size(10 << 20, 128 << 10);
+        if let Some(max_bytes) = rules
+            .max_bytes
+            .map(|max_bytes| max_bytes as usize)
+            .filter(|max_bytes| *max_bytes <= max_tested_bytes)
         {
-            let long = "l".repeat(most + 1);
-            add("too much in", place.clone(), Some(wrap_value(&field, &long)));
+            let long = "l".repeat(max_bytes + 1);
+            add("too much in", location.clone(), Some(wrap_value(&field, &long)));
         }
+
         if rules.no_nul {
-            add("a NUL character in", place.clone(), Some(wrap_value(&field, "a\0b")));
+            add("a NUL character in", location.clone(), Some(wrap_value(&field, "a\0b")));
         }
-        if let Some(most) = rules.max_items {
-            let value = match field.is_map() {
-                true => Value::Map(
-                    (0..=most)
-                        .map(|number| {
-                            (MapKey::String(format!("K{number}")), Value::String(String::new()))
-                        })
-                        .collect(),
-                ),
-                false => {
-                    let item = match message.get_field(&field).as_list().unwrap().first() {
-                        Some(item) => item.clone(),
-                        None => Value::String("l".to_owned()),
-                    };
-                    Value::List(vec![item; most as usize + 1])
-                }
-            };
+
+        if let Some(max_items) = rules.max_items {
+            let value = excess_items(message, &field, max_items);
             add("too many of", name.clone(), Some(value));
         }
+
         nested_faults(contract, message, &field, &mut faults);
     }
+
     faults
+}
+
+/// Adds the faults of a message within a message.
+fn clear_alternative(message: &mut DynamicMessage, name: &str) {
+    for (first, second) in EXCLUSIVE_FIELDS {
+        if name == first {
+            message.clear_field_by_name(second);
+        } else if name == second {
+            message.clear_field_by_name(first);
+        }
+    }
+}
+
+/// A list or map with one item more than `max_items`.
+fn excess_items(message: &DynamicMessage, field: &FieldDescriptor, max_items: u32) -> Value {
+    if field.is_map() {
+        let entry = |number| (MapKey::String(format!("K{number}")), Value::String(String::new()));
+        return Value::Map((0..=max_items).map(entry).collect());
+    }
+
+    let item = match message.get_field(field).as_list().unwrap().first() {
+        Some(item) => item.clone(),
+        None => Value::String("l".to_owned()),
+    };
+    Value::List(vec![item; max_items as usize + 1])
 }
 
 /// What can be wrong with a message within a message.
@@ -124,15 +138,16 @@ fn nested_faults(
     faults: &mut Vec<FaultyRequest<DynamicMessage>>,
 ) {
     let value = message.get_field(field);
-    let (within, prefix) = match value.as_ref() {
-        Value::Message(within) => (within, format!("{}.", field.name())),
+    let (inner, prefix) = match value.as_ref() {
+        Value::Message(inner) => (inner, format!("{}.", field.name())),
         Value::List(items) => match items.first() {
-            Some(Value::Message(within)) => (within, format!("{}[0].", field.name())),
+            Some(Value::Message(inner)) => (inner, format!("{}[0].", field.name())),
             _ => return,
         },
         _ => return,
     };
-    for fault in rule_faults(contract, within) {
+
+    for fault in rule_faults(contract, inner) {
         let mut request = message.clone();
         let broken = Value::Message(fault.request);
         let value = match value.as_ref() {
@@ -143,6 +158,7 @@ fn nested_faults(
             }
             _ => broken,
         };
+
         request.set_field(field, value);
         faults.push(FaultyRequest {
             field: fault.field.map(|name| format!("{prefix}{name}")),
@@ -152,7 +168,7 @@ fn nested_faults(
     }
 }
 
-/// A text as the value of a field, or in it.
+/// A text as the value of a field, or as an item of the value.
 fn wrap_value(field: &FieldDescriptor, text: &str) -> Value {
     let text = match field.kind() {
         Kind::Bytes => return Value::Bytes(text.as_bytes().to_vec().into()),
@@ -165,25 +181,26 @@ fn wrap_value(field: &FieldDescriptor, text: &str) -> Value {
     }
 }
 
-/// Ways to break what only the tool knows.
+/// Faults that only the tool itself can detect.
 pub(super) fn tool_faults(
     contract: &Contract,
     tool: &str,
     message: &DynamicMessage,
 ) -> Vec<FaultyRequest<DynamicMessage>> {
     let mut faults = Vec::new();
-    let mut add = |what: &str, reason, field: Option<&str>, changes: &[(&str, Value)]| {
+    let mut add = |description: &str, reason, field: Option<&str>, changes: &[(&str, Value)]| {
         let mut request = message.clone();
         for (name, value) in changes {
             set_field(&mut request, name, value.clone());
         }
         faults.push(FaultyRequest {
-            what: what.to_owned(),
+            description: description.to_owned(),
             reason,
             field: field.map(str::to_owned),
             request,
         });
     };
+
     let text = |text: &str| Value::String(text.to_owned());
     for field in message.descriptor().fields() {
         if !contract.rules(&field).path {
@@ -193,6 +210,7 @@ pub(super) fn tool_faults(
             add(outside, "PATH_ESCAPE", None, &[(field.name(), text(outside))]);
         }
     }
+
     let linked = format!("{OUTSIDE_LINK}/etc/passwd");
     match tool {
         "list_files" | "list_dir" => {
@@ -207,15 +225,15 @@ pub(super) fn tool_faults(
         "write_file" => {
             let content = [("content", text("?")), ("encoding", Value::EnumNumber(2))];
             add("no base64", INVALID_PARAMS, Some("content"), &content);
-            let sum = [("expected_sha256", text("ABC"))];
-            add("no sum", INVALID_PARAMS, Some("expected_sha256"), &sum);
-            let sum = text(&"0".repeat(64));
-            let new = [("expected_sha256", sum), ("mode", Value::EnumNumber(2))];
-            add("a new one's sum", INVALID_PARAMS, Some("expected_sha256"), &new);
+            let hash = [("expected_sha256", text("ABC"))];
+            add("no hash", INVALID_PARAMS, Some("expected_sha256"), &hash);
+            let hash = text(&"0".repeat(64));
+            let new = [("expected_sha256", hash), ("mode", Value::EnumNumber(2))];
+            add("a hash for a new file", INVALID_PARAMS, Some("expected_sha256"), &new);
         }
         "edit_file" => {
-            let sum = [("expected_sha256", text("0"))];
-            add("no sum", INVALID_PARAMS, Some("expected_sha256"), &sum);
+            let hash = [("expected_sha256", text("0"))];
+            add("no hash", INVALID_PARAMS, Some("expected_sha256"), &hash);
             let mut edits = message.get_field_by_name("edits").unwrap().into_owned();
             let edit = edits.as_list_mut().unwrap()[0].as_message_mut().unwrap();
             let old = edit.get_field_by_name("old_string").unwrap().into_owned();
@@ -223,12 +241,12 @@ pub(super) fn tool_faults(
             add("no change", INVALID_PARAMS, Some("edits[0].new_string"), &[("edits", edits)]);
         }
         "search" => {
-            let none = || Value::List(Vec::new());
+            let empty = || Value::List(Vec::new());
             let query = [
                 ("query", text("(")),
                 ("is_regex", Value::Bool(true)),
-                ("globs", none()),
-                ("exclude_globs", none()),
+                ("globs", empty()),
+                ("exclude_globs", empty()),
             ];
             add("no expression", "INVALID_REGEX", None, &query);
             let globs = Value::List(vec![text("{")]);
@@ -241,11 +259,11 @@ pub(super) fn tool_faults(
         "run" => {
             let program = [("command", text("true")), ("argv", Value::List(vec![text("true")]))];
             add("two programs", INVALID_PARAMS, Some("command"), &program);
-            let none = [("command", text(" ")), ("argv", Value::List(Vec::new()))];
-            add("no program", INVALID_PARAMS, Some("command"), &none);
-            for (name, place) in [("A=B", "env[\"A=B\"]"), ("", "env[\"\"]")] {
+            let blank = [("command", text(" ")), ("argv", Value::List(Vec::new()))];
+            add("no program", INVALID_PARAMS, Some("command"), &blank);
+            for (name, location) in [("A=B", "env[\"A=B\"]"), ("", "env[\"\"]")] {
                 let env = Value::Map([(MapKey::String(name.to_owned()), text("x"))].into());
-                add("no name", INVALID_PARAMS, Some(place), &[("env", env)]);
+                add("no name", INVALID_PARAMS, Some(location), &[("env", env)]);
             }
         }
         "fetch_url" => {
@@ -257,93 +275,100 @@ pub(super) fn tool_faults(
         }
         _ => {}
     }
+
     faults
 }
 
-/// Ways to break what JSON has to look like: of a request as JSON.
+/// Faults against the JSON mapping.
 pub(super) fn json_faults(
     message: &DynamicMessage,
-    spelled: &Map<String, Json>,
+    json: &Map<String, Json>,
     rng: &mut Rng,
 ) -> Vec<FaultyRequest<Map<String, Json>>> {
     let mut faults = Vec::new();
-    let mut add = |what: String, field: String, name: &str, value: Json| {
-        let mut request = spelled.clone();
+    let mut add = |description: String, field: String, name: &str, value: Json| {
+        let mut request = json.clone();
         request.insert(name.to_owned(), value);
-        faults.push(FaultyRequest { what, reason: INVALID_PARAMS, field: Some(field), request });
+        faults.push(FaultyRequest {
+            description,
+            reason: INVALID_PARAMS,
+            field: Some(field),
+            request,
+        });
     };
+
     for name in ["zulu", "Path", "", "a.b", "path "] {
         add("unknown".to_owned(), name.to_owned(), name, json!("x"));
     }
+
     for field in message.descriptor().fields() {
-        // As it is written already, where it is.
-        let written = match spelled.contains_key(field.json_name()) {
-            true => field.json_name(),
-            false => field.name(),
-        };
-        for (value, place) in wrong_values(&field, rng) {
-            let what = format!("{value:.100} for {written}");
-            add(what, format!("{written}{place}"), written, value);
+        // Under the name that the request uses already, if it does.
+        let used_name =
+            if json.contains_key(field.json_name()) { field.json_name() } else { field.name() };
+        for (value, location) in wrong_values(&field, rng) {
+            let description = format!("{value:.100} for {used_name}");
+            add(description, format!("{used_name}{location}"), used_name, value);
         }
         if has_field(message, field.name()) && field.json_name() != field.name() {
-            let other = match written == field.name() {
-                true => field.json_name(),
-                false => field.name(),
-            };
-            let value = spelled[written].clone();
-            // Of two, the second in the order of their names is told.
-            let reported_field = written.max(other).to_owned();
-            add(format!("{written} twice"), reported_field, other, value);
+            let other_name =
+                if used_name == field.name() { field.json_name() } else { field.name() };
+            let value = json[used_name].clone();
+
+            // The daemon reports the second name in their order.
+            let reported_field = used_name.max(other_name).to_owned();
+            add(format!("{used_name} twice"), reported_field, other_name, value);
         }
     }
+
     faults
 }
 
-/// Values that are none of a field's, and where in it that is told.
+/// Values that a field cannot have, with the location of the error within it.
 fn wrong_values(field: &FieldDescriptor, rng: &mut Rng) -> Vec<(Json, String)> {
     if field.is_map() {
-        let twice = json!({"key": "A", "value": "1"});
-        let mut wrong = with_location(
-            &[json!(5), json!("A"), json!([{"key": "A"}]), json!([twice, twice])],
+        let entry = json!({"key": "A", "value": "1"});
+        let mut values = with_location(
+            &[json!(5), json!("A"), json!([{"key": "A"}]), json!([entry, entry])],
             "",
         );
-        wrong.extend(with_location(&[json!({"A": 5}), json!({"A": null})], "[\"A\"]"));
-        return wrong;
+        values.extend(with_location(&[json!({"A": 5}), json!({"A": null})], "[\"A\"]"));
+        return values;
     }
+
     let single: Vec<Json> = match field.kind() {
         Kind::String => vec![json!(5), json!(true), json!(["a"]), json!({})],
         Kind::Bool => vec![json!("maybe"), json!(1), json!([true]), json!("TRUE")],
         Kind::Uint32 => {
-            let beyond = rng.u64(1 << 32..1 << 40);
-            vec![json!(-1), json!(1.5), json!(beyond), json!("two"), json!(true), json!("")]
+            let too_large = rng.u64(1 << 32..1 << 40);
+            vec![json!(-1), json!(1.5), json!(too_large), json!("two"), json!(true), json!("")]
         }
         Kind::Uint64 => vec![json!(-1), json!(1.5), json!(1e30), json!("two"), json!([1])],
         Kind::Enum(_) => vec![json!("NONSENSE"), json!(true), json!(-1), json!(1.5), json!("")],
         Kind::Bytes => vec![json!("?"), json!(5), json!([1, 2]), json!("ab=c")],
         Kind::Message(_) => {
-            let mut wrong = with_location(&[json!("x"), json!(5), json!([[]])], "");
+            let mut values = with_location(&[json!("x"), json!(5), json!([[]])], "");
             if field.is_list() {
-                wrong = with_location(&[json!(["x"]), json!([null]), json!([[]])], "[0]");
-                wrong.extend(with_location(&[json!({}), json!("x")], ""));
-                wrong.push((json!([{"zulu": 1}]), "[0].zulu".to_owned()));
+                values = with_location(&[json!(["x"]), json!([null]), json!([[]])], "[0]");
+                values.extend(with_location(&[json!({}), json!("x")], ""));
+                values.push((json!([{"zulu": 1}]), "[0].zulu".to_owned()));
             } else {
-                wrong.push((json!({"zulu": 1}), ".zulu".to_owned()));
+                values.push((json!({"zulu": 1}), ".zulu".to_owned()));
             }
-            return wrong;
+            return values;
         }
-        other => panic!("{other:?} is new: say what is none"),
+        kind => panic!("{kind:?} has no invalid values here"),
     };
-    match field.is_list() {
-        true => {
-            let items = single.into_iter().chain([Json::Null]);
-            let mut wrong: Vec<_> = items.map(|item| (json!([item]), "[0]".to_owned())).collect();
-            wrong.extend(with_location(&[json!({}), json!("x"), json!(5)], ""));
-            wrong
-        }
-        false => with_location(&single, ""),
+
+    if field.is_list() {
+        let items = single.into_iter().chain([Json::Null]);
+        let mut values: Vec<_> = items.map(|item| (json!([item]), "[0]".to_owned())).collect();
+        values.extend(with_location(&[json!({}), json!("x"), json!(5)], ""));
+        values
+    } else {
+        with_location(&single, "")
     }
 }
 
-fn with_location(values: &[Json], place: &str) -> Vec<(Json, String)> {
-    values.iter().map(|value| (value.clone(), place.to_owned())).collect()
+fn with_location(values: &[Json], location: &str) -> Vec<(Json, String)> {
+    values.iter().map(|value| (value.clone(), location.to_owned())).collect()
 }

@@ -1,4 +1,4 @@
-//! A daemon whose workspace is the same before each call.
+//! A daemon whose workspace has the same content before each call.
 
 use std::{fs, os::unix::fs::symlink};
 
@@ -7,9 +7,9 @@ use serde_json::Value as Json;
 
 use crate::support::{Daemon, Setup, Tree, snapshot_tree};
 
-/// What is fetched from, and does not answer.
+/// A permitted URL whose server does not respond.
 pub(super) const UNREACHABLE_URL: &str = "http://127.0.0.1:1/";
-/// What the workspace holds.
+/// Files of the workspace.
 pub(super) const FILES: [(&str, &[u8]); 9] = [
     ("a.txt", b"one\ntwo\nthree\ns\xc3\xa9ance\n"),
     ("src/main.rs", b"fn main() {\n    println!(\"two\");\n}\n"),
@@ -24,21 +24,19 @@ pub(super) const FILES: [(&str, &[u8]); 9] = [
 const NOTEBOOK: &[u8] = br#"{"nbformat": 4, "nbformat_minor": 5, "metadata": {"language_info": {"name": "python"}}, "cells": [
  {"id": "first", "cell_type": "code", "source": "one = 1", "metadata": {}, "execution_count": 3, "outputs": []},
  {"id": "two", "cell_type": "markdown", "source": ["two\n", "lines"], "metadata": {}}]}"#;
-/// A directory in it that is empty, and a link that leads out of it.
+/// An empty directory of the workspace, and a link that leads out of it.
 pub(super) const EMPTY_DIRECTORY: &str = "hollow";
 pub(super) const OUTSIDE_LINK: &str = "out";
 
-/// The daemon.
 #[derive(Debug)]
 pub(super) struct PropertyFixture {
-    /// Itself.
     pub(super) daemon: Daemon,
-    /// What its runs may use.
+    /// The limits of its runs.
     pub(super) limits: RunLimits,
 }
 
 impl PropertyFixture {
-    /// Starts one, without a network.
+    /// Starts a daemon without a network.
     pub(super) async fn new() -> Self {
         let setup = Setup::new().workspace_table(
             "[fetch]\nhosts = [\"127.0.0.1\"]\nports = [1]\nallow_addresses = [\"127.0.0.1\"]",
@@ -48,34 +46,38 @@ impl PropertyFixture {
         Self { daemon, limits }
     }
 
-    /// Has the workspace hold what it is to, and nothing else.
+    /// Restores the workspace's content.
     pub(super) fn reset_workspace(&self) {
         let workspace = self.daemon.workspace();
         if snapshot_tree(&workspace) == expected_tree() {
             return;
         }
+
         for entry in fs::read_dir(&workspace).unwrap() {
             let entry = entry.unwrap();
-            match entry.file_type().unwrap().is_dir() {
-                true => fs::remove_dir_all(entry.path()).unwrap(),
-                false => fs::remove_file(entry.path()).unwrap(),
+            if entry.file_type().unwrap().is_dir() {
+                fs::remove_dir_all(entry.path()).unwrap();
+            } else {
+                fs::remove_file(entry.path()).unwrap();
             }
         }
+
         for (name, content) in FILES {
             let path = workspace.join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         }
+
         fs::create_dir(workspace.join(EMPTY_DIRECTORY)).unwrap();
         symlink("/", workspace.join(OUTSIDE_LINK)).unwrap();
     }
 
-    /// What the workspace holds: paths with modes and contents.
+    /// The workspace: paths with modes and contents.
     pub(super) fn tree(&self) -> Tree {
         snapshot_tree(&self.daemon.workspace())
     }
 
-    /// The parameters of the calls of a session that were started, and of which tools they were.
+    /// The started calls of a session: their tools and parameters.
     pub(super) fn started_calls(&self, session: &str) -> Vec<(String, Json)> {
         let path = format!("sessions/{session}/events.jsonl");
         let text = fs::read_to_string(self.daemon.state_dir().join(path)).unwrap_or_default();
@@ -83,14 +85,15 @@ impl PropertyFixture {
             let record: Json = serde_json::from_str(line).unwrap();
             record
         });
-        // Those of step 0 were refused before a tool began.
-        let has_begun = |record: &Json| record["step"] != 0;
+
+        // Records of step 0 belong to calls that were rejected before a tool started.
+        let reached_tool = |record: &Json| record["step"] != 0;
         let started =
             records.filter(|record| record["event"] == "tool_call_started" && has_begun(record));
         started
             .map(|mut record| {
                 let tool = record["tool"].as_str().unwrap().to_owned();
-                // Of a call in a dialect, what they became.
+                // A call in a dialect also has the parameters of the contract's tool.
                 let name = match record.get("tool_params") {
                     Some(_) => "tool_params",
                     None => "params",
@@ -101,13 +104,13 @@ impl PropertyFixture {
     }
 }
 
-/// Paths with modes and contents.
 fn expected_tree() -> Tree {
     let file = |(name, content): (&str, &[u8])| (name.to_owned(), (0o100_644, content.to_vec()));
-    let mut wanted: Tree = FILES.into_iter().map(file).collect();
+    let mut tree: Tree = FILES.into_iter().map(file).collect();
     for folder in ["src", "src/deep", EMPTY_DIRECTORY] {
-        wanted.insert(folder.to_owned(), (0o40_755, Vec::new()));
+        tree.insert(folder.to_owned(), (0o40_755, Vec::new()));
     }
-    wanted.insert(OUTSIDE_LINK.to_owned(), (0o120_777, b"/".to_vec()));
-    wanted
+
+    tree.insert(OUTSIDE_LINK.to_owned(), (0o120_777, b"/".to_vec()));
+    tree
 }

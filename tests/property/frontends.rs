@@ -1,4 +1,4 @@
-//! The ways in, and what comes of a call by each, so that it can be compared.
+//! The frontends of the daemon, and their results in a common form.
 
 use std::collections::BTreeMap;
 
@@ -26,12 +26,12 @@ use crate::{
 /// Milliseconds that a batch waits: longer than any call takes.
 const BATCH_WAIT_MS: u32 = 60_000;
 
-/// A way in for calls by name.
+/// A frontend for calls by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frontend {
-    /// `Invoke`, with a message.
+    /// `Invoke` with a `Struct`.
     Struct,
-    /// `Invoke`, with a text.
+    /// `Invoke` with a JSON text.
     Json,
     /// `InvokeBatch`.
     Batch,
@@ -40,32 +40,31 @@ pub(super) enum Frontend {
 }
 
 impl Frontend {
-    /// All of them.
     pub(super) const ALL: [Self; 4] = [Self::Struct, Self::Json, Self::Batch, Self::Job];
 }
 
-/// Why a call came to nothing.
+/// The error of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ToolCallError {
     /// The reason, in upper case.
     pub(super) reason: String,
-    /// Which fields break their rules, and how.
+    /// The invalid fields with their descriptions.
     pub(super) fields: BTreeMap<String, String>,
 }
 
-/// What came of a call by name.
+/// The result of a call by name.
 pub(super) type ToolCallOutcome = Result<ToolCallOutput, ToolCallError>;
 
-/// What a tool has answered.
+/// The output of a tool.
 #[derive(Debug)]
 pub(super) enum ToolCallOutput {
-    /// All of it.
+    /// The complete output.
     Complete(Map<String, Json>),
-    /// Some of it, as there was too much.
+    /// A part of the output, which was too large.
     Truncated,
 }
 
-/// Calls the RPC of a tool.
+/// Calls the typed RPC of a tool.
 pub(super) async fn call_typed_rpc(
     fixture: &PropertyFixture,
     tool: &ContractTool,
@@ -75,6 +74,7 @@ pub(super) async fn call_typed_rpc(
     let mut grpc = Grpc::new(fixture.daemon.channel()).max_decoding_message_size(64 << 20);
     grpc.ready().await.unwrap();
     let service = tool.method.parent_service();
+
     let path = format!("/{}/{}", service.full_name(), tool.method.name());
     let request = with_metadata("jig-session", session, message.encode_to_vec());
     match grpc.unary(request, path.parse().unwrap(), RawCodec).await {
@@ -102,6 +102,7 @@ pub(super) async fn call_by_name(
         dialect: dialect.to_owned(),
         ..InvokeRequest::default()
     };
+
     match frontend {
         Frontend::Struct => {
             let request = InvokeRequest { params: Some(to_struct(contract, params)), ..request };
@@ -141,7 +142,7 @@ async fn call_invoke_batch(
 ) -> ToolCallOutcome {
     let request = InvokeBatchRequest {
         calls: vec![BatchCall {
-            call_id: "it".to_owned(),
+            call_id: "call".to_owned(),
             name: tool.to_owned(),
             arguments: None,
             arguments_json: text,
@@ -150,6 +151,7 @@ async fn call_invoke_batch(
         wait_ms: Some(BATCH_WAIT_MS),
         ..InvokeBatchRequest::default()
     };
+
     let mut client = InvokeServiceClient::new(daemon.channel());
     let request = with_metadata("jig-session", session, request);
     let response = client.invoke_batch(request).await.unwrap().into_inner();
@@ -158,6 +160,7 @@ async fn call_invoke_batch(
     };
     assert!(!result.pending, "{result:?}");
     assert_eq!(result.ok, result.error.is_none(), "{result:?}");
+
     match &result.error {
         Some(error) => {
             let details = error.details.as_ref().map(json_of);
@@ -167,13 +170,14 @@ async fn call_invoke_batch(
             let Json::Object(output) = json_of(result.output.as_ref().unwrap()) else {
                 panic!("{result:?}");
             };
-            // Of what is long, a batch shows a part.
-            let is_part =
+            // A batch truncates long outputs.
+            let is_truncated =
                 output.contains_key("preview") || output.get("truncated") == Some(&true.into());
-            Ok(match is_part {
-                true => ToolCallOutput::Truncated,
-                false => ToolCallOutput::Complete(output),
-            })
+            if is_truncated {
+                Ok(ToolCallOutput::Truncated)
+            } else {
+                Ok(ToolCallOutput::Complete(output))
+            }
         }
     }
 }
@@ -190,11 +194,13 @@ async fn call_submit_job(
             return Err(ToolCallError::from_refusal(Refusal::from_status(&status), "params."));
         }
     };
+
     let wait = WaitJobRequest { job_id: job.job_id, wait_ms: None };
     let job = client.wait_job(wait).await.unwrap().into_inner();
     let job = job.job.unwrap();
-    let ended = [JobState::Succeeded, JobState::Failed];
-    assert!(ended.contains(&job.state()), "{job:?}");
+    let final_states = [JobState::Succeeded, JobState::Failed];
+    assert!(final_states.contains(&job.state()), "{job:?}");
+
     invoke_outcome(job.result.unwrap())
 }
 
@@ -203,7 +209,7 @@ fn invoke_outcome(response: InvokeResponse) -> ToolCallOutcome {
         InvokeStatus::Success => Ok(match (response.truncated, &response.data) {
             (false, Some(data)) => match json_of(data) {
                 Json::Object(data) => ToolCallOutput::Complete(data),
-                other => panic!("{other}"),
+                data => panic!("{data}"),
             },
             (_, _) => ToolCallOutput::Truncated,
         }),
@@ -223,6 +229,7 @@ impl ToolCallError {
             let field = field.unwrap_or_else(|| panic!("{} without {prefix}", violation.field));
             (field.to_owned(), violation.description)
         });
+
         Self { reason: refusal.reason, fields: fields.collect() }
     }
 
@@ -236,26 +243,34 @@ impl ToolCallError {
     }
 }
 
-/// An answer as its message: what JSON says of it, by the mapping of protobuf.
-pub(super) fn decode_message(of: &MessageDescriptor, data: Map<String, Json>) -> DynamicMessage {
+/// Decodes an output by protobuf's JSON mapping.
+pub(super) fn decode_message(
+    descriptor: &MessageDescriptor,
+    data: Map<String, Json>,
+) -> DynamicMessage {
     let data = Json::Object(data);
-    DynamicMessage::deserialize(of.clone(), &data).unwrap_or_else(|error| panic!("{error}: {data}"))
+    DynamicMessage::deserialize(descriptor.clone(), &data)
+        .unwrap_or_else(|error| panic!("{error}: {data}"))
 }
 
-/// An answer without what is another each time: when and how long.
+/// Clears the fields that differ between calls: times and durations.
 pub(super) fn clear_times(mut message: DynamicMessage) -> DynamicMessage {
-    let of = message.descriptor();
+    let descriptor = message.descriptor();
     for name in ["duration_ms", "usage", "modify_time", "start_time", "end_time"] {
-        if of.get_field_by_name(name).is_some() {
+        if descriptor.get_field_by_name(name).is_some() {
             message.clear_field_by_name(name);
         }
     }
-    if let Some(mut entries) = message.get_field_by_name("entries").map(|all| all.into_owned()) {
+
+    if let Some(mut entries) =
+        message.get_field_by_name("entries").map(|entries| entries.into_owned())
+    {
         for entry in entries.as_list_mut().unwrap() {
             entry.as_message_mut().unwrap().clear_field_by_name("modify_time");
         }
         message.set_field_by_name("entries", entries);
     }
+
     message
 }
 

@@ -1,11 +1,11 @@
-//! Texts, paths and the like: what callers send, and what they should not have to think about.
+//! Random texts, paths and commands, with the characters that are hard to handle.
 
 use fastrand::Rng;
 use serde_json::{Map, Value as Json};
 
 use super::fixture::{EMPTY_DIRECTORY, FILES};
 
-/// What texts are put together from.
+/// Parts of random texts.
 const TEXT_PARTS: [&str; 40] = [
     "two",
     "one",
@@ -48,10 +48,10 @@ const TEXT_PARTS: [&str; 40] = [
     "..",
     "/",
 ];
-/// What globs are put together from.
+/// Globs, of which the last is invalid.
 const GLOBS: [&str; 10] =
     ["*", "**/*.rs", "*.{txt,md}", "src/**", "!a.txt", "[a-c]*", "ü*", "**", "a.txt", "{"];
-/// Commands that do no harm.
+/// Harmless commands.
 const COMMANDS: [&str; 10] = [
     "true",
     "exit 3",
@@ -65,12 +65,12 @@ const COMMANDS: [&str; 10] = [
     "no-such-program --two",
 ];
 
-/// One of several.
-pub(super) fn pick<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
-    of[rng.usize(..of.len())]
+/// A random element.
+pub(super) fn pick<T: Copy>(rng: &mut Rng, choices: &[T]) -> T {
+    choices[rng.usize(..choices.len())]
 }
 
-/// Any text, but without a NUL character; perhaps empty.
+/// A text without NUL characters, which may be empty.
 pub(super) fn text(rng: &mut Rng) -> String {
     let count = match rng.u8(..8) {
         0 => 0,
@@ -80,31 +80,28 @@ pub(super) fn text(rng: &mut Rng) -> String {
     (0..count).map(|_| pick(rng, &TEXT_PARTS)).collect()
 }
 
-/// The same, not empty.
+/// As [`text`], but not empty.
 pub(super) fn non_empty_text(rng: &mut Rng) -> String {
     let text = text(rng);
-    match text.is_empty() {
-        true => "two".to_owned(),
-        false => text,
-    }
+    if text.is_empty() { "two".to_owned() } else { text }
 }
 
-/// A path of the workspace, where something is or nothing.
+/// A path of the workspace, which may not exist.
 pub(super) fn path(rng: &mut Rng) -> String {
-    let there = pick(rng, &FILES).0;
+    let existing = pick(rng, &FILES).0;
     match rng.u8(..12) {
-        0..5 => there.to_owned(),
+        0..5 => existing.to_owned(),
         5 => pick(rng, &["src", "src/deep", EMPTY_DIRECTORY, "."]).to_owned(),
-        6 => format!("/workspace/{there}"),
-        7 => format!("./src/../{there}"),
+        6 => format!("/workspace/{existing}"),
+        7 => format!("./src/../{existing}"),
         8 => format!("{EMPTY_DIRECTORY}/new/{}", name(rng)),
-        9 => format!("{there}/"),
+        9 => format!("{existing}/"),
         10 => vec!["long"; 800].join("/"),
         _ => name(rng),
     }
 }
 
-/// The name of a file.
+/// A file name.
 pub(super) fn name(rng: &mut Rng) -> String {
     let name = non_empty_text(rng).replace(['/', '.'], "_");
     match name.char_indices().nth(40) {
@@ -113,7 +110,7 @@ pub(super) fn name(rng: &mut Rng) -> String {
     }
 }
 
-/// A glob, which need not be one.
+/// A glob, which may be invalid.
 pub(super) fn glob(rng: &mut Rng) -> String {
     match rng.u8(..4) {
         0 => non_empty_text(rng),
@@ -121,7 +118,7 @@ pub(super) fn glob(rng: &mut Rng) -> String {
     }
 }
 
-/// A command for a shell.
+/// A shell command.
 pub(super) fn command(rng: &mut Rng) -> String {
     match rng.u8(..6) {
         0 => format!("printf %s {}", shell_quote(&text(rng))),
@@ -132,36 +129,36 @@ pub(super) fn command(rng: &mut Rng) -> String {
 
 /// A program and its arguments.
 pub(super) fn argv(rng: &mut Rng) -> Vec<String> {
-    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+    let strings = |values: &[&str]| values.iter().map(|value| (*value).to_owned()).collect();
     match rng.u8(..6) {
-        0 => words(&["true"]),
-        1 => words(&["cat"]),
-        // All variables, but for that of the trace, which is another for each call.
-        2 | 3 => words(&["env", "-u", "TRACEPARENT", "-0"]),
-        4 => words(&["/workspace/a.txt"]),
+        0 => strings(&["true"]),
+        1 => strings(&["cat"]),
+        // All variables but the trace context, which differs for each call.
+        2 | 3 => strings(&["env", "-u", "TRACEPARENT", "-0"]),
+        4 => strings(&["/workspace/a.txt"]),
         _ => {
-            let mut argv: Vec<String> = words(&["printf", "<%s>"]);
+            let mut argv: Vec<String> = strings(&["printf", "<%s>"]);
             argv.extend((0..rng.usize(1..4)).map(|_| text(rng)));
             argv
         }
     }
 }
 
-/// The name of a variable.
+/// A variable name.
 pub(super) fn variable(rng: &mut Rng) -> String {
     match rng.u8(..6) {
         0 => non_empty_text(rng).replace('=', "_"),
-
         _ => pick(rng, &["A", "b_2", "X", "Y"]).to_owned(),
     }
 }
 
-/// A text as a word of a shell.
+/// Quotes a text for a shell.
 fn shell_quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
-/// Whether lines end before they begin: then it is only asked how many the file has, to say so.
+/// Whether the last line is before the first. The daemon then reads the file only to report its
+/// line count.
 pub(super) fn has_reversed_line_range(params: &Map<String, Json>) -> bool {
     let line = |name: &str| params.get(name).and_then(Json::as_u64);
     line("end_line") < line("start_line") && line("end_line").is_some()

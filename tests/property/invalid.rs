@@ -1,5 +1,5 @@
-//! Requests that break one rule: by every door the reason is the same, and so are the fields that are named.
-//! Nothing is begun.
+//! Requests that break one rule. Every frontend reports the same reason and the same fields, and no
+//! call starts.
 
 use fastrand::Rng;
 use prost_reflect::DynamicMessage;
@@ -16,13 +16,15 @@ use super::{
 };
 use crate::support::full_size;
 
-/// Why a call fails that has begun: where a link leads is seen when it is gone, and an expression takes its time.
+/// Reasons of calls that fail after their start. The tool must open a link to see where it leads,
+/// and compiling an expression takes time.
 const REASONS_AFTER_START: [&str; 2] = ["SYMLINK_BLOCKED", "INVALID_REGEX"];
 
 #[tokio::test]
 async fn every_frontend_rejects_invalid_requests_alike() {
     let (fixture, contract) = (PropertyFixture::new().await, Contract::load());
     fixture.reset_workspace();
+
     for seed in case_seeds(3, 2) {
         for tool in &contract.tools {
             let (_case, mut rng) = Case::new(&tool.name, seed);
@@ -40,19 +42,22 @@ async fn every_frontend_rejects_invalid_requests_alike() {
                     session: format!("{}-{seed}-{number}", tool.name),
                 }
             };
-            let written = random_json(&message, &mut rng);
+
+            let json = random_json(&message, &mut rng);
             for fault in sample(faults, 6, &mut rng) {
                 next_check().check_message(fault, &mut rng).await;
             }
-            for fault in sample(json_faults(&message, &written, &mut rng), 5, &mut rng) {
+
+            for fault in sample(json_faults(&message, &json, &mut rng), 5, &mut rng) {
                 next_check().check_json(fault).await;
             }
         }
     }
+
     assert!(!fixture.daemon.log().contains("internal error in a call"));
 }
 
-/// All of them at full size, and so many otherwise.
+/// A random selection of `number` faults; all of them in a full test.
 fn sample<T>(mut faults: Vec<T>, number: usize, rng: &mut Rng) -> Vec<T> {
     rng.shuffle(&mut faults);
     faults.truncate(full_size(usize::MAX, number));
@@ -70,39 +75,55 @@ impl RejectionCheck<'_> {
     async fn check_message(&self, fault: FaultyRequest<DynamicMessage>, rng: &mut Rng) {
         let session = format!("{}-typed", self.session);
         let outcome = call_typed_rpc(self.fixture, self.tool, &session, &fault.request).await;
-        let shown = format!("{:.1000}", serde_json::to_string(&fault.request).unwrap());
-        let typed_error = outcome.err().unwrap_or_else(|| panic!("{}: {shown}", fault.what));
-        self.assert_expected_error("typed", &fault, &typed_error, &session, &shown);
+        let request = format!("{:.1000}", serde_json::to_string(&fault.request).unwrap());
+        let typed_error =
+            outcome.err().unwrap_or_else(|| panic!("{}: {request}", fault.description));
+        self.assert_expected_error("typed", &fault, &typed_error, &session, &request);
+
         for frontend in Frontend::ALL {
             let params = random_json(&fault.request, rng);
-            let (error, session, shown) = self.call_expecting_rejection(frontend, &params).await;
-            self.assert_expected_error(&format!("{frontend:?}"), &fault, &error, &session, &shown);
-            // A number that is none of an enum's is told with the names that each door takes.
-            let is_same = match fault.what.starts_with("no value of") {
-                true => {
-                    error.reason == typed_error.reason
-                        && error.fields.keys().eq(typed_error.fields.keys())
-                }
-                false => error == typed_error,
+            let (error, session, request) = self.call_expecting_rejection(frontend, &params).await;
+            self.assert_expected_error(
+                &format!("{frontend:?}"),
+                &fault,
+                &error,
+                &session,
+                &request,
+            );
+
+            // For an unknown enum number, each frontend lists the names that it accepts.
+            let errors_match = if fault.description.starts_with("no value of") {
+                error.reason == typed_error.reason
+                    && error.fields.keys().eq(typed_error.fields.keys())
+            } else {
+                error == typed_error
             };
-            let what = &fault.what;
+
+            let description = &fault.description;
             assert!(
-                is_same,
-                "{what}: {frontend:?} says {error:?}, and typed {typed_error:?}: {shown}"
+                errors_match,
+                "{description}: {frontend:?} reports {error:?}, typed {typed_error:?}: {request}"
             );
         }
     }
 
     async fn check_json(&self, fault: FaultyRequest<Map<String, Json>>) {
-        let mut before: Option<ToolCallError> = None;
+        let mut expected: Option<ToolCallError> = None;
         for frontend in Frontend::ALL {
-            let (error, session, shown) =
+            let (error, session, request) =
                 self.call_expecting_rejection(frontend, &fault.request).await;
-            self.assert_expected_error(&format!("{frontend:?}"), &fault, &error, &session, &shown);
-            if let Some(before) = &before {
-                assert_eq!(error, *before, "{}: {frontend:?}: {shown}", fault.what);
+            self.assert_expected_error(
+                &format!("{frontend:?}"),
+                &fault,
+                &error,
+                &session,
+                &request,
+            );
+            if let Some(expected) = &expected {
+                assert_eq!(error, *expected, "{}: {frontend:?}: {request}", fault.description);
             }
-            before = Some(error);
+
+            expected = Some(error);
         }
     }
 
@@ -115,10 +136,13 @@ impl RejectionCheck<'_> {
         let name = ("", self.tool.name.as_str());
         let outcome: ToolCallOutcome =
             call_by_name(self.fixture, self.contract, frontend, name, &session, params).await;
-        let shown = format!("{:.1000}", Json::Object(params.clone()).to_string());
+
+        let request = format!("{:.1000}", Json::Object(params.clone()).to_string());
         match outcome {
-            Err(why) => (why, session, shown),
-            Ok(data) => panic!("{} by {frontend:?}: {shown}: {data:?}", self.tool.name),
+            Err(error) => (error, session, request),
+            Ok(data) => {
+                panic!("{} through {frontend:?} accepts {request}: {data:?}", self.tool.name)
+            }
         }
     }
 
@@ -128,21 +152,22 @@ impl RejectionCheck<'_> {
         fault: &FaultyRequest<T>,
         error: &ToolCallError,
         session: &str,
-        shown: &str,
+        request: &str,
     ) {
         let field = fault.field.as_ref();
-        let is_so = error.reason == fault.reason
+        let is_expected = error.reason == fault.reason
             && field.is_none_or(|field| error.fields.contains_key(field));
-        let FaultyRequest { what, reason, .. } = fault;
+        let FaultyRequest { description, reason, .. } = fault;
         assert!(
-            is_so,
-            "{}: {what}: {reason} of {field:?} is expected, and {frontend} says {error:?}: {shown}",
+            is_expected,
+            "{}: {description}: expected {reason} of {field:?}, but {frontend} reports {error:?}: {request}",
             self.tool.name,
         );
+
         let started = self.fixture.started_calls(session);
         assert!(
             started.is_empty() || REASONS_AFTER_START.contains(reason),
-            "{}: {what} by {frontend} is begun: {started:?}",
+            "{}: {description} through {frontend} started calls: {started:?}",
             self.tool.name
         );
     }

@@ -1,4 +1,4 @@
-//! Requests as JSON, in all the ways in which callers may write them.
+//! Requests as JSON, in all forms that the mapping permits.
 
 use base64::{
     Engine as _,
@@ -10,35 +10,39 @@ use prost_reflect::{
 };
 use serde_json::{Map, Value as Json, json};
 
-/// Numbers beyond this are no doubles.
+/// Larger integers have no exact double.
 const EXACT_DOUBLE_LIMIT: u64 = 1 << 53;
 
-/// A message as JSON, written somehow.
+/// A message as JSON, in a random form.
 pub(super) fn random_json(message: &DynamicMessage, rng: &mut Rng) -> Map<String, Json> {
-    let mut spelled = Map::new();
+    let mut json_fields = Map::new();
     for field in message.descriptor().fields() {
         let name = match rng.u8(..4) {
             0 => field.json_name(),
             _ => field.name(),
         };
-        // What does not become a message is told by the name that was given.
+
+        // An error in an undecodable value reports the name that the caller used.
         let name = match message.get_field(&field).as_ref() {
             Value::EnumNumber(99) => field.name(),
             _ => name,
         };
-        let json = match message.has_field(&field) {
-            true => field_json(&field, &message.get_field(&field), rng),
-            false => match random_default(&field, rng) {
-                Some(nothing) => nothing,
+        let json = if message.has_field(&field) {
+            field_json(&field, &message.get_field(&field), rng)
+        } else {
+            match random_default(&field, rng) {
+                Some(default) => default,
                 None => continue,
-            },
+            }
         };
-        spelled.insert(name.to_owned(), json);
+
+        json_fields.insert(name.to_owned(), json);
     }
-    spelled
+
+    json_fields
 }
 
-/// What is as good as not given.
+/// A value that counts as unset, or none.
 fn random_default(field: &FieldDescriptor, rng: &mut Rng) -> Option<Json> {
     match (rng.u8(..6), field.kind()) {
         (0, _) => Some(Json::Null),
@@ -60,11 +64,10 @@ fn field_json(field: &FieldDescriptor, value: &Value, rng: &mut Rng) -> Json {
                 let key = key.as_str().unwrap().to_owned();
                 (key, Json::from(value.as_str().unwrap()))
             });
-            match rng.bool() {
-                true => Json::Object(entries.collect()),
-                false => {
-                    entries.map(|(key, value)| json!({ "key": key, "value": value })).collect()
-                }
+            if rng.bool() {
+                Json::Object(entries.collect())
+            } else {
+                entries.map(|(key, value)| json!({ "key": key, "value": value })).collect()
             }
         }
         value => value_json(field, value, rng),
@@ -94,7 +97,7 @@ fn value_json(field: &FieldDescriptor, value: &Value, rng: &mut Rng) -> Json {
             enum_json(&values, *number, rng)
         }
         Value::Message(message) => Json::Object(random_json(message, rng)),
-        other => panic!("{other:?} is new: say how it is written"),
+        value => panic!("{value:?} has no JSON form here"),
     }
 }
 
@@ -110,9 +113,11 @@ fn enum_json(values: &EnumDescriptor, number: i32, rng: &mut Rng) -> Json {
     let Some(value) = values.get_value(number) else {
         return number.into();
     };
-    // The prefix that all of them have, as the first one shows it.
+
+    // The prefix of all values' names, taken from the first.
     let first = values.get_value(0).unwrap();
     let prefix = first.name().strip_suffix("UNSPECIFIED").unwrap();
+
     let short = value.name().strip_prefix(prefix).unwrap();
     match rng.u8(..5) {
         0 => number.into(),
@@ -123,7 +128,7 @@ fn enum_json(values: &EnumDescriptor, number: i32, rng: &mut Rng) -> Json {
     }
 }
 
-/// The same for a message of doubles: what is no double is a text.
+/// Replaces integers without an exact double by texts, for `Struct`, whose numbers are doubles.
 pub(super) fn large_integers_as_text(json: Json) -> Json {
     match json {
         Json::Number(number)

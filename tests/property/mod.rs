@@ -1,8 +1,8 @@
-//! Random requests of every tool: each door reads the same out of them, and refuses for the same reason
-//! what breaks a rule.
+//! Random requests of every tool. All frontends read a request alike, and reject an invalid one for
+//! the same reason.
 //!
-//! Each case has a seed, which a failed test names: `JIG_PROPERTY_SEED` repeats it alone. Without it, each run
-//! tries other cases; `JIG_FULL=1` has it try many.
+//! Each case has a seed, which a failed test prints: `JIG_PROPERTY_SEED` repeats that case alone.
+//! Without it, each run tries new cases; with `JIG_FULL=1`, many of them.
 
 mod contract;
 mod dialects;
@@ -21,34 +21,34 @@ use fastrand::Rng;
 
 use crate::support::full_size;
 
-/// One case of a property: if the test fails meanwhile, its seed is told.
+/// One case of a property. If the test panics during the case, dropping it prints the seed.
 #[derive(Debug)]
 struct Case {
-    what: String,
+    name: String,
     seed: u64,
 }
 
 impl Case {
-    /// A case, and the numbers that it is made of.
-    fn new(what: &str, seed: u64) -> (Self, Rng) {
-        let what = what.to_owned();
-        (Self { what, seed }, Rng::with_seed(seed))
+    /// Returns a case and the random number generator that determines it.
+    fn new(name: &str, seed: u64) -> (Self, Rng) {
+        let name = name.to_owned();
+        (Self { name, seed }, Rng::with_seed(seed))
     }
 }
 
 impl Drop for Case {
     fn drop(&mut self) {
         if thread::panicking() {
-            let Self { what, seed } = self;
-            eprintln!("{what}: JIG_PROPERTY_SEED={seed} repeats this case");
+            let Self { name, seed } = self;
+            eprintln!("{name}: JIG_PROPERTY_SEED={seed} repeats this case");
         }
     }
 }
 
-/// The seeds of the cases to try: so many at full size, and so many otherwise.
+/// Seeds of the cases to try: `full` of them in a full test, otherwise `scaled`.
 fn case_seeds(full: usize, scaled: usize) -> Vec<u64> {
     match env::var("JIG_PROPERTY_SEED") {
-        Ok(seed) => vec![seed.parse().expect("JIG_PROPERTY_SEED is a number")],
+        Ok(seed) => vec![seed.parse().expect("JIG_PROPERTY_SEED must be a number")],
         Err(_) => (0..full_size(full, scaled)).map(|_| fastrand::u64(..)).collect(),
     }
 }

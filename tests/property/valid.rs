@@ -1,5 +1,5 @@
-//! Requests that keep the rules: what is read out of them is the same by every door, and so is what comes of
-//! them.
+//! Valid requests. Every frontend decodes them to the same parameters, with the same effect and
+//! result.
 
 use std::fmt;
 
@@ -20,16 +20,16 @@ use super::{
     validity::{has_field, make_valid},
 };
 
-/// What was answered; nothing where that was too much for the door.
+/// The result of a call; `None` if the frontend truncated the output.
 type ComparableOutcome = Result<Option<DynamicMessage>, ToolCallError>;
 
-/// What is to be the same by every door.
+/// Everything that must be the same through every frontend.
 struct Observation {
-    /// What was read, as the record has it.
+    /// The decoded parameters, from the audit record.
     params: Option<Json>,
-    /// What came of it.
-    answer: ComparableOutcome,
-    /// What became of the workspace.
+    /// The result of the call.
+    outcome: ComparableOutcome,
+    /// The workspace after the call.
     tree: crate::support::Tree,
 }
 
@@ -54,19 +54,26 @@ async fn check_tool(
     let mut message = contract.random_message(&tool.method.input(), &mut rng);
     make_valid(&tool.name, &mut message, &fixture.limits, &mut rng);
     let session = |frontend: &str| format!("{}-{seed}-{frontend}", tool.name);
-    let shown = shortened_json(&message);
+    let request = shortened_json(&message);
 
-    let of_typed = session("typed");
+    let typed_session = session("typed");
     fixture.reset_workspace();
-    prepare_session(fixture, contract, tool, &of_typed, seed).await;
-    let sent = with_explicit_defaults(&message, &mut rng);
-    let answer = call_typed_rpc(fixture, tool, &of_typed, &sent).await;
-    let expected = observe(fixture, tool, &of_typed, answer.map(Some));
-    if let Err(why) = &expected.answer {
-        // What is found wrong once it has begun is so in the workspace, such as a notebook that is none.
-        let is_refused = why.reason == "INVALID_PARAMS" && expected.params.is_none();
-        assert!(!is_refused && why.reason != "INTERNAL", "{} of {shown}: {why:?}", tool.name);
+    prepare_session(fixture, contract, tool, &typed_session, seed).await;
+    let typed_message = with_explicit_defaults(&message, &mut rng);
+
+    let outcome = call_typed_rpc(fixture, tool, &typed_session, &typed_message).await;
+    let expected = observe(fixture, tool, &typed_session, outcome.map(Some));
+    if let Err(error) = &expected.outcome {
+        // Some errors of a started call depend on the workspace, such as a file that is no
+        // notebook.
+        let was_rejected = error.reason == "INVALID_PARAMS" && expected.params.is_none();
+        assert!(
+            !was_rejected && error.reason != "INTERNAL",
+            "{} of {request}: {error:?}",
+            tool.name
+        );
     }
+
     for frontend in Frontend::ALL {
         let params = random_json(&message, &mut rng);
         let session = session(&format!("{frontend:?}"));
@@ -74,35 +81,37 @@ async fn check_tool(
         prepare_session(fixture, contract, tool, &session, seed).await;
         let outcome =
             call_by_name(fixture, contract, frontend, ("", &tool.name), &session, &params).await;
-        let answer = outcome.map(|data| match data {
+        let outcome = outcome.map(|data| match data {
             ToolCallOutput::Complete(data) => Some(decode_message(&tool.method.output(), data)),
             ToolCallOutput::Truncated => None,
         });
-        let seen = observe(fixture, tool, &session, answer);
-        let is_same = seen.params == expected.params
-            && seen.tree == expected.tree
-            && outcomes_match(&message, &seen.answer, &expected.answer);
+
+        let observation = observe(fixture, tool, &session, outcome);
+        let observations_match = observation.params == expected.params
+            && observation.tree == expected.tree
+            && outcomes_match(&message, &observation.outcome, &expected.outcome);
         assert!(
-            is_same,
-            "{} by {frontend:?}: {}\n{seen:?}\nand typed {shown}\n{expected:?}",
+            observations_match,
+            "{} through {frontend:?}: {}\n{observation:?}\ntyped: {request}\n{expected:?}",
             tool.name,
             Json::Object(params),
         );
     }
 }
 
-/// The same, perhaps with first values of enums, which are as good as not given.
+/// A copy that may contain zero values of enums, which count as unset.
 fn with_explicit_defaults(message: &DynamicMessage, rng: &mut Rng) -> DynamicMessage {
-    let mut same = message.clone();
+    let mut copy = message.clone();
     for field in message.descriptor().fields() {
         if matches!(field.kind(), Kind::Enum(_)) && !message.has_field(&field) && rng.bool() {
-            same.set_field(&field, Value::EnumNumber(0));
+            copy.set_field(&field, Value::EnumNumber(0));
         }
     }
-    same
+
+    copy
 }
 
-/// Gives a session a past where a tool is about that.
+/// Runs a command in the session if the tool reports on earlier commands.
 async fn prepare_session(
     fixture: &PropertyFixture,
     contract: &Contract,
@@ -113,8 +122,9 @@ async fn prepare_session(
     if tool.name == "last_command" && !seed.is_multiple_of(4) {
         let mut params = Map::new();
         params.insert("command".to_owned(), "printf 'two\\n'".into());
-        let ran = call_by_name(fixture, contract, Frontend::Json, ("", "run"), session, &params);
-        assert!(ran.await.is_ok());
+        let outcome =
+            call_by_name(fixture, contract, Frontend::Json, ("", "run"), session, &params);
+        assert!(outcome.await.is_ok());
     }
 }
 
@@ -122,16 +132,16 @@ fn observe(
     fixture: &PropertyFixture,
     tool: &ContractTool,
     session: &str,
-    answer: ComparableOutcome,
+    outcome: ComparableOutcome,
 ) -> Observation {
-    let of = tool.method.output();
+    let descriptor = tool.method.output();
     Observation {
         params: fixture.started_calls(session).pop().map(|(_, params)| params),
-        answer: answer.map(|answer| {
-            answer.map(|answer| {
-                // Whether a zero was written down is no matter.
-                let encoded = clear_times(answer).encode_to_vec();
-                DynamicMessage::decode(of.clone(), &*encoded).unwrap()
+        outcome: outcome.map(|outcome| {
+            outcome.map(|outcome| {
+                // An explicit zero equals an absent one.
+                let encoded = clear_times(outcome).encode_to_vec();
+                DynamicMessage::decode(descriptor.clone(), &*encoded).unwrap()
             })
         }),
         tree: fixture.tree(),
@@ -140,23 +150,23 @@ fn observe(
 
 fn outcomes_match(
     request: &DynamicMessage,
-    one: &ComparableOutcome,
-    other: &ComparableOutcome,
+    left: &ComparableOutcome,
+    right: &ComparableOutcome,
 ) -> bool {
-    // With little room, what a command comes to is a matter of luck.
-    let is_narrow = request.descriptor().name() == "RunRequest" && has_field(request, "limits");
-    match (one, other) {
-        (Ok(Some(one)), Ok(Some(other))) => is_narrow || one == other,
+    // With low limits, the result of a command is not deterministic.
+    let has_limits = request.descriptor().name() == "RunRequest" && has_field(request, "limits");
+    match (left, right) {
+        (Ok(Some(left)), Ok(Some(right))) => has_limits || left == right,
         (Ok(None), Ok(_)) => true,
-        (Err(one), Err(other)) => one == other,
-        (_, _) => is_narrow,
+        (Err(left), Err(right)) => left == right,
+        (_, _) => has_limits,
     }
 }
 
 impl fmt::Debug for Observation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let answer = self.answer.as_ref().map(|answer| answer.as_ref().map(shortened_json));
-        writeln!(f, "read {:.2000?}, answered {answer:.2000?}, and left", self.params)?;
+        let outcome = self.outcome.as_ref().map(|outcome| outcome.as_ref().map(shortened_json));
+        writeln!(f, "parameters {:.2000?}, outcome {outcome:.2000?}, workspace", self.params)?;
         for (path, (mode, content)) in &self.tree {
             writeln!(f, "{path:?} {mode:o} {:.500?}", String::from_utf8_lossy(content))?;
         }
