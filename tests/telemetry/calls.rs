@@ -1,4 +1,4 @@
-//! What is known of calls: in their spans, and in their lines of the log.
+//! Spans and log lines of calls.
 
 use jig::api::v1::{
     BatchCall, InvokeBatchRequest, InvokeRequest, ReadFileRequest, RunRequest,
@@ -20,7 +20,7 @@ use crate::{
     support::{Collector, Daemon, Setup, attribute_text, eventually, shell},
 };
 
-/// A request of a session, in a trace.
+/// A request of session `s1` in a trace.
 fn traced_request<T>(id: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
     let parent = format!("00-{id}-{CALLER_SPAN_ID}-01");
@@ -47,14 +47,15 @@ async fn spans_carry_principal_tool_and_model_call_id() {
     let bash = call("claude", "Bash", json!({"command": "true"}));
     invoke(&daemon, traced_request(&by_name, with_model_call_id(bash, "toolu_1"))).await;
     daemon.run(traced_request(&typed, shell("true"))).await;
-    let read = daemon.tools().read_file(traced_request(&failed, missing_file_request())).await;
-    read.unwrap_err();
+    let response = daemon.tools().read_file(traced_request(&failed, missing_file_request())).await;
+    response.unwrap_err();
     daemon.signal(Signal::TERM);
     assert!(daemon.wait_for_exit().await.success());
 
     let spans = spans_by_name(&collector, &by_name);
     let tool = &spans["execute_tool run"];
-    let own = attribute_text(&tool.attributes, "jig.call.id").unwrap();
+    let call_id = attribute_text(&tool.attributes, "jig.call.id").unwrap();
+
     for (name, value) in [
         ("gen_ai.tool.call.id", "toolu_1"),
         ("gen_ai.conversation.id", "s1"),
@@ -64,32 +65,36 @@ async fn spans_carry_principal_tool_and_model_call_id() {
     ] {
         assert_eq!(attribute_text(&tool.attributes, name).as_deref(), Some(value), "{name}");
     }
+
     let rpc = &spans["jig.v1.InvokeService/Invoke"];
     for (name, value) in [
         ("gen_ai.conversation.id", "s1"),
         ("jig.principal", "uid:0"),
-        ("jig.call.id", &own),
+        ("jig.call.id", &call_id),
         ("server.address", daemon.socket().to_str().unwrap()),
     ] {
         assert_eq!(attribute_text(&rpc.attributes, name).as_deref(), Some(value), "{name}");
     }
+
     assert_eq!(attribute_text(&rpc.attributes, "server.port"), None);
 
-    // Without an id of the model, it is the call's own.
+    // Without an id from the model, the span has the call's own id.
     let spans = spans_by_name(&collector, &typed);
     let tool = &spans["execute_tool run"];
-    let [given, own] =
+    let [model_call_id, call_id] =
         ["gen_ai.tool.call.id", "jig.call.id"].map(|name| attribute_text(&tool.attributes, name));
-    assert_eq!(given, own);
+    assert_eq!(model_call_id, call_id);
     assert_eq!(attribute_text(&tool.attributes, "jig.dialect"), None);
 
-    // The tool failed, which is the caller's mistake and no failure of the RPC.
+    // The tool failed by the caller's mistake, so the RPC has no error.
     let spans = spans_by_name(&collector, &failed);
     let tool = &spans["execute_tool read_file"];
     assert_eq!(span_status(tool), StatusCode::Error);
+
     let description = &tool.status.as_ref().unwrap().message;
     assert!(description.contains("missing"), "{description}");
     assert_eq!(attribute_text(&tool.attributes, "error.type").as_deref(), Some("FILE_NOT_FOUND"));
+
     let rpc = &spans["jig.v1.ToolService/ReadFile"];
     assert_eq!(span_status(rpc), StatusCode::Unset);
     assert_eq!(attribute_text(&rpc.attributes, "error.type"), None);
@@ -108,6 +113,7 @@ async fn batch_spans_carry_model_call_ids() {
         arguments_json: arguments.to_string(),
         ..BatchCall::default()
     };
+
     let batch = InvokeBatchRequest {
         calls: vec![
             call("c1", "run", json!({"command": "true"})),
@@ -115,27 +121,31 @@ async fn batch_spans_carry_model_call_ids() {
         ],
         ..InvokeBatchRequest::default()
     };
+
     let mut client = InvokeServiceClient::new(daemon.channel());
     client.invoke_batch(traced_request(&id, batch)).await.unwrap();
     daemon.signal(Signal::TERM);
     assert!(daemon.wait_for_exit().await.success());
+
     let spans = spans_by_name(&collector, &id);
-    for (span, given) in [("execute_tool run", "c1"), ("execute_tool list_files", "c2")] {
-        let found = attribute_text(&spans[span].attributes, "gen_ai.tool.call.id");
-        assert_eq!(found.as_deref(), Some(given));
+    for (span, expected) in [("execute_tool run", "c1"), ("execute_tool list_files", "c2")] {
+        let call_id = attribute_text(&spans[span].attributes, "gen_ai.tool.call.id");
+        assert_eq!(call_id.as_deref(), Some(expected));
     }
 }
 
-/// Asks for the services as grpcurl does, in a trace.
+/// Lists the services by reflection, as grpcurl does, in a trace.
 async fn list_services(daemon: &Daemon, id: &str) {
     let list = ServerReflectionRequest {
         message_request: Some(MessageRequest::ListServices(String::new())),
         ..ServerReflectionRequest::default()
     };
     let mut client = ServerReflectionClient::new(daemon.channel());
-    let asked = client.server_reflection_info(traced_request(id, tokio_stream::once(list))).await;
-    let answer = asked.unwrap().into_inner().message().await.unwrap();
-    assert!(answer.unwrap().message_response.is_some());
+    let response =
+        client.server_reflection_info(traced_request(id, tokio_stream::once(list))).await;
+    let message = response.unwrap().into_inner().message().await.unwrap();
+
+    assert!(message.unwrap().message_response.is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -143,20 +153,21 @@ async fn probes_and_reflection_have_no_spans() {
     let (collector, endpoint) = Collector::start();
     let setup = Setup::new().environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
     let mut daemon = setup.start().await;
-    let [probe, other, reflection] = ["4", "5", "6"].map(|digit| digit.repeat(32));
+    let [probe, run, reflection] = ["4", "5", "6"].map(|digit| digit.repeat(32));
     let mut health = HealthClient::new(daemon.channel());
-    let checked = health.check(traced_request(&probe, HealthCheckRequest::default())).await;
-    checked.unwrap();
+    let response = health.check(traced_request(&probe, HealthCheckRequest::default())).await;
+    response.unwrap();
     list_services(&daemon, &reflection).await;
-    daemon.run(traced_request(&other, shell("true"))).await;
+    daemon.run(traced_request(&run, shell("true"))).await;
     daemon.signal(Signal::TERM);
+
     assert!(daemon.wait_for_exit().await.success());
     assert_eq!(collector.spans_of_trace(&probe).len(), 0);
     assert_eq!(collector.spans_of_trace(&reflection).len(), 0);
-    assert_eq!(collector.spans_of_trace(&other).len(), 3);
+    assert_eq!(collector.spans_of_trace(&run).len(), 3);
 }
 
-/// The lines of calls.
+/// The log lines of calls.
 fn call_log_lines(daemon: &Daemon) -> Vec<Value> {
     let log = daemon.log();
     let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -173,17 +184,20 @@ async fn log_calls_flag_logs_each_call() {
         invoke(&daemon, traced_request(&id, with_model_call_id(bash, "toolu_1"))).await;
         let unknown = call("claude", "Nothing", json!({}));
         invoke(&daemon, traced_request(&id, with_model_call_id(unknown, "toolu_2"))).await;
-        let read = daemon.tools().read_file(traced_request(&id, missing_file_request())).await;
-        read.unwrap_err();
+        let response = daemon.tools().read_file(traced_request(&id, missing_file_request())).await;
+        response.unwrap_err();
+
         let invalid = RunRequest { timeout_sec: Some(0), ..shell("true") };
         daemon.try_run(traced_request(&id, invalid)).await.unwrap_err();
         let mut health = HealthClient::new(daemon.channel());
         health.check(HealthCheckRequest::default()).await.unwrap();
+
         if flag.is_empty() {
             assert_eq!(call_log_lines(&daemon), Vec::<Value>::new());
             continue;
         }
-        eventually("all lines are there", async || call_log_lines(&daemon).len() == 5).await;
+
+        eventually("all calls are logged", async || call_log_lines(&daemon).len() == 5).await;
         let lines = call_log_lines(&daemon);
         for line in &lines {
             assert_eq!(line["level"], "INFO", "{line}");
@@ -193,6 +207,7 @@ async fn log_calls_flag_logs_each_call() {
             assert!(line["duration_sec"].is_number(), "{line}");
             assert!(line["call_id"].is_string(), "{line}");
         }
+
         let expected = json!([
             ["jig.v1.ToolService/Run", "run", null, null, null, "OK", null, "exited"],
             [
@@ -236,6 +251,7 @@ async fn log_calls_flag_logs_each_call() {
                 null
             ],
         ]);
+
         let names = [
             "method",
             "tool",
@@ -246,8 +262,10 @@ async fn log_calls_flag_logs_each_call() {
             "reason",
             "outcome",
         ];
-        let found: Vec<_> = lines.iter().map(|line| names.map(|name| line[name].clone())).collect();
-        assert_eq!(json!(found), expected);
+
+        let actual: Vec<_> =
+            lines.iter().map(|line| names.map(|name| line[name].clone())).collect();
+        assert_eq!(json!(actual), expected);
         assert!(lines[2]["outcome"].is_string(), "{}", lines[2]);
         assert_ne!(lines[2]["outcome"], "success");
     }
@@ -261,9 +279,10 @@ async fn log_writes_lists_as_json_arrays() {
         let mut lines = log.lines();
         lines.find(|line| line.contains("\"serving\"")).map(str::to_owned)
     };
-    eventually("it is logged that the daemon serves", async || line().is_some()).await;
+    eventually("the daemon logs that it is serving", async || line().is_some()).await;
     let serving: Value = serde_json::from_str(&line().unwrap()).unwrap();
     let addresses = serving["addresses"].as_array().unwrap();
+
     let port = format!("127.0.0.1:{}", daemon.port());
     assert!(addresses.contains(&json!(port)), "{serving}");
     assert_eq!(addresses.len(), 2);
