@@ -134,7 +134,7 @@ async fn case_84_unavailable_syscalls_use_their_fallbacks() {
     for (fault, layer) in [
         ("pivot_root=1", None),
         ("pivot_root=38", None),
-        // The error of container engines' profiles.
+        // Container engines' seccomp profiles return ENOSYS (38).
         ("clone3=38", None),
         ("landlock_create_ruleset=38", Some("landlock")),
     ] {

@@ -258,7 +258,7 @@ async fn cancelled_call_leaves_no_processes() {
         mark.wait_until_gone().await;
     }
 
-    // Cancels at once, at any state of the command's process.
+    // Cancels at once, whatever state the command's process is in.
     for _ in 0..20 {
         let mark = Mark::new();
         let call = daemon.spawn_run(mark.on(stubborn_request()));

@@ -18,8 +18,8 @@ async fn assert_nothing_outlives_daemon(setup: Setup, names: &[&str]) {
     let mark = Mark::new();
     let mut runs = Vec::new();
     for round in 0..full_size(300, 30) {
-        // When this run has ended, its slot builds the next sandbox; a third one replaces it
-        // meanwhile.
+        // The slot of the short run builds its next sandbox when the run has ended. The sandbox of
+        // the long run is replaced by a new one.
         let short_run = daemon.spawn_run(shell("true"));
         let long_run = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
         let name = names[round % names.len()];
