@@ -1,4 +1,4 @@
-//! `jig key`: what it writes, prints and refuses.
+//! `jig key`: the key file, its output, and rejected commands.
 
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
@@ -13,7 +13,7 @@ fn utf8_text(bytes: &[u8]) -> &str {
 #[test]
 fn key_command_creates_lists_and_revokes_keys() {
     let keys = KeyFile::new();
-    let made = keys.run_jig_key(&[
+    let output = keys.run_jig_key(&[
         "new",
         "ci",
         "--role",
@@ -26,36 +26,43 @@ fn key_command_creates_lists_and_revokes_keys() {
         "5",
         "--json",
     ]);
-    let made: Value = serde_json::from_slice(&made.stdout).unwrap();
-    let key = made["key"].as_str().unwrap();
+
+    let output: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let key = output["key"].as_str().unwrap();
     assert_eq!(key.len(), 47);
     assert!(key.starts_with("jig_"));
-    let other = keys.add_key("ops", "admin", &[]);
-    assert_ne!(key, other);
+
+    let other_key = keys.add_key("ops", "admin", &[]);
+    assert_ne!(key, other_key);
+
     let file = fs::read_to_string(keys.path()).unwrap();
-    assert!(!file.contains(key) && !file.contains(&other), "{file}");
+    assert!(!file.contains(key) && !file.contains(&other_key), "{file}");
+
     let mode = fs::metadata(keys.path()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    let listed = keys.run_jig_key(&["list"]);
-    let listed = utf8_text(&listed.stdout);
+
+    let list = keys.run_jig_key(&["list"]);
+    let list = utf8_text(&list.stdout);
     assert!(
-        listed.contains("ci\tread\tworkspaces=a,b tools=all calls_per_second=5 burst=5"),
-        "{listed}"
+        list.contains("ci\tread\tworkspaces=a,b tools=all calls_per_second=5 burst=5"),
+        "{list}"
     );
-    assert!(listed.contains("ops\tadmin\tworkspaces=all"), "{listed}");
-    assert!(!listed.contains(key));
+    assert!(list.contains("ops\tadmin\tworkspaces=all"), "{list}");
+    assert!(!list.contains(key));
     assert!(keys.run_jig_key(&["revoke", "ci"]).status.success());
-    let listed = keys.run_jig_key(&["list", "--json"]);
-    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
-    assert_eq!(listed["keys"].as_array().unwrap().len(), 1);
+
+    let list = keys.run_jig_key(&["list", "--json"]);
+    let list: Value = serde_json::from_slice(&list.stdout).unwrap();
+    assert_eq!(list["keys"].as_array().unwrap().len(), 1);
 }
 
 #[test]
 fn invalid_key_commands_are_rejected_and_change_nothing() {
     let keys = KeyFile::new();
     keys.add_key("ci", "invoke", &[]);
+
     let before = fs::read(keys.path()).unwrap();
-    for (words, code, part) in [
+    for (arguments, code, text) in [
         (&["new", "ci"][..], 1, "already"),
         (&["new", "c i"], 1, "a name has 1 to 64"),
         (&["new", "x", "--role", "king"], 64, "admin"),
@@ -66,14 +73,16 @@ fn invalid_key_commands_are_rejected_and_change_nothing() {
         (&["revoke", "nobody"], 1, "jig key list"),
         (&["revoke"], 64, "NAME"),
     ] {
-        let output = keys.run_jig_key(words);
-        assert_eq!(output.status.code(), Some(code), "{words:?}: {output:?}");
+        let output = keys.run_jig_key(arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
+
         let stderr = utf8_text(&output.stderr);
-        assert!(stderr.contains(part), "{words:?}: {output:?}");
+        assert!(stderr.contains(text), "{arguments:?}: {output:?}");
         assert!(!stderr.contains("UNKNOWN"), "{stderr}");
         assert!(output.stdout.is_empty(), "{output:?}");
         assert_eq!(fs::read(keys.path()).unwrap(), before);
     }
+
     fs::write(keys.path(), "[[keys]]\nname = 1\n").unwrap();
     let output = keys.run_jig_key(&["new", "x"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");

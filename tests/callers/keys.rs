@@ -1,4 +1,4 @@
-//! Keys: which are right, for what, and what becomes of wrong ones.
+//! Keys: accepted forms, scopes, expiry, and rejection of wrong keys.
 
 use std::{fs, sync::Arc, time::Instant};
 
@@ -36,30 +36,33 @@ async fn caller_of(
 async fn key_is_accepted_in_either_of_two_headers() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add_key("builder", "invoke", &[]);
-    let other = keys.add_key("other", "read", &[]);
+    let other_key = keys.add_key("other", "read", &[]);
     let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
+
     let builder = Ok(("key:builder".to_owned(), Role::Invoke));
-    let refused = Err("UNAUTHENTICATED".to_owned());
+    let rejected = Err("UNAUTHENTICATED".to_owned());
     for (name, value, expected) in [
         ("authorization", format!("Bearer {key}"), &builder),
         ("authorization", format!("bearer {key}"), &builder),
         ("x-api-key", key.clone(), &builder),
-        ("authorization", format!("Basic {key}"), &refused),
-        ("authorization", key.clone(), &refused),
-        ("x-api-key", format!("Bearer {key}"), &refused),
-        ("x-api-key", key.to_uppercase(), &refused),
-        ("x-api-key", key[..key.len() - 1].to_owned(), &refused),
-        ("x-other", key.clone(), &refused),
+        ("authorization", format!("Basic {key}"), &rejected),
+        ("authorization", key.clone(), &rejected),
+        ("x-api-key", format!("Bearer {key}"), &rejected),
+        ("x-api-key", key.to_uppercase(), &rejected),
+        ("x-api-key", key[..key.len() - 1].to_owned(), &rejected),
+        ("x-other", key.clone(), &rejected),
     ] {
         let request = with_metadata(name, &value, GetInfoRequest {});
         assert_eq!(&caller_of(&daemon, request).await, expected, "{name}: {value}");
     }
+
     let mut both = with_key(&key, GetInfoRequest {});
     both.metadata_mut().insert("x-api-key", key.parse().unwrap());
     assert_eq!(caller_of(&daemon, both).await, builder);
+
     let mut two = with_key(&key, GetInfoRequest {});
-    two.metadata_mut().insert("x-api-key", other.parse().unwrap());
-    assert_eq!(caller_of(&daemon, two).await, refused);
+    two.metadata_mut().insert("x-api-key", other_key.parse().unwrap());
+    assert_eq!(caller_of(&daemon, two).await, rejected);
 }
 
 #[tokio::test]
@@ -69,8 +72,9 @@ async fn key_for_some_tools_cannot_call_others() {
     let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
     let request = with_key(&key, ListFilesRequest::default());
     daemon.tools().list_files(request).await.unwrap();
-    let refused = daemon.try_run(with_key(&key, shell("touch ran"))).await;
-    let refusal = Refusal::from_status(&refused.unwrap_err());
+    let response = daemon.try_run(with_key(&key, shell("touch ran"))).await;
+    let refusal = Refusal::from_status(&response.unwrap_err());
+
     assert_eq!(refusal.reason, "FORBIDDEN");
     assert!(refusal.message.contains("key:lister"), "{refusal:?}");
     assert!(!daemon.file("ran").exists());
@@ -79,14 +83,15 @@ async fn key_for_some_tools_cannot_call_others() {
 #[tokio::test]
 async fn expired_key_is_rejected() {
     let keys = Arc::new(KeyFile::new());
-    let old = keys.add_key("old", "admin", &["--expires", "2020-01-01T00:00:00Z"]);
-    let new = keys.add_key("new", "admin", &["--expires", "2999-01-01T00:00:00Z"]);
+    let expired_key = keys.add_key("old", "admin", &["--expires", "2020-01-01T00:00:00Z"]);
+    let valid_key = keys.add_key("new", "admin", &["--expires", "2999-01-01T00:00:00Z"]);
     let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
-    let refusal = get_info(&daemon, with_key(&old, GetInfoRequest {})).await;
-    let refusal = Refusal::from_status(&refusal.unwrap_err());
+    let response = get_info(&daemon, with_key(&expired_key, GetInfoRequest {})).await;
+    let refusal = Refusal::from_status(&response.unwrap_err());
     assert_eq!(refusal.reason, "UNAUTHENTICATED");
     assert!(refusal.message.contains("expired"), "{refusal:?}");
-    get_info(&daemon, with_key(&new, GetInfoRequest {})).await.unwrap();
+
+    get_info(&daemon, with_key(&valid_key, GetInfoRequest {})).await.unwrap();
 }
 
 #[tokio::test]
@@ -94,27 +99,29 @@ async fn wrong_keys_do_not_affect_latency_memory_or_log() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add_key("builder", "invoke", &[]);
     let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
-    let many = async |count: usize, key: &dyn Fn(usize) -> String| {
+    let call_repeatedly = async |count: usize, key: &dyn Fn(usize) -> String| {
         for number in 0..count {
             let request = with_key(&key(number), GetInfoRequest {});
             assert_eq!(get_info(&daemon, request).await.is_ok(), key(0) == key(1));
         }
     };
-    let right = |_: usize| key.clone();
-    let wrong = |number: usize| format!("jig_{number:043}");
-    many(1000, &wrong).await;
-    many(1000, &right).await;
-    // How much longer a call takes with the right key than one that needs none, made in turns with it, so
-    // that the load of the machine counts for both.
+
+    let valid_key = |_: usize| key.clone();
+    let wrong_key = |number: usize| format!("jig_{number:043}");
+    call_repeatedly(1000, &wrong_key).await;
+    call_repeatedly(1000, &valid_key).await;
+
+    // Ratio of the latency of calls with the valid key to that of calls that need none. The calls
+    // alternate, so the load of the machine affects both alike.
     let ratio = async || {
         let (mut keyed, mut plain) = (Vec::new(), Vec::new());
         for _ in 0..1000 {
-            let begun = Instant::now();
-            many(1, &right).await;
-            keyed.push(begun.elapsed());
-            let begun = Instant::now();
+            let start = Instant::now();
+            call_repeatedly(1, &valid_key).await;
+            keyed.push(start.elapsed());
+            let start = Instant::now();
             daemon.health().await;
-            plain.push(begun.elapsed());
+            plain.push(start.elapsed());
         }
         let [keyed, plain] = [keyed, plain].map(|mut times| {
             times.sort_unstable();
@@ -122,13 +129,16 @@ async fn wrong_keys_do_not_affect_latency_memory_or_log() {
         });
         keyed / plain
     };
-    let (before, quick) = ((daemon.resident_bytes(), daemon.log().len()), ratio().await);
-    many(10_000, &wrong).await;
-    // What grew with each wrong key would be hundreds of times as long.
-    let then = ratio().await;
-    assert!(then < quick * 4.0, "{quick} before, {then} after");
-    assert!(daemon.resident_bytes() < before.0 + (2 << 20));
-    assert_eq!(daemon.log().len(), before.1, "{}", daemon.log());
+
+    let (resident_before, log_before) = (daemon.resident_bytes(), daemon.log().len());
+    let ratio_before = ratio().await;
+    call_repeatedly(10_000, &wrong_key).await;
+
+    // A cost that grows with each wrong key would multiply the ratio by hundreds.
+    let ratio_after = ratio().await;
+    assert!(ratio_after < ratio_before * 4.0, "{ratio_before} before, {ratio_after} after");
+    assert!(daemon.resident_bytes() < resident_before + (2 << 20));
+    assert_eq!(daemon.log().len(), log_before, "{}", daemon.log());
 }
 
 #[tokio::test]
@@ -138,24 +148,28 @@ async fn non_loopback_daemon_needs_a_valid_key_file() {
     fs::create_dir(&workspace).unwrap();
     let [workspace, state] =
         [workspace, folder.path().join("s")].map(|path| path.display().to_string());
-    let refused = |more: &[&str]| {
-        let words = ["--workspace", &workspace, "--state-dir", &state, "--listen", "0.0.0.0:0"];
-        let output = run_jigd(&[&words[..], more].concat());
+    let failed_start_stderr = |more_flags: &[&str]| {
+        let flags = ["--workspace", &workspace, "--state-dir", &state, "--listen", "0.0.0.0:0"];
+        let output = run_jigd(&[&flags[..], more_flags].concat());
         assert_eq!(output.status.code(), Some(78), "{output:?}");
         String::from_utf8(output.stderr).unwrap()
     };
-    let text = refused(&[]);
-    assert!(text.contains("--keys") && text.contains("jig key new"), "{text}");
+
+    let stderr = failed_start_stderr(&[]);
+    assert!(stderr.contains("--keys") && stderr.contains("jig key new"), "{stderr}");
+
     let keys = KeyFile::new();
     let path = keys.path().display().to_string();
-    let text = refused(&["--keys", &path]);
-    assert!(text.contains("No such file") && text.contains("jig key new"), "{text}");
+    let stderr = failed_start_stderr(&["--keys", &path]);
+    assert!(stderr.contains("No such file") && stderr.contains("jig key new"), "{stderr}");
+
     keys.add_key("a", "invoke", &["--for-workspace", "elsewhere", "--for-tool", "run"]);
-    // `jig key` knows the tools.
-    let written = fs::read_to_string(keys.path()).unwrap();
-    fs::write(keys.path(), written.replace("\"run\"", "\"dance\"")).unwrap();
-    let text = refused(&["--keys", &path]);
-    for part in ["\"elsewhere\"", "\"dance\"", "key \"a\""] {
-        assert!(text.contains(part), "{part}: {text}");
+
+    // `jig key` rejects unknown tools, so the file is changed directly.
+    let content = fs::read_to_string(keys.path()).unwrap();
+    fs::write(keys.path(), content.replace("\"run\"", "\"dance\"")).unwrap();
+    let stderr = failed_start_stderr(&["--keys", &path]);
+    for text in ["\"elsewhere\"", "\"dance\"", "key \"a\""] {
+        assert!(stderr.contains(text), "{text}: {stderr}");
     }
 }

@@ -1,4 +1,4 @@
-//! Users of this machine, who show no key: the daemon's own and root are let in, others are not.
+//! Users of this machine without keys. The daemon admits its own user and root, and rejects others.
 
 use std::{
     fs,
@@ -12,10 +12,10 @@ use tempfile::TempDir;
 
 use crate::support::{DAEMON_UID, Daemon, Setup, copy_program};
 
-/// A user that is neither root nor the daemon's.
+/// A user other than root and the daemon's.
 const OTHER_UID: u32 = 23_456;
 
-/// `jig`, where everybody may execute it.
+/// A copy of `jig` that all users can execute.
 struct SharedJig {
     _folder: TempDir,
     path: PathBuf,
@@ -30,6 +30,7 @@ impl SharedJig {
             .unwrap();
         let path = folder.path().join("jig");
         copy_program(Path::new(env!("CARGO_BIN_EXE_jig")), &path);
+
         Self { _folder: folder, path }
     }
 
@@ -44,7 +45,7 @@ impl SharedJig {
             .unwrap()
     }
 
-    /// Who the daemon takes the user for.
+    /// The name that the daemon gives the caller.
     fn caller_name(&self, user: u32, address: &str) -> String {
         let output = self.run_info(user, address);
         assert!(output.status.success(), "{address}: {output:?}");
@@ -57,16 +58,16 @@ impl SharedJig {
         let output = self.run_info(user, address);
         assert_eq!(output.status.code(), Some(1), "{address}: {output:?}");
         let stdout = String::from_utf8(output.stdout).unwrap();
-        for part in ["UNAUTHENTICATED", "--keys", "--trust-loopback"] {
-            assert!(stdout.contains(part), "{part}: {stdout}");
+        for text in ["UNAUTHENTICATED", "--keys", "--trust-loopback"] {
+            assert!(stdout.contains(text), "{text}: {stdout}");
         }
     }
 }
 
-/// Where a daemon listens: at its socket, which everybody may connect to, and at its port.
+/// The daemon's addresses: its socket, opened to all users, and its TCP port.
 fn open_addresses(daemon: &Daemon) -> [String; 2] {
-    let everybody = fs::Permissions::from_mode(0o666);
-    fs::set_permissions(daemon.socket(), everybody).unwrap();
+    let all_users = fs::Permissions::from_mode(0o666);
+    fs::set_permissions(daemon.socket(), all_users).unwrap();
     [format!("unix:{}", daemon.socket().display()), format!("127.0.0.1:{}", daemon.port())]
 }
 
@@ -98,6 +99,7 @@ async fn trust_loopback_accepts_any_loopback_caller() {
     let daemon = setup.start().await;
     let [socket, port] = open_addresses(&daemon);
     assert_eq!(jig.caller_name(OTHER_UID, &port), "loopback");
+
     jig.assert_rejected(OTHER_UID, &socket);
     assert_eq!(jig.caller_name(0, &socket), "uid:0");
 }
@@ -110,6 +112,7 @@ async fn host_network_commands_are_not_trusted_on_loopback() {
     let [socket, port] = open_addresses(&daemon);
     let output = jig.run_info(DAEMON_UID, &port);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
+
     let stdout = String::from_utf8(output.stdout).unwrap();
     assert!(stdout.contains("--listen unix:/path"), "{stdout}");
     assert_eq!(jig.caller_name(DAEMON_UID, &socket), format!("uid:{DAEMON_UID}"));
@@ -118,17 +121,19 @@ async fn host_network_commands_are_not_trusted_on_loopback() {
 #[tokio::test]
 async fn loopback_is_not_trusted_when_the_proxy_reaches_it() {
     let jig = SharedJig::new();
-    let proxied = |addresses: &str| {
+    let proxy_setup = |addresses: &str| {
         let table =
             format!("[sandbox]\nnetwork = \"proxy\"\n[proxy]\nallow_addresses = [{addresses}]");
         Setup::new().workspace_table(&table).listen_tcp()
     };
-    let daemon = proxied("\"127.0.0.0/8\"").start().await;
+    let daemon = proxy_setup("\"127.0.0.0/8\"").start().await;
     let [socket, port] = open_addresses(&daemon);
     let output = jig.run_info(0, &port);
+
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert_eq!(jig.caller_name(0, &socket), "uid:0");
-    let daemon = proxied("\"10.0.0.0/8\"").start().await;
+
+    let daemon = proxy_setup("\"10.0.0.0/8\"").start().await;
     let [_, port] = open_addresses(&daemon);
     assert_eq!(jig.caller_name(0, &port), "uid:0");
 }
@@ -140,30 +145,34 @@ async fn parent_namespace_root_is_identified_by_socket_permissions() {
     let address = format!("unix:{}", daemon.socket().display());
     assert_eq!(jig.caller_name(DAEMON_UID, &address), format!("uid:{DAEMON_UID}"));
     assert_eq!(jig.caller_name(0, &address), "uid:0");
-    // Who has no number there could be anybody now.
-    let everybody = fs::Permissions::from_mode(0o666);
-    fs::set_permissions(daemon.socket(), everybody).unwrap();
+
+    // With the socket open to all users, a caller without an id in this namespace could be any of
+    // them.
+    let all_users = fs::Permissions::from_mode(0o666);
+    fs::set_permissions(daemon.socket(), all_users).unwrap();
     jig.assert_rejected(0, &address);
     jig.assert_rejected(OTHER_UID, &address);
 }
 
 #[tokio::test]
 async fn embedded_daemon_accepts_its_own_call_as_any_user() {
-    // In a user namespace in which the user has the number that stands for all without one.
+    // In a user namespace that maps the user to the overflow id, which stands for all unmapped
+    // users.
     let jig = SharedJig::new();
-    let here = tempfile::tempdir().unwrap();
-    fs::set_permissions(here.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let output = Command::new("setpriv")
         .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
         .args(["unshare", "--user", "--map-current-user"])
         .arg(&jig.path)
         .args(["write", "f", "--text", "x"])
-        .current_dir(here.path())
+        .current_dir(folder.path())
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("HOME", "/nowhere")
         .output()
         .unwrap();
+
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(fs::read_to_string(here.path().join("f")).unwrap(), "x");
+    assert_eq!(fs::read_to_string(folder.path().join("f")).unwrap(), "x");
 }

@@ -1,4 +1,4 @@
-//! Who may call, and what: keys and their roles, users of this machine, and what each sees of others.
+//! Authentication and authorization: keys, roles, local users, and isolation between callers.
 
 mod connections;
 mod key_command;
@@ -21,14 +21,14 @@ use tonic::transport::Channel;
 
 use crate::support::{Daemon, KeyFile, Setup};
 
-/// A client of what tells about a daemon.
+/// A client of `DaemonService`.
 fn info_client(daemon: &Daemon) -> DaemonServiceClient<Channel> {
     DaemonServiceClient::new(daemon.channel())
 }
 
-/// A daemon with keys, and the file that they are in.
+/// Starts a daemon with a key file.
 pub(crate) async fn start_daemon_with_keys(setup: Setup, keys: &Arc<KeyFile>) -> Daemon {
     let path = keys.path().display().to_string();
-    let kept = Arc::clone(keys);
-    setup.arguments(&["--keys", &path]).with_resource(kept).start().await
+    let resource = Arc::clone(keys);
+    setup.arguments(&["--keys", &path]).with_resource(resource).start().await
 }

@@ -1,5 +1,5 @@
-//! Listening where other machines reach it (case N20): nobody is let in without a key that is right,
-//! and what cannot be read lets nobody in.
+//! Addresses that other machines can reach (case N20). The daemon rejects callers without a valid
+//! key, and an unreadable key file admits no caller.
 
 use std::{
     fs,
@@ -33,11 +33,11 @@ fn listen_flags(folder: &TempDir, listen: &str) -> Vec<String> {
         .into()
 }
 
-/// What `jigd` says that does not start.
-fn failed_start_stderr(words: &[String]) -> String {
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let output = run_jigd(&words);
-    assert_eq!(output.status.code(), Some(78), "{words:?}: {output:?}");
+/// Standard error of a `jigd` that rejects its flags.
+fn failed_start_stderr(flags: &[String]) -> String {
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let output = run_jigd(&flags);
+    assert_eq!(output.status.code(), Some(78), "{flags:?}: {output:?}");
     String::from_utf8(output.stderr).unwrap()
 }
 
@@ -53,13 +53,14 @@ fn case_n20_daemon_without_keys_rejects_non_loopback_addresses() {
         "[fe80::1%1]:0",
         "169.254.1.1:0",
         "10.0.0.1:0",
-        // Two.
+        // Two addresses in one value.
         "127.0.0.1:0,0.0.0.0:0",
     ] {
         let stderr = failed_start_stderr(&listen_flags(&folder, address));
         assert!(stderr.contains("reachable from other machines"), "{stderr}");
     }
-    // What is no address is none, whatever somebody could take it for.
+
+    // These texts are not addresses, even where other programs accept them.
     for address in [
         "lo:0",
         "eth0:0",
@@ -83,25 +84,28 @@ fn case_n20_daemon_without_keys_rejects_non_loopback_addresses() {
 fn case_n20_unreadable_key_files_are_rejected() {
     let folder = create_folder();
     let keys = folder.path().join("keys.toml");
-    let mut words = listen_flags(&folder, "0.0.0.0:0");
-    words.extend(["--keys".to_owned(), keys.display().to_string()]);
+    let mut flags = listen_flags(&folder, "0.0.0.0:0");
+    flags.extend(["--keys".to_owned(), keys.display().to_string()]);
+
     for content in [&b"\0"[..], b"\xff", b"[[keys]]\n", b"keys = 1\n", b"{}"] {
         fs::write(&keys, content).unwrap();
-        failed_start_stderr(&words);
+        failed_start_stderr(&flags);
     }
+
     fs::remove_file(&keys).unwrap();
     fs::create_dir(&keys).unwrap();
-    failed_start_stderr(&words);
+    failed_start_stderr(&flags);
     fs::remove_dir(&keys).unwrap();
-    // Of another user, who may not read it.
+
+    // A file of another user, without permission to read it.
     fs::write(&keys, "").unwrap();
     fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
-    let own = folder.path().join("jigd");
-    copy_program(daemon_binary(), &own);
+    let program = folder.path().join("jigd");
+    copy_program(daemon_binary(), &program);
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     chown(folder.path(), Some(12345), Some(12345)).unwrap();
-    let output = Command::new(own)
-        .args(&words)
+    let output = Command::new(program)
+        .args(&flags)
         .env_clear()
         .stdin(Stdio::null())
         .uid(12345)
@@ -109,11 +113,12 @@ fn case_n20_unreadable_key_files_are_rejected() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(78), "{output:?}");
+
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(stderr.contains("Permission denied"), "{stderr}");
 }
 
-/// Checks that a daemon lets nobody in, with `key` neither.
+/// Checks that a daemon rejects all callers, including one with `key`.
 async fn assert_rejects_all_callers(daemon: &Daemon, key: &str) {
     let addresses = [
         format!("http://127.0.0.1:{}", daemon.port()),
@@ -128,6 +133,7 @@ async fn assert_rejects_all_callers(daemon: &Daemon, key: &str) {
             };
             let status = tool_client(channel.clone()).run(run).await.unwrap_err();
             assert_eq!(status.code(), Code::Unauthenticated, "{key:?}: {status:?}");
+
             let mut info = DaemonServiceClient::new(channel.clone());
             let response = match key {
                 Some(key) => info.get_info(with_key(key, GetInfoRequest {})).await,
@@ -136,6 +142,7 @@ async fn assert_rejects_all_callers(daemon: &Daemon, key: &str) {
             assert!(!Refusal::from_status(&response.unwrap_err()).reason.is_empty());
         }
     }
+
     assert!(!daemon.file("ran").exists());
 }
 
@@ -144,12 +151,14 @@ async fn case_n20_empty_key_file_authorizes_no_caller() {
     for revoked in [false, true] {
         let keys = KeyFile::new();
         let key = keys.add_key("only", "admin", &[]);
+
         if revoked {
             let output = keys.run_jig_key(&["revoke", "only"]);
             assert!(output.status.success(), "{output:?}");
         } else {
             fs::write(keys.path(), "").unwrap();
         }
+
         let path = keys.path().display().to_string();
         let flags = ["--listen", "0.0.0.0:0", "--keys", &path];
         let daemon = Setup::new().arguments(&flags).start().await;

@@ -1,4 +1,5 @@
-//! Configurations that would let in whom nobody means to: refused at the start, and when they are read again.
+//! Configurations that would admit unintended callers. The daemon rejects them at its start and on
+//! reload.
 
 use std::{fs, os::unix::fs::symlink, path::Path, sync::Arc};
 
@@ -8,7 +9,7 @@ use tempfile::TempDir;
 use super::start_daemon_with_keys;
 use crate::support::{Daemon, KeyFile, Setup, run_jigd, with_key};
 
-/// A folder with a workspace `ws`, its own folder `in` in it, and a folder `out` beside it.
+/// A folder with a workspace `ws`, its subfolder `in`, and a folder `out` beside it.
 fn create_folder() -> TempDir {
     let folder = TempDir::with_prefix("jig-test-refused-").unwrap();
     for name in ["ws", "ws/in", "out"] {
@@ -21,11 +22,11 @@ fn path_in(folder: &TempDir, name: &str) -> String {
     folder.path().join(name).display().to_string()
 }
 
-/// What `jigd` says that ends at once because of its configuration.
-fn failed_start_stderr(folder: &TempDir, more: &[&str]) -> String {
+/// Standard error of a `jigd` that rejects its configuration.
+fn failed_start_stderr(folder: &TempDir, flags: &[&str]) -> String {
     let state = path_in(folder, "state");
-    let output = run_jigd(&[&["--state-dir", &state], more].concat());
-    assert_eq!(output.status.code(), Some(78), "{more:?}: {output:?}");
+    let output = run_jigd(&[&["--state-dir", &state], flags].concat());
+    assert_eq!(output.status.code(), Some(78), "{flags:?}: {output:?}");
     String::from_utf8(output.stderr).unwrap()
 }
 
@@ -36,53 +37,59 @@ fn trust_loopback_is_rejected_when_commands_reach_loopback() {
     keys.add_key("a", "read", &[]);
     let keys = keys.path().display().to_string();
     let config = path_in(&folder, "out/jig.toml");
-    let proxied = "[sandbox]\nnetwork = \"proxy\"\n[proxy]\nallow_addresses = [\"127.0.0.0/8\"]\n";
-    fs::write(&config, proxied).unwrap();
-    for (more, part) in [
+    let proxy_table =
+        "[sandbox]\nnetwork = \"proxy\"\n[proxy]\nallow_addresses = [\"127.0.0.0/8\"]\n";
+    fs::write(&config, proxy_table).unwrap();
+
+    for (more_flags, text) in [
         (&["--network", "host"][..], "--network host"),
         (&["--keys", &keys], "--keys"),
         (&["--config", &config], "proxy.allow_addresses"),
     ] {
         let flags = ["--workspace", &workspace, "--trust-loopback"];
-        let stderr = failed_start_stderr(&folder, &[&flags[..], more].concat());
+        let stderr = failed_start_stderr(&folder, &[&flags[..], more_flags].concat());
         assert!(stderr.contains("--trust-loopback"), "{stderr}");
-        assert!(stderr.contains(part), "{part}: {stderr}");
+        assert!(stderr.contains(text), "{text}: {stderr}");
     }
 }
 
 #[test]
 fn key_and_config_files_commands_could_reach_are_rejected() {
     let folder = create_folder();
-    let (workspace, other) = (path_in(&folder, "ws"), path_in(&folder, "out"));
+    let (workspace, outside) = (path_in(&folder, "ws"), path_in(&folder, "out"));
     let keys = KeyFile::new();
     keys.add_key("a", "read", &[]);
-    let inside = path_in(&folder, "ws/in/file.toml");
-    let link = path_in(&folder, "ws/in/link.toml");
-    let beside = path_in(&folder, "out/file.toml");
-    let to_inside = path_in(&folder, "to-inside.toml");
+    let in_workspace = path_in(&folder, "ws/in/file.toml");
+    let link_in_workspace = path_in(&folder, "ws/in/link.toml");
+    let in_outside = path_in(&folder, "out/file.toml");
+    let link_to_workspace = path_in(&folder, "to-inside.toml");
     let target = path_in(&folder, "target.toml");
-    for file in [&inside, &beside, &target] {
+    for file in [&in_workspace, &in_outside, &target] {
         fs::copy(keys.path(), file).unwrap();
     }
-    symlink(&target, &link).unwrap();
-    symlink(&inside, &to_inside).unwrap();
-    let through = path_in(&folder, "ws/to-out/file.toml");
-    symlink(&other, path_in(&folder, "ws/to-out")).unwrap();
+
+    symlink(&target, &link_in_workspace).unwrap();
+    symlink(&in_workspace, &link_to_workspace).unwrap();
+    let through_link = path_in(&folder, "ws/to-out/file.toml");
+    symlink(&outside, path_in(&folder, "ws/to-out")).unwrap();
+
     for flag in ["--keys", "--config"] {
         if flag == "--config" {
-            for file in [&inside, &beside, &target] {
+            for file in [&in_workspace, &in_outside, &target] {
                 fs::write(file, "").unwrap();
             }
         }
-        for file in [&inside, &link, &to_inside, &through] {
+
+        for file in [&in_workspace, &link_in_workspace, &link_to_workspace, &through_link] {
             let stderr = failed_start_stderr(&folder, &["--workspace", &workspace, flag, file]);
             assert!(stderr.contains("commands could reach"), "{flag} {file}: {stderr}");
             assert!(stderr.contains(flag), "{flag} {file}: {stderr}");
         }
-        // What is bound is as near as the workspace.
+
+        // A bound directory is reachable as the workspace is.
         for bind in ["--bind", "--bind-ro"] {
-            let bound = format!("{other}:/other");
-            let flags = ["--workspace", &workspace, flag, &beside, bind, &bound];
+            let binding = format!("{outside}:/other");
+            let flags = ["--workspace", &workspace, flag, &in_outside, bind, &binding];
             let stderr = failed_start_stderr(&folder, &flags);
             assert!(stderr.contains("commands could reach"), "{flag} {bind}: {stderr}");
         }
@@ -93,17 +100,18 @@ fn key_and_config_files_commands_could_reach_are_rejected() {
 async fn key_file_moved_within_reach_is_not_reloaded() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add_key("a", "read", &[]);
-    let place = TempDir::with_prefix("jig-test-refused-").unwrap();
-    let link = place.path().join("keys.toml");
+    let folder = TempDir::with_prefix("jig-test-refused-").unwrap();
+    let link = folder.path().join("keys.toml");
     symlink(keys.path(), &link).unwrap();
     let link = link.display().to_string();
     let daemon = Setup::new().arguments(&["--keys", &link]).start().await;
-    let moved = daemon.file("keys.toml");
-    fs::copy(keys.path(), &moved).unwrap();
+    let in_workspace = daemon.file("keys.toml");
+    fs::copy(keys.path(), &in_workspace).unwrap();
     fs::remove_file(&link).unwrap();
-    symlink(&moved, &link).unwrap();
+    symlink(&in_workspace, &link).unwrap();
     daemon.reload_config(Daemon::RELOAD_FAILED).await;
     assert!(daemon.log().contains("commands could reach"), "{}", daemon.log());
+
     let mut info = super::info_client(&daemon);
     info.get_info(with_key(&key, GetInfoRequest {})).await.unwrap();
 }
@@ -113,31 +121,35 @@ fn overlapping_workspaces_are_rejected() {
     let folder = create_folder();
     let link = path_in(&folder, "link");
     symlink(folder.path().join("ws"), &link).unwrap();
-    let named = |name: &str, at: &str| format!("{name}={}", path_in(&folder, at));
-    for (one, other) in [
-        (named("a", "ws"), named("b", "ws/in")),
-        (named("a", "ws/in"), named("b", "ws")),
-        (named("a", "ws"), named("b", "ws")),
-        (named("a", "ws"), named("b", "link")),
+
+    let workspace = |name: &str, at: &str| format!("{name}={}", path_in(&folder, at));
+    for (first, second) in [
+        (workspace("a", "ws"), workspace("b", "ws/in")),
+        (workspace("a", "ws/in"), workspace("b", "ws")),
+        (workspace("a", "ws"), workspace("b", "ws")),
+        (workspace("a", "ws"), workspace("b", "link")),
     ] {
-        let stderr = failed_start_stderr(&folder, &["--workspace", &one, "--workspace", &other]);
-        for part in ["share files", "separate directories", "a (", "b ("] {
-            assert!(stderr.contains(part), "{one} {other}: {stderr}");
+        let stderr = failed_start_stderr(&folder, &["--workspace", &first, "--workspace", &second]);
+        for text in ["share files", "separate directories", "a (", "b ("] {
+            assert!(stderr.contains(text), "{first} {second}: {stderr}");
         }
     }
+
     let system = Path::new("/usr/lib");
-    let seen = format!("b={}", system.display());
-    let flags = ["--workspace", &named("a", "ws"), "--workspace", &seen];
+    let system_workspace = format!("b={}", system.display());
+    let flags = ["--workspace", &workspace("a", "ws"), "--workspace", &system_workspace];
     let stderr = failed_start_stderr(&folder, &flags);
     assert!(stderr.contains("which commands of all workspaces see"), "{stderr}");
-    // Bound for another's commands.
-    let bound = path_in(&folder, "out");
-    let (one, other) = (named("a", "ws"), named("b", "out"));
-    let flags = ["--workspace", &one, "--workspace", &other];
+
+    // A directory that is bound for the commands of another workspace.
+    let path = path_in(&folder, "out");
+    let (first, second) = (workspace("a", "ws"), workspace("b", "out"));
+    let flags = ["--workspace", &first, "--workspace", &second];
     let stderr = failed_start_stderr(
         &folder,
-        &[&flags[..], &["--bind-ro", &format!("{bound}:/out")]].concat(),
+        &[&flags[..], &["--bind-ro", &format!("{path}:/out")]].concat(),
     );
+
     assert!(stderr.contains("is bound for commands of another"), "{stderr}");
 }
 
@@ -145,21 +157,24 @@ fn overlapping_workspaces_are_rejected() {
 async fn key_revoked_through_a_symlink_is_rejected() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add_key("gone", "read", &[]);
-    let stays = keys.add_key("stays", "read", &[]);
-    let place = TempDir::with_prefix("jig-test-link-").unwrap();
-    let link = place.path().join("keys.toml");
+    let other_key = keys.add_key("stays", "read", &[]);
+    let folder = TempDir::with_prefix("jig-test-link-").unwrap();
+    let link = folder.path().join("keys.toml");
     symlink(keys.path(), &link).unwrap();
     let path = link.display().to_string();
     let daemon = Setup::new().arguments(&["--keys", &path]).start().await;
     let mut info = super::info_client(&daemon);
     info.get_info(with_key(&key, GetInfoRequest {})).await.unwrap();
-    let revoked = keys.run_jig_key(&["revoke", "--keys", &path, "gone"]);
-    assert!(revoked.status.success(), "{revoked:?}");
+
+    let output = keys.run_jig_key(&["revoke", "--keys", &path, "gone"]);
+    assert!(output.status.success(), "{output:?}");
     assert!(link.is_symlink());
+
     daemon.reload_config(Daemon::RELOADED).await;
-    let refused = info.get_info(with_key(&key, GetInfoRequest {})).await;
-    assert!(refused.is_err());
-    info.get_info(with_key(&stays, GetInfoRequest {})).await.unwrap();
+    let response = info.get_info(with_key(&key, GetInfoRequest {})).await;
+    assert!(response.is_err());
+
+    info.get_info(with_key(&other_key, GetInfoRequest {})).await.unwrap();
 }
 
 #[tokio::test]
@@ -171,5 +186,6 @@ async fn key_file_of_another_user_is_not_reloaded() {
     chown(keys.path(), Some(12_345), None).unwrap();
     daemon.reload_config(Daemon::RELOAD_FAILED).await;
     let log = daemon.log();
+
     assert!(log.contains("it belongs to the user 12345"), "{log}");
 }

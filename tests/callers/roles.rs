@@ -1,4 +1,4 @@
-//! What each role may call: every RPC is a row.
+//! The role that each RPC requires: one row for every RPC.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,7 +8,7 @@ use tonic::{Code, Request, Status, client::Grpc};
 use super::start_daemon_with_keys;
 use crate::support::{Daemon, KeyFile, RawCodec, Refusal, Setup};
 
-/// A role, and the methods of a service that need it at least.
+/// A role, and the methods of a service that require it.
 type RoleMethods = (&'static str, &'static [&'static str]);
 
 /// The rows of each service.
@@ -75,22 +75,24 @@ const REQUIRED_ROLES: &[(&str, &[RoleMethods])] = &[
     ),
     ("TransferService", &[("invoke", &["Download", "GetUpload", "Upload"])]),
 ];
-/// The roles, each of which may what those before it may.
+/// The roles. Each one includes the permissions of those before it.
 const ROLES: [&str; 3] = ["read", "invoke", "admin"];
 
-/// Makes a call of any method with an empty message; answers how it was refused.
+/// Calls a method with an empty message.
 async fn call_method(daemon: &Daemon, method: &str, key: Option<&str>) -> Result<(), Status> {
     let mut grpc = Grpc::new(daemon.channel());
     grpc.ready().await.unwrap();
+
     let mut request = Request::new(tokio_stream::iter([Vec::new()]));
     if let Some(key) = key {
         let key = key.parse().unwrap();
         request.metadata_mut().insert("x-api-key", key);
     }
+
     request.set_timeout(std::time::Duration::from_secs(10));
     let path = format!("/{method}").parse().unwrap();
-    let mut answers = grpc.streaming(request, path, RawCodec).await?.into_inner();
-    answers.message().await.map(drop)
+    let mut responses = grpc.streaming(request, path, RawCodec).await?.into_inner();
+    responses.message().await.map(drop)
 }
 
 fn required_levels() -> BTreeMap<String, usize> {
@@ -101,6 +103,7 @@ fn required_levels() -> BTreeMap<String, usize> {
             methods.iter().map(row)
         })
     });
+
     rows.collect()
 }
 
@@ -111,38 +114,43 @@ fn every_rpc_has_a_row() {
     let path = |method: prost_reflect::MethodDescriptor| {
         format!("{}/{}", method.parent_service().full_name(), method.name())
     };
-    let mut known: Vec<_> = methods.map(path).collect();
-    known.sort();
+    let mut methods_of_contract: Vec<_> = methods.map(path).collect();
+    methods_of_contract.sort();
     let rows: Vec<_> = required_levels().into_keys().collect();
-    assert_eq!(rows, known);
+
+    assert_eq!(rows, methods_of_contract);
 }
 
 #[tokio::test]
 async fn each_rpc_requires_the_role_of_its_row() {
     let keys = Arc::new(KeyFile::new());
     let [read, invoke, admin] = ROLES.map(|role| keys.add_key(role, role, &[]));
+
     let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
-    for (method, needed) in required_levels() {
+    for (method, required_level) in required_levels() {
         for (level, key) in [&read, &invoke, &admin].into_iter().enumerate() {
-            let answer = call_method(&daemon, &method, Some(key)).await;
-            let reason = answer.err().map(|status| {
+            let result = call_method(&daemon, &method, Some(key)).await;
+            let reason = result.err().map(|status| {
                 assert_ne!(status.code(), Code::Unauthenticated, "{method}: {status}");
                 Refusal::from_status(&status).reason
             });
-            let refused = reason.as_deref() == Some("FORBIDDEN");
+            let is_forbidden = reason.as_deref() == Some("FORBIDDEN");
             let role = ROLES[level];
-            assert_eq!(refused, level < needed, "{method} for {role}: {reason:?}");
+            assert_eq!(is_forbidden, level < required_level, "{method} for {role}: {reason:?}");
         }
+
         for key in [None, Some("jig_no-key")] {
             let refusal =
                 Refusal::from_status(&call_method(&daemon, &method, key).await.unwrap_err());
             assert_eq!(refusal.reason, "UNAUTHENTICATED", "{method}: {refusal:?}");
         }
     }
-    // What there is not tells nothing to whom nobody knows.
+
+    // An unauthenticated caller does not learn which methods exist.
     let unknown = "jig.v1.ToolService/Dance";
     let refusal = Refusal::from_status(&call_method(&daemon, unknown, None).await.unwrap_err());
     assert_eq!(refusal.reason, "UNAUTHENTICATED");
+
     let status = call_method(&daemon, unknown, Some(&read)).await.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
 }
@@ -153,12 +161,13 @@ async fn health_needs_no_key_and_reflection_needs_one() {
     let read = keys.add_key("probe", "read", &[]);
     let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
     daemon.health().await;
+
     for version in ["v1", "v1alpha"] {
         let method = format!("grpc.reflection.{version}.ServerReflection/ServerReflectionInfo");
         let refusal = Refusal::from_status(&call_method(&daemon, &method, None).await.unwrap_err());
         assert_eq!(refusal.reason, "UNAUTHENTICATED");
-        let answer = call_method(&daemon, &method, Some(&read)).await;
-        let code = answer.err().map(|status| status.code());
+        let result = call_method(&daemon, &method, Some(&read)).await;
+        let code = result.err().map(|status| status.code());
         assert_ne!(code, Some(Code::Unauthenticated));
     }
 }

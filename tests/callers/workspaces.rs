@@ -1,4 +1,4 @@
-//! A key for one workspace sees nothing of another.
+//! A key for one workspace has no access to another.
 
 use std::{fs, sync::Arc};
 
@@ -16,12 +16,12 @@ use tonic::Request;
 use super::start_daemon_with_keys;
 use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, shell, with_key};
 
-/// Two workspaces, and a key for each.
+/// A daemon with two workspaces, and a key for each.
 struct TwoWorkspaces {
     daemon: Daemon,
-    /// `first`.
+    /// Key for the first workspace.
     first: String,
-    /// `other`.
+    /// Key for the workspace `other`.
     other: String,
     keys: Arc<KeyFile>,
     folder: TempDir,
@@ -34,8 +34,9 @@ impl TwoWorkspaces {
         let keys = Arc::new(KeyFile::new());
         let first = keys.add_key("first", "admin", &["--for-workspace", "workspace"]);
         let other = keys.add_key("other", "admin", &["--for-workspace", "other"]);
-        let named = format!("other={}", folder.path().display());
-        let setup = Setup::new().arguments(&["--workspace", &named]);
+        let workspace = format!("other={}", folder.path().display());
+        let setup = Setup::new().arguments(&["--workspace", &workspace]);
+
         Self { daemon: start_daemon_with_keys(setup, &keys).await, first, other, keys, folder }
     }
 
@@ -50,25 +51,29 @@ impl TwoWorkspaces {
 #[tokio::test]
 async fn workspaces_outside_a_keys_scope_are_hidden() {
     let two = TwoWorkspaces::start().await;
-    let unknown = |key: &str, name: &str| {
+    let refusal_in = |key: &str, name: &str| {
         let mut request = with_key(key, shell("true"));
         let name = name.parse().unwrap();
         request.metadata_mut().insert("jig-workspace", name);
         let daemon = &two.daemon;
         async move { Refusal::from_status(&daemon.try_run(request).await.unwrap_err()) }
     };
-    let hidden = unknown(&two.first, "other").await;
-    let missing = unknown(&two.first, "third").await;
+
+    let hidden = refusal_in(&two.first, "other").await;
+    let missing = refusal_in(&two.first, "third").await;
     assert_eq!(hidden.reason, "UNKNOWN_WORKSPACE");
     assert_eq!(hidden.reason, missing.reason);
     assert_eq!(hidden.message.replace("other", "third"), missing.message);
-    // Each has its own by default.
+
+    // Each key has its own workspace as the default.
     let read = ReadFileRequest { path: "secret".to_owned(), ..ReadFileRequest::default() };
     let request = with_key(&two.other, read.clone());
-    let own = two.daemon.tools().read_file(request).await;
-    assert_eq!(own.unwrap().into_inner().content, "of the other");
-    let none = two.daemon.tools().read_file(with_key(&two.first, read)).await;
-    assert_eq!(Refusal::from_status(&none.unwrap_err()).reason, "FILE_NOT_FOUND");
+    let response = two.daemon.tools().read_file(request).await;
+    assert_eq!(response.unwrap().into_inner().content, "of the other");
+
+    let response = two.daemon.tools().read_file(with_key(&two.first, read)).await;
+    assert_eq!(Refusal::from_status(&response.unwrap_err()).reason, "FILE_NOT_FOUND");
+
     let mut info = DaemonServiceClient::new(two.daemon.channel());
     for (key, own, foreign) in
         [(&two.first, "workspace", "other"), (&two.other, "other", "workspace")]
@@ -87,23 +92,28 @@ async fn sessions_of_one_name_are_separate_per_workspace() {
         let mut client = ArtifactServiceClient::new(two.daemon.channel());
         async move {
             let request = ReadArtifactRequest { path, ..ReadArtifactRequest::default() };
-            let answer = client.read_artifact(with_key(&key, request)).await;
-            let mut parts =
-                answer.map_err(|status| Refusal::from_status(&status).reason)?.into_inner();
-            Ok::<_, String>(parts.message().await.unwrap().unwrap().data)
+            let response = client.read_artifact(with_key(&key, request)).await;
+            let mut messages =
+                response.map_err(|status| Refusal::from_status(&status).reason)?.into_inner();
+            Ok::<_, String>(messages.message().await.unwrap().unwrap().data)
         }
     };
+
     let run = |key: &str, text: &str| two.daemon.run(with_key(key, shell(&format!("echo {text}"))));
     let first = run(&two.first, "1").await.stdout_path;
     assert_eq!(first, "logs/tool_step_0001_stdout.txt");
+
     let missing = artifacts(two.other.clone(), first.clone()).await;
     assert_eq!(missing, Err("ARTIFACT_NOT_FOUND".to_owned()));
+
     let other = run(&two.other, "2").await.stdout_path;
-    assert_eq!(other, first, "steps are counted by workspace");
+    assert_eq!(other, first, "steps are not counted per workspace");
+
     for (key, expected) in [(&two.first, "1\n"), (&two.other, "2\n")] {
-        let read = artifacts(key.clone(), first.clone()).await;
-        assert_eq!(read.unwrap(), expected);
+        let data = artifacts(key.clone(), first.clone()).await;
+        assert_eq!(data.unwrap(), expected);
     }
+
     let state = two.daemon.state_dir();
     for folder in ["default", "default@other"] {
         let events = state.join("sessions").join(folder).join("events.jsonl");
@@ -116,24 +126,27 @@ async fn processes_are_separate_per_workspace() {
     let two = TwoWorkspaces::start().await;
     let mut processes = ProcessServiceClient::new(two.daemon.channel());
     let start = StartRequest { command: Some("sleep 100".to_owned()), ..StartRequest::default() };
-    let started = processes.start(with_key(&two.first, start)).await.unwrap();
-    let mut started = started.into_inner();
-    let Some(start_response::Event::Started(about)) =
-        started.message().await.unwrap().unwrap().event
+    let stream = processes.start(with_key(&two.first, start)).await.unwrap();
+    let mut stream = stream.into_inner();
+    let Some(start_response::Event::Started(started)) =
+        stream.message().await.unwrap().unwrap().event
     else {
-        panic!("it is started");
+        panic!("the first message is not `started`");
     };
-    let mut seen = async |key: &str| {
-        let listed = processes.list_processes(with_key(key, ListProcessesRequest {}));
-        listed.await.unwrap().into_inner().processes.len()
+
+    let mut process_count = async |key: &str| {
+        let response = processes.list_processes(with_key(key, ListProcessesRequest {}));
+        response.await.unwrap().into_inner().processes.len()
     };
-    assert_eq!(seen(&two.first).await, 1);
-    assert_eq!(seen(&two.other).await, 0);
-    let attach = AttachRequest { process_id: about.process_id, ..AttachRequest::default() };
-    let attached = processes.attach(with_key(&two.other, attach.clone())).await;
-    assert_eq!(Refusal::from_status(&attached.unwrap_err()).reason, "PROCESS_NOT_FOUND");
-    let attached = processes.attach(TwoWorkspaces::request_in_other(&two.first, attach)).await;
-    assert_eq!(Refusal::from_status(&attached.unwrap_err()).reason, "UNKNOWN_WORKSPACE");
+    assert_eq!(process_count(&two.first).await, 1);
+    assert_eq!(process_count(&two.other).await, 0);
+
+    let attach = AttachRequest { process_id: started.process_id, ..AttachRequest::default() };
+    let response = processes.attach(with_key(&two.other, attach.clone())).await;
+    assert_eq!(Refusal::from_status(&response.unwrap_err()).reason, "PROCESS_NOT_FOUND");
+
+    let response = processes.attach(TwoWorkspaces::request_in_other(&two.first, attach)).await;
+    assert_eq!(Refusal::from_status(&response.unwrap_err()).reason, "UNKNOWN_WORKSPACE");
 }
 
 #[tokio::test]
@@ -147,31 +160,37 @@ async fn jobs_are_separate_per_workspace() {
     };
     let submitted = jobs.submit_job(with_key(&two.other, submit)).await.unwrap();
     let job_id = submitted.into_inner().job.unwrap().job_id;
+
     let get = GetJobRequest { job_id: job_id.clone() };
     let wait = WaitJobRequest { job_id: job_id.clone(), wait_ms: Some(1) };
+
     let watch = WatchJobRequest { job_id: job_id.clone(), ..WatchJobRequest::default() };
     let cancel = CancelJobRequest { job_id: job_id.clone() };
-    for (hidden, how) in [(false, "JOB_NOT_FOUND"), (true, "UNKNOWN_WORKSPACE")] {
-        fn request<T>(two: &TwoWorkspaces, hidden: bool, message: T) -> Request<T> {
-            match hidden {
-                true => TwoWorkspaces::request_in_other(&two.first, message),
-                false => with_key(&two.first, message),
+    for (in_other, reason) in [(false, "JOB_NOT_FOUND"), (true, "UNKNOWN_WORKSPACE")] {
+        fn request<T>(two: &TwoWorkspaces, in_other: bool, message: T) -> Request<T> {
+            if in_other {
+                TwoWorkspaces::request_in_other(&two.first, message)
+            } else {
+                with_key(&two.first, message)
             }
         }
-        let answers = [
-            jobs.get_job(request(&two, hidden, get.clone())).await.err(),
-            jobs.wait_job(request(&two, hidden, wait.clone())).await.err(),
-            jobs.watch_job(request(&two, hidden, watch.clone())).await.err(),
-            jobs.cancel_job(request(&two, hidden, cancel.clone())).await.err(),
+        let errors = [
+            jobs.get_job(request(&two, in_other, get.clone())).await.err(),
+            jobs.wait_job(request(&two, in_other, wait.clone())).await.err(),
+            jobs.watch_job(request(&two, in_other, watch.clone())).await.err(),
+            jobs.cancel_job(request(&two, in_other, cancel.clone())).await.err(),
         ];
-        for answer in answers {
-            assert_eq!(Refusal::from_status(&answer.unwrap()).reason, how);
+
+        for error in errors {
+            assert_eq!(Refusal::from_status(&error.unwrap()).reason, reason);
         }
     }
+
     for (key, number) in [(&two.first, 0), (&two.other, 1)] {
-        let listed = jobs.list_jobs(with_key(key, ListJobsRequest::default()));
-        assert_eq!(listed.await.unwrap().into_inner().jobs.len(), number);
+        let response = jobs.list_jobs(with_key(key, ListJobsRequest::default()));
+        assert_eq!(response.await.unwrap().into_inner().jobs.len(), number);
     }
+
     jobs.cancel_job(with_key(&two.other, cancel)).await.unwrap();
 }
 
@@ -186,14 +205,16 @@ async fn uploads_are_separate_per_workspace() {
         sha256: "0".repeat(64),
         ..UploadStart::default()
     };
-    // Cut off, and kept.
+
+    // An interrupted upload, which the daemon stores.
     let parts = tokio_stream::iter([UploadRequest { part: Some(Part::Start(start)) }]);
     transfers.upload(with_key(&two.other, parts)).await.unwrap_err();
     let upload = GetUploadRequest { upload_id: "one".to_owned() };
-    let own = transfers.get_upload(with_key(&two.other, upload.clone()));
-    assert_eq!(own.await.unwrap().into_inner().path, "f");
-    let foreign = transfers.get_upload(with_key(&two.first, upload)).await;
-    assert_eq!(Refusal::from_status(&foreign.unwrap_err()).reason, "UPLOAD_NOT_FOUND");
+    let response = transfers.get_upload(with_key(&two.other, upload.clone()));
+    assert_eq!(response.await.unwrap().into_inner().path, "f");
+
+    let response = transfers.get_upload(with_key(&two.first, upload)).await;
+    assert_eq!(Refusal::from_status(&response.unwrap_err()).reason, "UPLOAD_NOT_FOUND");
 }
 
 #[tokio::test]
@@ -206,7 +227,8 @@ async fn calls_in_another_workspace_are_not_counted() {
         shell("touch begun; until [ -e go ]; do sleep 0.01; done"),
     ));
     let begun = two.folder.path().join("begun");
-    eventually("it runs", async || begun.exists()).await;
+    eventually("the command runs", async || begun.exists()).await;
+
     let counts = async |key: &str| -> Counts {
         let mut info = DaemonServiceClient::new(two.daemon.channel());
         let info = info.get_info(with_key(key, GetInfoRequest {})).await;
@@ -216,14 +238,17 @@ async fn calls_in_another_workspace_are_not_counted() {
         let counts = counts(key).await;
         assert_eq!((counts.calls_running, counts.runs_active), (number, number), "{counts:?}");
     }
+
     fs::write(two.folder.path().join("go"), "").unwrap();
     running.await.unwrap().unwrap();
+
     for (key, number) in [(&two.first, 0), (&two.other, 1), (&all, 1)] {
         let counts = counts(key).await;
         assert_eq!(counts.calls_finished, number, "{counts:?}");
     }
+
     let mut info = DaemonServiceClient::new(two.daemon.channel());
     let request = TwoWorkspaces::request_in_other(&two.first, GetInfoRequest {});
-    let refused = info.get_info(request).await.unwrap_err();
-    assert_eq!(Refusal::from_status(&refused).reason, "UNKNOWN_WORKSPACE");
+    let status = info.get_info(request).await.unwrap_err();
+    assert_eq!(Refusal::from_status(&status).reason, "UNKNOWN_WORKSPACE");
 }
