@@ -1,64 +1,63 @@
-//! HTTP as the proxy reads and writes it: what is unclear is refused, what is for one connection
-//! stays there, and nothing that a command does to it disturbs anybody else.
+//! HTTP semantics of the proxy. It rejects ambiguous requests, drops hop-by-hop headers, and a
+//! hostile command affects only its own run.
 
 use std::net::UdpSocket;
 
 use jig::api::v1::RunRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 
-use super::{ALLOWED, OTHER, proxy_request};
+use super::{ALLOWED, OTHER, proxy_request, start_with_proxy};
 use crate::support::{
-    Daemon, TestNetwork, argv, eventually, full_size, probe_while_waiting, promptly,
-    run_in_network_of, shell, start_http_server, wait_timeout,
+    TestNetwork, argv, eventually, full_size, probe_while_waiting, promptly, run_in_network_of,
+    shell, start_http_server, wait_timeout,
 };
-
-async fn start_with_proxy() -> (TestNetwork, Daemon) {
-    let world = TestNetwork::with_hosts(&[ALLOWED, OTHER]);
-    let daemon = world.proxy_setup(&[ALLOWED.0], &[ALLOWED.1]).start().await;
-    (world, daemon)
-}
 
 #[tokio::test]
 async fn proxy_forwards_requests_without_proxy_headers() {
-    let (_world, daemon) = start_with_proxy().await;
+    let (_network, daemon) = start_with_proxy().await;
     let requests = start_http_server(&daemon, ALLOWED.1, 80, None);
-    let answer = daemon
+    let response = daemon
         .output(proxy_request(
             "POST http://Packages.Jig.Test:80/p?q HTTP/1.1\r\nHost: packages.jig.test\r\nContent-Length: 3\r\nX-Kept: yes\r\n\
              Proxy-Authorization: Basic c2VjcmV0\r\nProxy-Connection: keep-alive\r\nConnection: close, X-Dropped\r\nX-Dropped: yes\r\n\
              TE: trailers\r\nUpgrade: websocket\r\n\r\nabc",
         ))
         .await;
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-    assert!(answer.ends_with("3 bytes at /p\n"), "{answer}");
+
+    assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    assert!(response.ends_with("3 bytes at /p\n"), "{response}");
+
     let heads = requests.heads();
     let [head] = heads.as_slice() else {
         panic!("{heads:?}");
     };
     let lower = head.to_lowercase();
     assert!(lower.starts_with("post /p?q http/1.1\r\n"), "{head}");
-    for there in [
+
+    for header in [
         "host: packages.jig.test\r\n",
         "x-kept: yes\r\n",
         "via: 1.1 jig\r\n",
         "content-length: 3\r\n",
         "connection: close\r\n",
     ] {
-        assert_eq!(lower.matches(there).count(), 1, "{there} in {head}");
+        assert_eq!(lower.matches(header).count(), 1, "{header} in {head}");
     }
-    for gone in ["proxy-", "x-dropped", "te:", "upgrade", "secret"] {
-        assert!(!lower.contains(gone), "{gone} in {head}");
+
+    for text in ["proxy-", "x-dropped", "te:", "upgrade", "secret"] {
+        assert!(!lower.contains(text), "{text} in {head}");
     }
 }
 
 #[tokio::test]
 async fn proxy_rejects_ambiguous_requests() {
-    let (_world, daemon) = start_with_proxy().await;
+    let (_network, daemon) = start_with_proxy().await;
     let requests = start_http_server(&daemon, ALLOWED.1, 80, None);
-    let many = |count: usize| -> String {
+    let headers = |count: usize| -> String {
         let field = |number| format!("X-{number}: 1\r\n");
         (0..count).map(field).collect()
     };
+
     let host = "Host: packages.jig.test\r\nConnection: close\r\n";
     for (request, status) in [
         ("nonsense\r\n\r\n".to_owned(), "400"),
@@ -140,7 +139,7 @@ async fn proxy_rejects_ambiguous_requests() {
             "400",
         ),
         (
-            format!("GET http://packages.jig.test/ HTTP/1.1\r\n{host}{}\r\n", many(10_000)),
+            format!("GET http://packages.jig.test/ HTTP/1.1\r\n{host}{}\r\n", headers(10_000)),
             "431",
         ),
         (
@@ -159,8 +158,10 @@ async fn proxy_rejects_ambiguous_requests() {
             "{request:.120?}: {response:.600?}"
         );
     }
+
     assert_eq!(requests.heads(), [""; 0]);
-    // Two lengths of one body: what comes behind it is never another request to the server.
+
+    // A body with two lengths: the server never receives its rest as another request.
     let smuggled = "POST http://packages.jig.test/ HTTP/1.1\r\nHost: packages.jig.test\r\nContent-Length: 60\r\nTransfer-Encoding: chunked\r\n\r\n\
                     0\r\n\r\nGET http://packages.jig.test/smuggled HTTP/1.1\r\nHost: other.jig.test\r\nConnection: close\r\n\r\n";
     daemon.run(proxy_request(smuggled)).await;
@@ -171,15 +172,16 @@ async fn proxy_rejects_ambiguous_requests() {
 
 #[tokio::test]
 async fn proxy_streams_bodies_in_flat_memory() {
-    let world = TestNetwork::with_hosts(&[ALLOWED, OTHER]);
-    let setup = world.proxy_setup(&[&format!("{}:8080", ALLOWED.0), ALLOWED.0], &[ALLOWED.1]);
+    let network = TestNetwork::with_hosts(&[ALLOWED, OTHER]);
+    let setup = network.proxy_setup(&[&format!("{}:8080", ALLOWED.0), ALLOWED.0], &[ALLOWED.1]);
     let daemon = setup.start().await;
     start_http_server(&daemon, ALLOWED.1, 80, None);
     start_http_server(&daemon, ALLOWED.1, 8080, None);
     let bytes = full_size(1 << 30, 100 << 20);
     daemon.output(shell("curl -sS http://packages.jig.test/zeros/1000000 | wc -c")).await;
     let before = daemon.resident_bytes();
-    // Read and written by HTTP, and passed on as it is.
+
+    // Once as parsed HTTP, and once through a tunnel.
     for tunnel in ["", "--proxytunnel"] {
         let command = format!(
             "curl -sS {tunnel} http://packages.jig.test{}/zeros/{bytes} | wc -c",
@@ -191,9 +193,11 @@ async fn proxy_streams_bodies_in_flat_memory() {
         })
         .await;
         assert_eq!(response.stdout.trim(), bytes.to_string(), "{response:?}");
+
         let growth_bytes = max_resident_bytes.saturating_sub(before);
         assert!(growth_bytes < 16 << 20, "{tunnel}: {growth_bytes} bytes more");
     }
+
     let uploaded = daemon
         .output(shell(&format!(
             "head -c {bytes} /dev/zero > zeros; curl -sS -H Expect: -T zeros http://packages.jig.test/up"
@@ -202,89 +206,98 @@ async fn proxy_streams_bodies_in_flat_memory() {
     assert_eq!(uploaded, format!("{bytes} bytes at /up\n"));
 }
 
-/// Opens connections until no more are answered, and sends a part of a request over each.
+/// Opens connections until the proxy accepts no more, and sends a partial request over each. The
+/// proxy rejects all but 256 with status 503; the script then creates the file `rejected`.
 const SLOW_CLIENTS_SCRIPT: &str = "
 import socket, time
-ends = []
+connections = []
 try:
     for number in range(600):
-        end = socket.create_connection(('127.0.0.1', 3128))
-        end.sendall(b'GET http://packages.jig.test/ HTTP/1.1\\r\\nX-A')
-        ends.append(end)
+        connection = socket.create_connection(('127.0.0.1', 3128))
+        connection.sendall(b'GET http://packages.jig.test/ HTTP/1.1\\r\\nX-A')
+        connections.append(connection)
 except OSError as error:
     print(error)
-left, told, cut = list(ends), 0, 0
-for end in ends:
-    end.setblocking(False)
-while len(left) > 256:
+open_connections, rejected, closed = list(connections), 0, 0
+for connection in connections:
+    connection.setblocking(False)
+while len(open_connections) > 256:
     time.sleep(0.01)
-    for end in list(left):
+    for connection in list(open_connections):
         try:
-            answer = end.recv(100)
+            response = connection.recv(100)
         except BlockingIOError:
             continue
         except ConnectionResetError:
-            answer = b''
-        told, cut = told + (b'503' in answer), cut + (b'503' not in answer)
-        left.remove(end)
-assert told == len(ends) - 256, (told, cut)
-open('told', 'w').close()
+            response = b''
+        rejected, closed = rejected + (b'503' in response), closed + (b'503' not in response)
+        open_connections.remove(connection)
+assert rejected == len(connections) - 256, (rejected, closed)
+open('rejected', 'w').close()
 time.sleep(1000)
 ";
 
 #[tokio::test]
 async fn connection_flood_exhausts_only_its_own_run() {
-    let (_world, daemon) = start_with_proxy().await;
+    let (_network, daemon) = start_with_proxy().await;
     start_http_server(&daemon, ALLOWED.1, 80, None);
     let slow = daemon.spawn_run(RunRequest {
         timeout_sec: Some(600),
         ..argv(&["python3", "-c", SLOW_CLIENTS_SCRIPT])
     });
-    eventually("those too many are told", async || daemon.file("told").exists()).await;
+    eventually("the proxy rejects the excess connections", async || {
+        daemon.file("rejected").exists()
+    })
+    .await;
+
     let info = daemon.info().await.egress.unwrap();
     assert_eq!(info.connections_active, 256);
     assert_eq!(daemon.health().await, ServingStatus::Serving);
+
     let output = promptly(
         "another run is served",
         daemon.output(shell("curl -sS http://packages.jig.test/x")),
     )
     .await;
     assert_eq!(output, "0 bytes at /x\n");
+
     slow.abort();
-    eventually("its connections end with it", async || {
+    eventually("the run's connections have ended", async || {
         daemon.info().await.egress.unwrap().connections_active == 0
     })
     .await;
 }
 
-/// Asks for more names than are looked up at a time, and says so once all have been asked for.
+/// Requests more names than the proxy looks up at a time, and then creates the file `sent`.
 const MANY_LOOKUPS_SCRIPT: &str = "
 import socket, time
-ends = []
+connections = []
 for number in range(200):
-    end = socket.create_connection(('127.0.0.1', 3128))
-    end.sendall(b'CONNECT n%d.slow.jig.test:443 HTTP/1.1\\r\\n\\r\\n' % number)
-    ends.append(end)
-open('asked', 'w').close()
+    connection = socket.create_connection(('127.0.0.1', 3128))
+    connection.sendall(b'CONNECT n%d.slow.jig.test:443 HTTP/1.1\\r\\n\\r\\n' % number)
+    connections.append(connection)
+open('sent', 'w').close()
 time.sleep(1000)
 ";
 
 #[tokio::test]
 async fn stalled_name_lookups_delay_only_their_run() {
-    let world = TestNetwork::with_hosts(&[ALLOWED]).with_slow_name_servers();
+    let network = TestNetwork::with_hosts(&[ALLOWED]).with_slow_name_servers();
     let hosts = [ALLOWED.0, "*.slow.jig.test"];
-    let daemon = world.proxy_setup(&hosts, &[ALLOWED.1]).start().await;
+    let daemon = network.proxy_setup(&hosts, &[ALLOWED.1]).start().await;
     start_http_server(&daemon, ALLOWED.1, 80, None);
-    let silent = run_in_network_of(&daemon, || UdpSocket::bind("127.0.0.1:53").unwrap());
+    let name_server = run_in_network_of(&daemon, || UdpSocket::bind("127.0.0.1:53").unwrap());
     let slow = daemon.spawn_run(argv(&["python3", "-c", MANY_LOOKUPS_SCRIPT]));
-    eventually("it has asked", async || daemon.file("asked").exists()).await;
-    silent.set_read_timeout(Some(wait_timeout())).unwrap();
-    silent.recv(&mut [0; 512]).expect("a name is being looked up");
+    eventually("the command has sent its requests", async || daemon.file("sent").exists()).await;
+    name_server.set_read_timeout(Some(wait_timeout())).unwrap();
+    name_server.recv(&mut [0; 512]).expect("no name was looked up");
+
     let output = promptly(
         "another run's name is looked up",
         daemon.output(shell("curl -sS -m 15 http://packages.jig.test/x")),
     )
     .await;
     assert_eq!(output, "0 bytes at /x\n");
+
     slow.abort();
 }

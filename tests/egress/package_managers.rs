@@ -1,5 +1,5 @@
-//! Package managers other than pip, which each read the proxy's variables in a way of their own:
-//! from an index that the test serves, and from no other.
+//! npm, Cargo and Go, each of which reads the proxy's variables in its own way. They install from
+//! the test's index and from no other.
 
 use std::{path::Path, process::Command};
 
@@ -10,7 +10,7 @@ use crate::support::{
     Daemon, ReceivedRequests, TestNetwork, run_setup_script, shell, start_http_server,
 };
 
-/// Makes an index of each kind, with one package in it.
+/// Creates an index for each package manager, with one package in it.
 const INDEXES_SCRIPT: &str = r#"
 import hashlib, io, json, os, tarfile, zipfile
 def tar(files):
@@ -49,43 +49,45 @@ with zipfile.ZipFile(content, 'w') as archive:
 put(versions + 'v1.0.0.zip', content.getvalue())
 "#;
 
-/// A daemon whose commands find Cargo and Go too, and what the two hosts are asked: the one that they
-/// may connect to, and the other.
+/// A daemon with Cargo and Go for its commands, and the requests that the allowed and the other
+/// host receive.
 async fn start_with_indexes() -> (TestNetwork, TempDir, Daemon, [ReceivedRequests; 2]) {
     run_setup_script("tests/real_work/install.sh");
     let folder = TempDir::with_prefix("jig-test-indexes-").unwrap();
     host_stdout(Command::new("python3").args(["-c", INDEXES_SCRIPT]).current_dir(folder.path()));
     let sysroot = host_stdout(Command::new("rustc").args(["--print", "sysroot"]));
     let rust = format!("{}:/rust", Path::new(sysroot.trim()).display());
-    let world = TestNetwork::with_hosts(&[ALLOWED, OTHER]);
-    let daemon = world
+    let network = TestNetwork::with_hosts(&[ALLOWED, OTHER]);
+    let daemon = network
         .proxy_setup(&[ALLOWED.0], &[ALLOWED.1])
         .arguments(&["--bind-ro", &rust, "--path", "/rust/bin"])
         .arguments(&["--path", "/usr/local/go/bin"])
         .start()
         .await;
+
     let hosts = [ALLOWED.1, OTHER.1]
         .map(|host| start_http_server(&daemon, host, 80, Some(folder.path().to_owned())));
-    (world, folder, daemon, hosts)
+    (network, folder, daemon, hosts)
 }
 
-/// What a program on the host writes.
+/// Standard output of a program on the host.
 fn host_stdout(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs what takes a package from the host `$host`: with the one host it says that it has it, with the
-/// other it says why not, and nobody is asked.
+/// Runs a command that installs a package from `$host`. With the allowed host it succeeds. With the
+/// other host it reports the reason, and no host receives a request.
 async fn assert_installs_only_from_allowed_host(command: &str) {
-    let (_world, _folder, daemon, [allowed, other]) = start_with_indexes().await;
-    let of = |host: &str| shell(&format!("host={host}\n{command}"));
-    let response = daemon.run(of(ALLOWED.0)).await;
+    let (_network, _folder, daemon, [allowed, other]) = start_with_indexes().await;
+    let with_host = |host: &str| shell(&format!("host={host}\n{command}"));
+    let response = daemon.run(with_host(ALLOWED.0)).await;
     assert!(response.stdout.ends_with("installed\n"), "{response:?}");
     assert!(allowed.heads().len() >= 2, "{:?}", allowed.heads());
+
     let before = allowed.heads().len();
-    let response = daemon.run(of(OTHER.0)).await;
+    let response = daemon.run(with_host(OTHER.0)).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");
     assert!(response.stderr.contains("403"), "{response:?}");
     assert_eq!(other.heads(), [""; 0]);

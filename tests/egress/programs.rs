@@ -1,4 +1,4 @@
-//! What people use, through the proxy: it must just work.
+//! Common programs work through the proxy.
 
 use std::{
     fs,
@@ -9,12 +9,10 @@ use std::{
 use jig::api::v1::RunRequest;
 use tempfile::TempDir;
 
-use super::{ALLOWED, OTHER, egress_records};
-use crate::support::{
-    Daemon, TestNetwork, argv, eventually, run_in_network_of, shell, start_http_server,
-};
+use super::{ALLOWED, OTHER, egress_records, start_with_proxy};
+use crate::support::{Daemon, argv, eventually, run_in_network_of, shell, start_http_server};
 
-/// A server that is ended with the test.
+/// A server process that is killed when the test ends.
 struct Server(Child);
 
 impl Drop for Server {
@@ -24,27 +22,20 @@ impl Drop for Server {
     }
 }
 
-/// Runs a program on the host, to the end.
-fn run_on_host(program: &str, words: &[&str], folder: &Path) {
-    let output = Command::new(program).args(words).current_dir(folder).output().unwrap();
+/// Runs a program on the host to its end.
+fn run_on_host(program: &str, arguments: &[&str], folder: &Path) {
+    let output = Command::new(program).args(arguments).current_dir(folder).output().unwrap();
     assert!(
         output.status.success(),
-        "{program} {words:?}: {}",
+        "{program} {arguments:?}: {}",
         String::from_utf8_lossy(&output.stderr)
     );
 }
 
-/// A daemon whose commands may connect to one of two hosts.
-async fn start_with_proxy() -> (TestNetwork, Daemon) {
-    let world = TestNetwork::with_hosts(&[ALLOWED, OTHER]);
-    let daemon = world.proxy_setup(&[ALLOWED.0], &[ALLOWED.1]).start().await;
-    (world, daemon)
-}
-
-/// An index of packages with one in it, as files.
+/// A folder with a package index that has one package.
 fn package_index() -> TempDir {
     let folder = TempDir::with_prefix("jig-test-index-").unwrap();
-    let make = "
+    let script = "
 import os, zipfile
 os.makedirs('simple/jigpkg')
 with zipfile.ZipFile('simple/jigpkg/jigpkg-1.0-py3-none-any.whl', 'w') as wheel:
@@ -56,7 +47,8 @@ with zipfile.ZipFile('simple/jigpkg/jigpkg-1.0-py3-none-any.whl', 'w') as wheel:
 with open('simple/jigpkg/index.html', 'w') as index:
     index.write('<a href=\"jigpkg-1.0-py3-none-any.whl\">jigpkg-1.0-py3-none-any.whl</a>')
 ";
-    run_on_host("python3", &["-c", make], folder.path());
+
+    run_on_host("python3", &["-c", script], folder.path());
     folder
 }
 
@@ -70,7 +62,7 @@ fn pip_install(index: &str) -> RunRequest {
 
 #[tokio::test]
 async fn pip_installs_only_from_the_allowed_host() {
-    let (_world, daemon) = start_with_proxy().await;
+    let (_network, daemon) = start_with_proxy().await;
     let index = package_index();
     let allowed = start_http_server(&daemon, ALLOWED.1, 80, Some(index.path().to_owned()));
     let other = start_http_server(&daemon, OTHER.1, 80, Some(index.path().to_owned()));
@@ -81,6 +73,7 @@ async fn pip_installs_only_from_the_allowed_host() {
     let response = daemon.run(pip_install("http://other.jig.test/simple")).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");
     assert!(response.stdout.contains("EGRESS_DENIED"), "{response:?}");
+
     let response = daemon.run(pip_install("http://203.0.113.10/simple")).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");
     assert_eq!(other.heads(), [""; 0]);
@@ -88,7 +81,7 @@ async fn pip_installs_only_from_the_allowed_host() {
 
 #[tokio::test]
 async fn curl_speaks_tls_with_an_allowed_host() {
-    let (_world, daemon) = start_with_proxy().await;
+    let (_network, daemon) = start_with_proxy().await;
     let folder = TempDir::with_prefix("jig-test-tls-").unwrap();
     run_on_host(
         "openssl",
@@ -113,6 +106,7 @@ async fn curl_speaks_tls_with_an_allowed_host() {
     );
     fs::write(folder.path().join("hello"), "hello over TLS\n").unwrap();
     fs::copy(folder.path().join("certificate.pem"), daemon.file("certificate.pem")).unwrap();
+
     let server_folder = folder.path().to_owned();
     let servers = run_in_network_of(&daemon, move || {
         [ALLOWED.1, OTHER.1].map(|address| {
@@ -129,6 +123,7 @@ async fn curl_speaks_tls_with_an_allowed_host() {
             Server(child)
         })
     });
+
     let curl = |url: &str| argv(&["curl", "-sS", "--cacert", "certificate.pem", url]);
     eventually("the server listens", async || {
         let response = daemon.run(curl("https://packages.jig.test/hello")).await;
@@ -136,9 +131,11 @@ async fn curl_speaks_tls_with_an_allowed_host() {
     })
     .await;
     let response = daemon.run(curl("https://other.jig.test/hello")).await;
+
     assert_eq!(response.exit_code, Some(56), "{response:?}");
     assert!(response.stderr.contains("403"), "{response:?}");
-    // The tunnel knows names, not what is said in it.
+
+    // The proxy records the names of a tunnel's host, not the content of the tunnel.
     let records = egress_records(&daemon);
     let allowed = records.iter().rfind(|record| record["decision"] == "allowed").unwrap();
     assert_eq!(allowed["method"], "CONNECT");
@@ -152,15 +149,16 @@ async fn curl_speaks_tls_with_an_allowed_host() {
 
 #[tokio::test]
 async fn git_clones_only_from_the_allowed_host() {
-    let (_world, daemon) = start_with_proxy().await;
+    let (_network, daemon) = start_with_proxy().await;
     let folder = TempDir::with_prefix("jig-test-git-").unwrap();
-    let make = "
+    let script = "
         git init --quiet --initial-branch main source && cd source
         echo content > file && git add file
         git -c user.name=a -c user.email=a@b commit --quiet -m first
         cd .. && git clone --quiet --bare source project.git && cd project.git && git update-server-info
     ";
-    run_on_host("sh", &["-e", "-c", make], folder.path());
+
+    run_on_host("sh", &["-e", "-c", script], folder.path());
     start_http_server(&daemon, ALLOWED.1, 80, Some(folder.path().to_owned()));
     let output = daemon
         .output(shell(
@@ -168,6 +166,7 @@ async fn git_clones_only_from_the_allowed_host() {
         ))
         .await;
     assert_eq!(output, "content\n");
+
     let response =
         daemon.run(shell("git clone --quiet http://other.jig.test/project.git /tmp/project")).await;
     assert_eq!(response.exit_code, Some(128), "{response:?}");
@@ -176,7 +175,7 @@ async fn git_clones_only_from_the_allowed_host() {
 
 #[tokio::test]
 async fn proxy_serves_several_requests_per_connection() {
-    let (_world, daemon) = start_with_proxy().await;
+    let (_network, daemon) = start_with_proxy().await;
     let requests = start_http_server(&daemon, ALLOWED.1, 80, None);
     let response = daemon
         .run(argv(&[
@@ -191,6 +190,7 @@ async fn proxy_serves_several_requests_per_connection() {
             "http://packages.jig.test/four",
         ]))
         .await;
+
     let lines: Vec<&str> = response.stdout.lines().collect();
     assert_eq!(lines.len(), 4, "{response:?}");
     assert_eq!(
@@ -198,28 +198,31 @@ async fn proxy_serves_several_requests_per_connection() {
         ["6 bytes at /one", "6 bytes at /two", "6 bytes at /four"]
     );
     assert!(lines[2].starts_with("EGRESS_DENIED: "), "{response:?}");
-    let reused = response.stderr.matches("Re-using existing connection");
-    assert_eq!(reused.count(), 3, "{response:?}");
+
+    let reuses = response.stderr.matches("Re-using existing connection");
+    assert_eq!(reuses.count(), 3, "{response:?}");
     assert_eq!(requests.heads().len(), 3);
 }
 
 #[tokio::test]
 async fn caller_environment_overrides_the_proxy_variables() {
-    let (_world, daemon) = start_with_proxy().await;
-    let names = "env | grep -i _proxy= | LC_ALL=C sort";
+    let (_network, daemon) = start_with_proxy().await;
+    let print_variables = "env | grep -i _proxy= | LC_ALL=C sort";
     assert_eq!(
-        daemon.output(shell(names)).await,
+        daemon.output(shell(print_variables)).await,
         "HTTPS_PROXY=http://127.0.0.1:3128\nHTTP_PROXY=http://127.0.0.1:3128\nNO_PROXY=localhost,127.0.0.1,::1\n\
          http_proxy=http://127.0.0.1:3128\nhttps_proxy=http://127.0.0.1:3128\nno_proxy=localhost,127.0.0.1,::1\n"
     );
-    let mut request = shell(names);
-    let own = [("HTTP_PROXY", "mine"), ("no_proxy", "*")];
-    request.env = own.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+
+    let mut request = shell(print_variables);
+    let variables = [("HTTP_PROXY", "mine"), ("no_proxy", "*")];
+    request.env = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     assert_eq!(
         daemon.output(request).await,
         "HTTPS_PROXY=http://127.0.0.1:3128\nHTTP_PROXY=mine\nhttps_proxy=http://127.0.0.1:3128\nno_proxy=*\n"
     );
-    // What listens in the run is not the proxy's affair.
+
+    // The proxy does not affect servers within the run.
     let output = daemon
         .output(shell(
             "python3 -m http.server --bind 127.0.0.1 8000 >/dev/null 2>&1 & \
@@ -227,6 +230,7 @@ async fn caller_environment_overrides_the_proxy_variables() {
         ))
         .await;
     assert_eq!(output, "reached\n");
-    let without = Daemon::start().await;
-    assert_eq!(without.run(shell(names)).await.stdout, "");
+
+    let without_proxy = Daemon::start().await;
+    assert_eq!(without_proxy.run(shell(print_variables)).await.stdout, "");
 }
