@@ -246,7 +246,7 @@ async fn other_restrictions_match_l3() {
     for (program, output) in [("daemonize", "started\n"), ("dodge", "running\n")] {
         let program = compile_in_workspace(&daemon, program);
         let mark = Mark::new();
-        assert_eq!(daemon.output(mark.on(argv(&[&program]))).await, what);
+        assert_eq!(daemon.output(mark.on(argv(&[&program]))).await, output);
         mark.assert_gone();
     }
 

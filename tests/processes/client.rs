@@ -109,7 +109,7 @@ async fn detached_process_is_listed_attached_and_killed() {
 
     for arguments in [&["ps"][..], &["ps", "--running"]] {
         let (_, list, _) = run_jig(&daemon, arguments, "").await;
-        assert_eq!(listed.lines().count(), 1, "{listed}");
+        assert_eq!(list.lines().count(), 1, "{list}");
     }
 
     let (_, id, _) = run_jig(&daemon, &["exec", "-d", "sleep 1000"], "").await;

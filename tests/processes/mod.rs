@@ -1,9 +1,5 @@
 //! `ProcessService`: commands that a client watches, and writes to, while they run.
 
-use jig::api::v1::{OnDisconnect, StartRequest};
-
-use crate::support::{shell, start_request};
-
 mod attach;
 mod backpressure;
 mod client;
@@ -20,6 +16,11 @@ mod start;
 mod stdin;
 mod terminal;
 mod terminal_user;
+
+use jig::api::v1::{OnDisconnect, StartRequest};
+
+use crate::support::{shell, start_request};
+
 /// Starts a command that continues without a watcher.
 fn keep_request(command: &str) -> StartRequest {
     StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..start_request(shell(command)) }

@@ -105,7 +105,7 @@ pub(super) fn rule_faults(
     faults
 }
 
-/// Adds the faults of a message within a message.
+/// Clears the field that excludes `name`.
 fn clear_alternative(message: &mut DynamicMessage, name: &str) {
     for (first, second) in EXCLUSIVE_FIELDS {
         if name == first {
@@ -130,7 +130,7 @@ fn excess_items(message: &DynamicMessage, field: &FieldDescriptor, max_items: u3
     Value::List(vec![item; max_items as usize + 1])
 }
 
-/// What can be wrong with a message within a message.
+/// Adds the faults of a message within a message.
 fn nested_faults(
     contract: &Contract,
     message: &DynamicMessage,

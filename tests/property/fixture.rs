@@ -89,7 +89,7 @@ impl PropertyFixture {
         // Records of step 0 belong to calls that were rejected before a tool started.
         let reached_tool = |record: &Json| record["step"] != 0;
         let started =
-            records.filter(|record| record["event"] == "tool_call_started" && has_begun(record));
+            records.filter(|record| record["event"] == "tool_call_started" && reached_tool(record));
         started
             .map(|mut record| {
                 let tool = record["tool"].as_str().unwrap().to_owned();

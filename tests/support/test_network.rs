@@ -173,7 +173,7 @@ fn serve_connection(
     }
 }
 
-/// Starts a name server in the daemon's network, at 127.0.0.1:53.
+/// Writes a response with `count` zero bytes.
 fn write_zeros(stream: &mut TcpStream, count: usize) -> Option<()> {
     write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {count}\r\n\r\n").ok()?;
 
@@ -188,7 +188,7 @@ fn write_zeros(stream: &mut TcpStream, count: usize) -> Option<()> {
     Some(())
 }
 
-/// Answers questions for names in the daemon's network.
+/// Starts a name server in the daemon's network, at 127.0.0.1:53.
 pub(crate) fn start_name_server(daemon: &Daemon, answers: &[&[&str]]) -> NameServer {
     let parsed = answers
         .iter()
