@@ -8,8 +8,8 @@ use jig::api::v1::{
 };
 use tonic::{Request, Status};
 
-use super::start_daemon_with_keys;
-use crate::support::{Daemon, KeyFile, Refusal, Setup, run_jigd, shell, with_key, with_metadata};
+use super::{failed_start_stderr, start_daemon_with_keys};
+use crate::support::{Daemon, KeyFile, Refusal, Setup, shell, with_key, with_metadata};
 
 async fn get_info(
     daemon: &Daemon,
@@ -148,19 +148,17 @@ async fn non_loopback_daemon_needs_a_valid_key_file() {
     fs::create_dir(&workspace).unwrap();
     let [workspace, state] =
         [workspace, folder.path().join("s")].map(|path| path.display().to_string());
-    let failed_start_stderr = |more_flags: &[&str]| {
+    let rejected_start = |more_flags: &[&str]| {
         let flags = ["--workspace", &workspace, "--state-dir", &state, "--listen", "0.0.0.0:0"];
-        let output = run_jigd(&[&flags[..], more_flags].concat());
-        assert_eq!(output.status.code(), Some(78), "{output:?}");
-        String::from_utf8(output.stderr).unwrap()
+        failed_start_stderr(&[&flags[..], more_flags].concat())
     };
 
-    let stderr = failed_start_stderr(&[]);
+    let stderr = rejected_start(&[]);
     assert!(stderr.contains("--keys") && stderr.contains("jig key new"), "{stderr}");
 
     let keys = KeyFile::new();
     let path = keys.path().display().to_string();
-    let stderr = failed_start_stderr(&["--keys", &path]);
+    let stderr = rejected_start(&["--keys", &path]);
     assert!(stderr.contains("No such file") && stderr.contains("jig key new"), "{stderr}");
 
     keys.add_key("a", "invoke", &["--for-workspace", "elsewhere", "--for-tool", "run"]);
@@ -168,7 +166,7 @@ async fn non_loopback_daemon_needs_a_valid_key_file() {
     // `jig key` rejects unknown tools, so the file is changed directly.
     let content = fs::read_to_string(keys.path()).unwrap();
     fs::write(keys.path(), content.replace("\"run\"", "\"dance\"")).unwrap();
-    let stderr = failed_start_stderr(&["--keys", &path]);
+    let stderr = rejected_start(&["--keys", &path]);
     for text in ["\"elsewhere\"", "\"dance\"", "key \"a\""] {
         assert!(stderr.contains(text), "{text}: {stderr}");
     }

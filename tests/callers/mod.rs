@@ -19,7 +19,14 @@ use std::sync::Arc;
 use jig::api::v1::daemon_service_client::DaemonServiceClient;
 use tonic::transport::Channel;
 
-use crate::support::{Daemon, KeyFile, Setup};
+use crate::support::{Daemon, KeyFile, Setup, run_jigd};
+
+/// Runs a `jigd` that must reject its flags, and returns its standard error.
+fn failed_start_stderr(flags: &[&str]) -> String {
+    let output = run_jigd(flags);
+    assert_eq!(output.status.code(), Some(78), "{flags:?}: {output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
 
 /// A client of `DaemonService`.
 fn info_client(daemon: &Daemon) -> DaemonServiceClient<Channel> {

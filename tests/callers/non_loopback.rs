@@ -14,9 +14,10 @@ use jig::api::v1::{GetInfoRequest, daemon_service_client::DaemonServiceClient};
 use tempfile::TempDir;
 use tonic::Code;
 
+use super::failed_start_stderr;
 use crate::support::{
-    Daemon, KeyFile, Refusal, Setup, copy_program, daemon_binary, lazy_channel, run_jigd, shell,
-    tool_client, with_key,
+    Daemon, KeyFile, Refusal, Setup, copy_program, daemon_binary, lazy_channel, shell, tool_client,
+    with_key,
 };
 
 /// A folder with a workspace, for daemons that do not start.
@@ -33,12 +34,10 @@ fn listen_flags(folder: &TempDir, listen: &str) -> Vec<String> {
         .into()
 }
 
-/// Standard error of a `jigd` that rejects its flags.
-fn failed_start_stderr(flags: &[String]) -> String {
+/// Runs a `jigd` that must reject its flags, and returns its standard error.
+fn rejected_start(flags: &[String]) -> String {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let output = run_jigd(&flags);
-    assert_eq!(output.status.code(), Some(78), "{flags:?}: {output:?}");
-    String::from_utf8(output.stderr).unwrap()
+    failed_start_stderr(&flags)
 }
 
 #[test]
@@ -56,7 +55,7 @@ fn case_n20_daemon_without_keys_rejects_non_loopback_addresses() {
         // Two addresses in one value.
         "127.0.0.1:0,0.0.0.0:0",
     ] {
-        let stderr = failed_start_stderr(&listen_flags(&folder, address));
+        let stderr = rejected_start(&listen_flags(&folder, address));
         assert!(stderr.contains("reachable from other machines"), "{stderr}");
     }
 
@@ -75,7 +74,7 @@ fn case_n20_daemon_without_keys_rejects_non_loopback_addresses() {
         "[::1%lo]:0",
         "127.0.0.1:0 0.0.0.0:0",
     ] {
-        let stderr = failed_start_stderr(&listen_flags(&folder, address));
+        let stderr = rejected_start(&listen_flags(&folder, address));
         assert!(stderr.contains("is not an address"), "{address}: {stderr}");
     }
 }
@@ -89,12 +88,12 @@ fn case_n20_unreadable_key_files_are_rejected() {
 
     for content in [&b"\0"[..], b"\xff", b"[[keys]]\n", b"keys = 1\n", b"{}"] {
         fs::write(&keys, content).unwrap();
-        failed_start_stderr(&flags);
+        rejected_start(&flags);
     }
 
     fs::remove_file(&keys).unwrap();
     fs::create_dir(&keys).unwrap();
-    failed_start_stderr(&flags);
+    rejected_start(&flags);
     fs::remove_dir(&keys).unwrap();
 
     // A file of another user, without permission to read it.

@@ -12,6 +12,9 @@ use serde_json::Value;
 use super::start_daemon_with_keys;
 use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, promptly, shell, with_key};
 
+/// Limits under which one call runs at a time.
+const ONE_CALL_LIMIT: &str = "[limits]\nconcurrent_calls = 1\n";
+
 /// Numbers of running and of queued calls, as an administrator sees them.
 async fn call_counts(daemon: &Daemon, key: &str) -> (u32, u32) {
     let mut info = DaemonServiceClient::new(daemon.channel());
@@ -112,24 +115,25 @@ async fn revoked_key_denies_its_queued_calls() {
     assert_eq!(recorded_denials(&daemon), ["key:revoked"]);
 }
 
+/// A policy rule named `x` that denies calls of a tool.
+fn deny_rule(tool: &str, pattern: &str) -> String {
+    format!(
+        "[[policy.rules]]\nname = \"x\"\ntool = {tool:?}\npattern = {pattern:?}\naction = \"deny\"\n"
+    )
+}
+
+/// Writes the daemon's configuration with [`ONE_CALL_LIMIT`] and a policy.
+fn write_config(daemon: &Daemon, policy: &str) {
+    let workspace = daemon.workspace();
+    let text = format!("[[workspaces]]\npath = {workspace:?}\n{ONE_CALL_LIMIT}{policy}");
+    fs::write(daemon.sibling_path("jig.toml"), text).unwrap();
+}
+
 #[tokio::test]
 async fn queued_call_is_authorized_by_the_policy_at_its_start() {
-    let rule = |name: &str, tool: &str, pattern: &str| {
-        format!(
-            "[[policy.rules]]\nname = {name:?}\ntool = {tool:?}\npattern = {pattern:?}\naction = \"deny\"\n"
-        )
-    };
-    let run_rule = |pattern: &str| rule("x", "run", pattern);
     let keys = Arc::new(KeyFile::new());
     let key = keys.add_key("admin", "admin", &[]);
-    let limits = "[limits]\nconcurrent_calls = 1\n";
-
-    let daemon = start_daemon_with_keys(Setup::new().workspace_table(limits), &keys).await;
-    let write_config = |policy: &str| {
-        let workspace = daemon.workspace();
-        let text = format!("[[workspaces]]\npath = {workspace:?}\n{limits}{policy}");
-        fs::write(daemon.sibling_path("jig.toml"), text).unwrap();
-    };
+    let daemon = start_daemon_with_keys(Setup::new().workspace_table(ONE_CALL_LIMIT), &keys).await;
 
     let mut denied_by = Vec::new();
     for (number, (before, after, expected)) in [
@@ -144,16 +148,20 @@ async fn queued_call_is_authorized_by_the_policy_at_its_start() {
             Some(("POLICY_DENIED", "policy:changed")),
         ),
         // At first no rule depends on the call's parameters; then one does.
-        (String::new(), run_rule("other"), None),
-        (String::new(), run_rule("touch"), Some(("POLICY_DENIED", "rule:file:x"))),
-        (String::new(), rule("x", "stat", "touch"), None),
-        (run_rule("other"), run_rule("yet another"), None),
-        (run_rule("other"), run_rule("touch"), Some(("POLICY_DENIED", "rule:file:x"))),
+        (String::new(), deny_rule("run", "other"), None),
+        (String::new(), deny_rule("run", "touch"), Some(("POLICY_DENIED", "rule:file:x"))),
+        (String::new(), deny_rule("stat", "touch"), None),
+        (deny_rule("run", "other"), deny_rule("run", "yet another"), None),
+        (
+            deny_rule("run", "other"),
+            deny_rule("run", "touch"),
+            Some(("POLICY_DENIED", "rule:file:x")),
+        ),
     ]
     .into_iter()
     .enumerate()
     {
-        write_config(&before);
+        write_config(&daemon, &before);
         daemon.reload_config(Daemon::RELOADED).await;
         let command = format!("until [ -e go{number} ]; do sleep 0.01; done");
         let running = daemon.spawn_run(with_key(&key, shell(&command)));
@@ -164,7 +172,7 @@ async fn queued_call_is_authorized_by_the_policy_at_its_start() {
             call_counts(&daemon, &key).await == (1, 1)
         })
         .await;
-        write_config(&after);
+        write_config(&daemon, &after);
         daemon.reload_config(Daemon::RELOADED).await;
         fs::write(daemon.file(&format!("go{number}")), "").unwrap();
         assert_eq!(running.await.unwrap().unwrap().exit_code, Some(0));

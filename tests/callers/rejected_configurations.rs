@@ -6,8 +6,8 @@ use std::{fs, os::unix::fs::symlink, path::Path, sync::Arc};
 use jig::api::v1::GetInfoRequest;
 use tempfile::TempDir;
 
-use super::start_daemon_with_keys;
-use crate::support::{Daemon, KeyFile, Setup, run_jigd, with_key};
+use super::{failed_start_stderr, start_daemon_with_keys};
+use crate::support::{Daemon, KeyFile, Setup, with_key};
 
 /// A folder with a workspace `ws`, its subfolder `in`, and a folder `out` beside it.
 fn create_folder() -> TempDir {
@@ -22,12 +22,10 @@ fn path_in(folder: &TempDir, name: &str) -> String {
     folder.path().join(name).display().to_string()
 }
 
-/// Standard error of a `jigd` that rejects its configuration.
-fn failed_start_stderr(folder: &TempDir, flags: &[&str]) -> String {
+/// Runs a `jigd` that must reject its flags, with its state in `folder`.
+fn rejected_start(folder: &TempDir, flags: &[&str]) -> String {
     let state = path_in(folder, "state");
-    let output = run_jigd(&[&["--state-dir", &state], flags].concat());
-    assert_eq!(output.status.code(), Some(78), "{flags:?}: {output:?}");
-    String::from_utf8(output.stderr).unwrap()
+    failed_start_stderr(&[&["--state-dir", &state], flags].concat())
 }
 
 #[test]
@@ -47,7 +45,7 @@ fn trust_loopback_is_rejected_when_commands_reach_loopback() {
         (&["--config", &config], "proxy.allow_addresses"),
     ] {
         let flags = ["--workspace", &workspace, "--trust-loopback"];
-        let stderr = failed_start_stderr(&folder, &[&flags[..], more_flags].concat());
+        let stderr = rejected_start(&folder, &[&flags[..], more_flags].concat());
         assert!(stderr.contains("--trust-loopback"), "{stderr}");
         assert!(stderr.contains(text), "{text}: {stderr}");
     }
@@ -81,7 +79,7 @@ fn key_and_config_files_commands_could_reach_are_rejected() {
         }
 
         for file in [&in_workspace, &link_in_workspace, &link_to_workspace, &through_link] {
-            let stderr = failed_start_stderr(&folder, &["--workspace", &workspace, flag, file]);
+            let stderr = rejected_start(&folder, &["--workspace", &workspace, flag, file]);
             assert!(stderr.contains("commands could reach"), "{flag} {file}: {stderr}");
             assert!(stderr.contains(flag), "{flag} {file}: {stderr}");
         }
@@ -90,7 +88,7 @@ fn key_and_config_files_commands_could_reach_are_rejected() {
         for bind in ["--bind", "--bind-ro"] {
             let binding = format!("{outside}:/other");
             let flags = ["--workspace", &workspace, flag, &in_outside, bind, &binding];
-            let stderr = failed_start_stderr(&folder, &flags);
+            let stderr = rejected_start(&folder, &flags);
             assert!(stderr.contains("commands could reach"), "{flag} {bind}: {stderr}");
         }
     }
@@ -129,7 +127,7 @@ fn overlapping_workspaces_are_rejected() {
         (workspace("a", "ws"), workspace("b", "ws")),
         (workspace("a", "ws"), workspace("b", "link")),
     ] {
-        let stderr = failed_start_stderr(&folder, &["--workspace", &first, "--workspace", &second]);
+        let stderr = rejected_start(&folder, &["--workspace", &first, "--workspace", &second]);
         for text in ["share files", "separate directories", "a (", "b ("] {
             assert!(stderr.contains(text), "{first} {second}: {stderr}");
         }
@@ -138,17 +136,15 @@ fn overlapping_workspaces_are_rejected() {
     let system = Path::new("/usr/lib");
     let system_workspace = format!("b={}", system.display());
     let flags = ["--workspace", &workspace("a", "ws"), "--workspace", &system_workspace];
-    let stderr = failed_start_stderr(&folder, &flags);
+    let stderr = rejected_start(&folder, &flags);
     assert!(stderr.contains("which commands of all workspaces see"), "{stderr}");
 
     // A directory that is bound for the commands of another workspace.
     let path = path_in(&folder, "out");
     let (first, second) = (workspace("a", "ws"), workspace("b", "out"));
     let flags = ["--workspace", &first, "--workspace", &second];
-    let stderr = failed_start_stderr(
-        &folder,
-        &[&flags[..], &["--bind-ro", &format!("{path}:/out")]].concat(),
-    );
+    let stderr =
+        rejected_start(&folder, &[&flags[..], &["--bind-ro", &format!("{path}:/out")]].concat());
 
     assert!(stderr.contains("is bound for commands of another"), "{stderr}");
 }

@@ -220,6 +220,20 @@ async fn daemon_records_connections_up_to_a_limit() {
     assert_eq!(summary["step"], 2);
 }
 
+/// Runs curl with a request to each host, in a trace.
+async fn run_two_requests_in_trace(daemon: &Daemon, id: &str) {
+    let mut request = tonic::Request::new(argv(&[
+        "curl",
+        "-sS",
+        "http://packages.jig.test/a",
+        "http://other.jig.test/b",
+    ]));
+    let parent = format!("00-{id}-00f067aa0ba902b7-01");
+    let metadata = request.metadata_mut();
+    metadata.insert("traceparent", parent.parse().unwrap());
+    daemon.run(request).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn each_connection_has_a_span_below_its_process() {
     let network = TestNetwork::with_hosts(&[ALLOWED, OTHER]);
@@ -233,17 +247,7 @@ async fn each_connection_has_a_span_below_its_process() {
     start_http_server(&daemon, ALLOWED.1, 80, None);
 
     let id = "c".repeat(32);
-    let mut request = tonic::Request::new(argv(&[
-        "curl",
-        "-sS",
-        "http://packages.jig.test/a",
-        "http://other.jig.test/b",
-    ]));
-
-    let parent = format!("00-{id}-00f067aa0ba902b7-01");
-    let metadata = request.metadata_mut();
-    metadata.insert("traceparent", parent.parse().unwrap());
-    daemon.run(request).await;
+    run_two_requests_in_trace(&daemon, &id).await;
     daemon.signal(Signal::TERM);
     assert!(daemon.wait_for_exit().await.success());
 

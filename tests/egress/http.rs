@@ -49,17 +49,15 @@ async fn proxy_forwards_requests_without_proxy_headers() {
     }
 }
 
-#[tokio::test]
-async fn proxy_rejects_ambiguous_requests() {
-    let (_network, daemon) = start_with_proxy().await;
-    let requests = start_http_server(&daemon, ALLOWED.1, 80, None);
+/// Requests that the proxy must reject, with the start of the expected status.
+fn ambiguous_requests() -> Vec<(String, &'static str)> {
     let headers = |count: usize| -> String {
         let field = |number| format!("X-{number}: 1\r\n");
         (0..count).map(field).collect()
     };
 
     let host = "Host: packages.jig.test\r\nConnection: close\r\n";
-    for (request, status) in [
+    vec![
         ("nonsense\r\n\r\n".to_owned(), "400"),
         (
             format!("GET / HTTP/1.1\r\n{host}\r\n"),
@@ -150,7 +148,14 @@ async fn proxy_rejects_ambiguous_requests() {
             format!("GET http://packages.jig.test/{} HTTP/1.1\r\n{host}\r\n", "x".repeat(20_000)),
             "4", // 414 or 431
         ),
-    ] {
+    ]
+}
+
+#[tokio::test]
+async fn proxy_rejects_ambiguous_requests() {
+    let (_network, daemon) = start_with_proxy().await;
+    let requests = start_http_server(&daemon, ALLOWED.1, 80, None);
+    for (request, status) in ambiguous_requests() {
         let response = daemon.run(proxy_request(&request)).await;
         let line = response.stdout.lines().next().unwrap_or_default();
         assert!(

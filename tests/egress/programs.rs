@@ -79,10 +79,8 @@ async fn pip_installs_only_from_the_allowed_host() {
     assert_eq!(other.heads(), [""; 0]);
 }
 
-#[tokio::test]
-async fn curl_speaks_tls_with_an_allowed_host() {
-    let (_network, daemon) = start_with_proxy().await;
-    let folder = TempDir::with_prefix("jig-test-tls-").unwrap();
+/// Creates a certificate for both hosts, and its key, in a folder.
+fn create_certificate(folder: &Path) {
     run_on_host(
         "openssl",
         &[
@@ -102,19 +100,20 @@ async fn curl_speaks_tls_with_an_allowed_host() {
             "-addext",
             "subjectAltName=DNS:packages.jig.test,DNS:other.jig.test",
         ],
-        folder.path(),
+        folder,
     );
-    fs::write(folder.path().join("hello"), "hello over TLS\n").unwrap();
-    fs::copy(folder.path().join("certificate.pem"), daemon.file("certificate.pem")).unwrap();
+}
 
-    let server_folder = folder.path().to_owned();
-    let servers = run_in_network_of(&daemon, move || {
+/// Serves the files of a folder over TLS on both hosts, with the folder's certificate.
+fn start_tls_servers(daemon: &Daemon, folder: &Path) -> [Server; 2] {
+    let folder = folder.to_owned();
+    run_in_network_of(daemon, move || {
         [ALLOWED.1, OTHER.1].map(|address| {
             let accept = format!("{address}:443");
             let child = Command::new("openssl")
                 .args(["s_server", "-quiet", "-WWW", "-accept", &accept])
                 .args(["-cert", "certificate.pem", "-key", "key.pem"])
-                .current_dir(&server_folder)
+                .current_dir(&folder)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
@@ -122,7 +121,18 @@ async fn curl_speaks_tls_with_an_allowed_host() {
                 .unwrap();
             Server(child)
         })
-    });
+    })
+}
+
+#[tokio::test]
+async fn curl_speaks_tls_with_an_allowed_host() {
+    let (_network, daemon) = start_with_proxy().await;
+    let folder = TempDir::with_prefix("jig-test-tls-").unwrap();
+    create_certificate(folder.path());
+    fs::write(folder.path().join("hello"), "hello over TLS\n").unwrap();
+    fs::copy(folder.path().join("certificate.pem"), daemon.file("certificate.pem")).unwrap();
+
+    let _servers = start_tls_servers(&daemon, folder.path());
 
     let curl = |url: &str| argv(&["curl", "-sS", "--cacert", "certificate.pem", url]);
     eventually("the server listens", async || {
@@ -144,7 +154,6 @@ async fn curl_speaks_tls_with_an_allowed_host() {
     assert_eq!(allowed["address"], ALLOWED.1);
     assert!(allowed["received_bytes"].as_u64().unwrap() > 500);
     assert!(allowed["sent_bytes"].as_u64().unwrap() > 200);
-    drop(servers);
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::support::{
-    Daemon, HostProgram, Mark, Process, Setup, argv, check_no_leftovers, compile_in_workspace,
-    descendants, eventually, is_alive, shell, status_field,
+    Daemon, HostProgram, Mark, Setup, argv, check_no_leftovers, compile_in_workspace, descendants,
+    eventually, find_descendant, is_alive, shell,
 };
 
 async fn start_at_l2() -> Daemon {
@@ -210,9 +210,7 @@ async fn restarted_sandbox_processes_give_the_same_level() {
             daemon.info().await.counts.unwrap().sandboxes_idle >= 2
         })
         .await;
-        let has_name =
-            |process: &Process| status_field(process.pid, "Name").as_deref() == Some(name);
-        let process = descendants(daemon.pid()).into_iter().find(has_name).unwrap();
+        let process = find_descendant(daemon.pid(), name).unwrap();
         let mut killed = descendants(process.pid);
         kill_process(Pid::from_raw(process.pid).unwrap(), Signal::KILL).unwrap();
         killed.push(process);

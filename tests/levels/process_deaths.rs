@@ -5,15 +5,14 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{
-    Daemon, Mark, Process, Setup, argv, descendants, eventually, full_size, session_processes,
-    shell, status_field,
+    Mark, Setup, argv, eventually, find_descendant, full_size, session_processes, shell,
 };
 
 /// Repeatedly kills a process of one of `names`, the first that it finds, while sandboxes are
 /// built. Then kills the daemon.
 async fn assert_nothing_outlives_daemon(setup: Setup, names: &[&str]) {
     let daemon = setup.start().await;
-    let keeper = find_descendant(&daemon, "jig-keeper").expect("the keeper is not running");
+    let keeper = find_descendant(daemon.pid(), "jig-keeper").expect("the keeper is not running");
 
     let mark = Mark::new();
     let mut runs = Vec::new();
@@ -26,7 +25,7 @@ async fn assert_nothing_outlives_daemon(setup: Setup, names: &[&str]) {
         let delay = Duration::from_micros(u64::try_from(round * 397 % 9000).unwrap());
         tokio::time::sleep(delay).await;
 
-        if let Some(process) = find_descendant(&daemon, name) {
+        if let Some(process) = find_descendant(daemon.pid(), name) {
             // The process may have died together with an earlier one.
             let _dead = kill_process(Pid::from_raw(process.pid).unwrap(), Signal::KILL);
         }
@@ -45,11 +44,6 @@ async fn assert_nothing_outlives_daemon(setup: Setup, names: &[&str]) {
     for run in runs {
         let _lost_or_killed = run.await.unwrap();
     }
-}
-
-fn find_descendant(daemon: &Daemon, name: &str) -> Option<Process> {
-    let has_name = |process: &Process| status_field(process.pid, "Name").as_deref() == Some(name);
-    descendants(daemon.pid()).into_iter().find(has_name)
 }
 
 #[tokio::test]

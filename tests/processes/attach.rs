@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jig::api::v1::AttachRequest;
 
-use super::keep_request;
+use super::{keep_request, setup_with_config};
 use crate::support::{
     Daemon, KeyFile, Refusal, Setup, eventually, full_size, wait_for_process_exit, with_key,
     with_metadata,
@@ -216,11 +216,8 @@ async fn process_is_not_found_from_another_workspace() {
 
 #[tokio::test]
 async fn ended_process_is_retained_for_the_configured_time() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("jig.toml");
-    std::fs::write(&config, "[limits]\nprocess_retention = \"1s\"\n").unwrap();
-    let config = config.display().to_string();
-    let daemon = Setup::new().arguments(&["--config", &config]).start().await;
+    let (_folder, setup) = setup_with_config("[limits]\nprocess_retention = \"1s\"\n");
+    let daemon = setup.start().await;
     let mut watch = daemon.start_process(keep_request("exit 4")).await;
     watch.wait_for_exit().await;
     assert_eq!(wait_for_process_exit(&daemon, &watch.id).await.exit_code, Some(4));

@@ -7,8 +7,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tonic::Request;
 
 use crate::support::{
-    ConnectionProxy, Daemon, Mark, PROMPT_TIMEOUT, Refusal, WatchedProcess, descendants,
-    eventually, promptly, shell, start_request, status_field, wait_for_process_exit,
+    ConnectionProxy, Daemon, Mark, PROMPT_TIMEOUT, Refusal, WatchedProcess, eventually,
+    find_descendant, promptly, shell, start_request, wait_for_process_exit,
 };
 
 fn disconnect_request(on_disconnect: OnDisconnect, command: &str) -> StartRequest {
@@ -169,13 +169,8 @@ async fn launcher_death_ends_the_stream_without_an_exit() {
     let daemon = Daemon::start().await;
     let mut watch = daemon.start_process(start_request(shell("echo here; sleep 1000"))).await;
     watch.read_until("here\n").await;
-    let launcher = descendants(daemon.pid())
-        .into_iter()
-        .find(|process| {
-            status_field(process.pid, "Name").is_some_and(|name| name == "jig-launcher")
-        })
-        .unwrap();
 
+    let launcher = find_descendant(daemon.pid(), "jig-launcher").unwrap();
     kill_process(Pid::from_raw(launcher.pid).unwrap(), Signal::KILL).unwrap();
     let refusal = watch.wait_for_failure().await;
     assert_eq!(refusal.reason, "SANDBOX_ERROR");

@@ -18,10 +18,20 @@ mod terminal;
 mod terminal_user;
 
 use jig::api::v1::{OnDisconnect, StartRequest};
+use tempfile::TempDir;
 
-use crate::support::{shell, start_request};
+use crate::support::{Setup, shell, start_request};
 
 /// Starts a command that continues without a watcher.
 fn keep_request(command: &str) -> StartRequest {
     StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..start_request(shell(command)) }
+}
+
+/// A setup with a configuration file, whose folder must outlive the daemon's start.
+fn setup_with_config(config: &str) -> (TempDir, Setup) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jig.toml");
+    std::fs::write(&path, config).unwrap();
+    let setup = Setup::new().arguments(&["--config", &path.display().to_string()]);
+    (folder, setup)
 }

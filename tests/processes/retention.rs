@@ -3,18 +3,10 @@
 
 use jig::api::v1::{Outcome, StartRequest};
 
-use super::keep_request;
+use super::{keep_request, setup_with_config};
 use crate::support::{
     Daemon, Mark, Refusal, Setup, argv, eventually, shell, start_request, wait_for_process_exit,
 };
-
-fn configured_setup(config: &str) -> (tempfile::TempDir, Setup) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.toml");
-    std::fs::write(&path, config).unwrap();
-    let setup = Setup::new().arguments(&["--config", &path.display().to_string()]);
-    (folder, setup)
-}
 
 /// Waits until a process waits for a sandbox, and returns its id.
 async fn wait_for_starting_process(daemon: &Daemon) -> String {
@@ -79,7 +71,7 @@ async fn final_output_excerpts_count_towards_the_memory_limit() {
 
 #[tokio::test]
 async fn process_waiting_for_a_sandbox_can_be_killed() {
-    let (_folder, setup) = configured_setup("[limits]\nconcurrent_runs = 1\n");
+    let (_folder, setup) = setup_with_config("[limits]\nconcurrent_runs = 1\n");
     let daemon = setup.start().await;
     let mark = Mark::new();
     let first = daemon.start_process(mark.on_start(keep_request("sleep 1000"))).await;
@@ -119,7 +111,7 @@ async fn process_waiting_for_a_sandbox_can_be_killed() {
 #[tokio::test]
 async fn processes_do_not_use_call_permits() {
     let (_folder, setup) =
-        configured_setup("[limits]\nconcurrent_calls = 4\nconcurrent_processes = 6\n");
+        setup_with_config("[limits]\nconcurrent_calls = 4\nconcurrent_processes = 6\n");
     let daemon = setup.start().await;
     let mut watches = Vec::new();
     for _ in 0..6 {

@@ -34,72 +34,82 @@ pub(super) fn rule_faults(
 ) -> Vec<FaultyRequest<DynamicMessage>> {
     let mut faults = Vec::new();
     for field in message.descriptor().fields() {
-        let mut add = |description: &str, location: String, value: Option<Value>| {
+        for (description, location, value) in field_faults(contract, message, &field) {
             let mut request = message.clone();
             clear_alternative(&mut request, field.name());
             match value {
                 Some(value) => request.set_field(&field, value),
                 None => request.clear_field(&field),
             }
+
             faults.push(FaultyRequest {
                 description: format!("{description} {location}"),
                 reason: INVALID_PARAMS,
                 field: Some(location),
                 request,
             });
-        };
-
-        let (name, rules) = (field.name().to_owned(), contract.rules(&field));
-        if rules.required {
-            add("no", name.clone(), None);
-        }
-
-        for number in [
-            rules.minimum.filter(|min| *min > 0).map(|min| min - 1),
-            rules.maximum.map(|max| max + 1),
-        ] {
-            let value = number.and_then(|number| match field.kind() {
-                Kind::Uint32 => u32::try_from(number).ok().map(Value::U32),
-                Kind::Uint64 => u64::try_from(number).ok().map(Value::U64),
-                kind => panic!("{kind:?}"),
-            });
-
-            if value.is_some() {
-                add("a number beyond the range of", name.clone(), value);
-            }
-        }
-
-        if let Kind::Enum(_) = field.kind() {
-            add("no value of", name.clone(), Some(Value::EnumNumber(99)));
-        }
-
-        let location = match (field.is_map(), field.is_list()) {
-            (true, _) => format!("{name}[\"K\"]"),
-            (_, true) => format!("{name}[0]"),
-            (_, _) => name.clone(),
-        };
-
-        // Large values take time, and a request is limited to 16 MiB.
-        let max_tested_bytes = full_size(10 << 20, 128 << 10);
-        if let Some(max_bytes) = rules
-            .max_bytes
-            .map(|max_bytes| max_bytes as usize)
-            .filter(|max_bytes| *max_bytes <= max_tested_bytes)
-        {
-            let long = "l".repeat(max_bytes + 1);
-            add("too much in", location.clone(), Some(wrap_value(&field, &long)));
-        }
-
-        if rules.no_nul {
-            add("a NUL character in", location.clone(), Some(wrap_value(&field, "a\0b")));
-        }
-
-        if let Some(max_items) = rules.max_items {
-            let value = excess_items(message, &field, max_items);
-            add("too many of", name.clone(), Some(value));
         }
 
         nested_faults(contract, message, &field, &mut faults);
+    }
+
+    faults
+}
+
+/// All faults of a field: description, location, and the invalid value, or none to clear the field.
+fn field_faults(
+    contract: &Contract,
+    message: &DynamicMessage,
+    field: &FieldDescriptor,
+) -> Vec<(&'static str, String, Option<Value>)> {
+    let mut faults = Vec::new();
+    let (name, rules) = (field.name().to_owned(), contract.rules(field));
+    if rules.required {
+        faults.push(("no", name.clone(), None));
+    }
+
+    for number in
+        [rules.minimum.filter(|min| *min > 0).map(|min| min - 1), rules.maximum.map(|max| max + 1)]
+    {
+        let value = number.and_then(|number| match field.kind() {
+            Kind::Uint32 => u32::try_from(number).ok().map(Value::U32),
+            Kind::Uint64 => u64::try_from(number).ok().map(Value::U64),
+            kind => panic!("{kind:?}"),
+        });
+
+        if value.is_some() {
+            faults.push(("a number beyond the range of", name.clone(), value));
+        }
+    }
+
+    if let Kind::Enum(_) = field.kind() {
+        faults.push(("no value of", name.clone(), Some(Value::EnumNumber(99))));
+    }
+
+    let location = match (field.is_map(), field.is_list()) {
+        (true, _) => format!("{name}[\"K\"]"),
+        (_, true) => format!("{name}[0]"),
+        (_, _) => name.clone(),
+    };
+
+    // Large values take time, and a request is limited to 16 MiB.
+    let max_tested_bytes = full_size(10 << 20, 128 << 10);
+    if let Some(max_bytes) = rules
+        .max_bytes
+        .map(|max_bytes| max_bytes as usize)
+        .filter(|max_bytes| *max_bytes <= max_tested_bytes)
+    {
+        let long = "l".repeat(max_bytes + 1);
+        faults.push(("too much in", location.clone(), Some(wrap_value(field, &long))));
+    }
+
+    if rules.no_nul {
+        faults.push(("a NUL character in", location.clone(), Some(wrap_value(field, "a\0b"))));
+    }
+
+    if let Some(max_items) = rules.max_items {
+        let value = excess_items(message, field, max_items);
+        faults.push(("too many of", name.clone(), Some(value)));
     }
 
     faults

@@ -26,7 +26,7 @@ use tonic_health::pb::{
 
 use super::{
     call::{MAX_MESSAGE_BYTES, Refusal, describe_status, shell, with_metadata},
-    process_table::{descendants, status_field},
+    process_table::find_descendant,
     setup::{DaemonDirectory, Setup, kill_and_reap},
     wait::{eventually, promptly},
 };
@@ -258,10 +258,7 @@ impl Daemon {
             return child;
         }
 
-        let is_jigd = |pid: &i32| status_field(*pid, "Name").as_deref() == Some("jigd");
-        let processes = descendants(child).into_iter();
-        let mut pids = processes.map(|process| process.pid);
-        pids.find(is_jigd).expect("the daemon does not run")
+        find_descendant(child, "jigd").expect("the daemon does not run").pid
     }
 
     /// Resident memory of the daemon, in bytes.

@@ -110,6 +110,12 @@ pub(crate) fn descendants(ancestor: i32) -> Vec<Process> {
     descendants
 }
 
+/// A descendant of a process with a name, if there is one.
+pub(crate) fn find_descendant(ancestor: i32, name: &str) -> Option<Process> {
+    let has_name = |process: &Process| status_field(process.pid, "Name").as_deref() == Some(name);
+    descendants(ancestor).into_iter().find(has_name)
+}
+
 /// The live processes of the session of `leader`.
 pub(crate) fn session_processes(leader: i32) -> Vec<Process> {
     let is_in = |process: &Process| {

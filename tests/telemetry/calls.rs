@@ -20,6 +20,10 @@ use crate::{
     support::{Collector, Daemon, Setup, attribute_text, eventually, shell},
 };
 
+/// Fields of a call's log line that differ between calls.
+const CALL_LOG_FIELDS: [&str; 8] =
+    ["method", "tool", "dialect", "called_name", "model_call_id", "status", "reason", "outcome"];
+
 /// A request of session `s1` in a trace.
 fn traced_request<T>(id: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
@@ -174,6 +178,45 @@ fn call_log_lines(daemon: &Daemon) -> Vec<Value> {
     lines.filter(|line| line["message"] == "call").collect()
 }
 
+/// The values of [`CALL_LOG_FIELDS`] for each call of the test. `unknown_tool` is the outcome of
+/// the call of an unknown tool.
+fn expected_call_log(unknown_tool: &Value) -> Value {
+    json!([
+        ["jig.v1.ToolService/Run", "run", null, null, null, "OK", null, "exited"],
+        ["jig.v1.InvokeService/Invoke", "run", "claude", "Bash", "toolu_1", "OK", null, "exited"],
+        [
+            "jig.v1.InvokeService/Invoke",
+            null,
+            "claude",
+            "Nothing",
+            "toolu_2",
+            "OK",
+            null,
+            unknown_tool
+        ],
+        [
+            "jig.v1.ToolService/ReadFile",
+            "read_file",
+            null,
+            null,
+            null,
+            "NOT_FOUND",
+            "FILE_NOT_FOUND",
+            "file_not_found"
+        ],
+        [
+            "jig.v1.ToolService/Run",
+            "run",
+            null,
+            null,
+            null,
+            "INVALID_ARGUMENT",
+            "INVALID_PARAMS",
+            null
+        ],
+    ])
+}
+
 #[tokio::test]
 async fn log_calls_flag_logs_each_call() {
     for flag in [&["--log-calls"][..], &[]] {
@@ -208,64 +251,9 @@ async fn log_calls_flag_logs_each_call() {
             assert!(line["call_id"].is_string(), "{line}");
         }
 
-        let expected = json!([
-            ["jig.v1.ToolService/Run", "run", null, null, null, "OK", null, "exited"],
-            [
-                "jig.v1.InvokeService/Invoke",
-                "run",
-                "claude",
-                "Bash",
-                "toolu_1",
-                "OK",
-                null,
-                "exited"
-            ],
-            [
-                "jig.v1.InvokeService/Invoke",
-                null,
-                "claude",
-                "Nothing",
-                "toolu_2",
-                "OK",
-                null,
-                lines[2]["outcome"]
-            ],
-            [
-                "jig.v1.ToolService/ReadFile",
-                "read_file",
-                null,
-                null,
-                null,
-                "NOT_FOUND",
-                "FILE_NOT_FOUND",
-                "file_not_found"
-            ],
-            [
-                "jig.v1.ToolService/Run",
-                "run",
-                null,
-                null,
-                null,
-                "INVALID_ARGUMENT",
-                "INVALID_PARAMS",
-                null
-            ],
-        ]);
-
-        let names = [
-            "method",
-            "tool",
-            "dialect",
-            "called_name",
-            "model_call_id",
-            "status",
-            "reason",
-            "outcome",
-        ];
-
         let actual: Vec<_> =
-            lines.iter().map(|line| names.map(|name| line[name].clone())).collect();
-        assert_eq!(json!(actual), expected);
+            lines.iter().map(|line| CALL_LOG_FIELDS.map(|name| line[name].clone())).collect();
+        assert_eq!(json!(actual), expected_call_log(&lines[2]["outcome"]));
         assert!(lines[2]["outcome"].is_string(), "{}", lines[2]);
         assert_ne!(lines[2]["outcome"], "success");
     }

@@ -1,6 +1,6 @@
 //! A pod with the daemon as a sidecar of an agent's container.
 
-use std::{fs, process::Output};
+use std::{fs, path::Path, process::Output};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -35,16 +35,15 @@ impl Pod {
     }
 }
 
-/// Starts a pod with `flags` for its daemon, and with Docker's seccomp profile on request.
-fn start_pod(name: &str, flags: &str, has_docker_profile: bool) -> Pod {
-    let files = create_container_files(0);
-    let name = format!("jig-test-{}-{name}", std::process::id());
+/// The manifest of a pod with the daemon and an agent. Both mount `programs` at /jig.
+fn pod_manifest(name: &str, flags: &str, has_docker_profile: bool, programs: &Path) -> Value {
     let mount = |name: &str, path: &str, read_only: bool| json!({"name": name, "mountPath": path, "readOnly": read_only});
     let mounts = json!([
         mount("work", "/open", false),
         mount("usr", "/usr", true),
         mount("jig", "/jig", true),
     ]);
+
     let mut daemon = vec![
         "/jig/jig",
         "serve",
@@ -54,14 +53,14 @@ fn start_pod(name: &str, flags: &str, has_docker_profile: bool) -> Pod {
         "--state-dir",
         "/tmp/state",
     ];
-
     daemon.extend(flags.split_whitespace());
     let annotations = if has_docker_profile {
         json!({"container.seccomp.security.alpha.kubernetes.io/jigd": "localhost/profile.json"})
     } else {
         json!({})
     };
-    let pod = json!({
+
+    json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "annotations": annotations},
@@ -90,13 +89,20 @@ fn start_pod(name: &str, flags: &str, has_docker_profile: bool) -> Pod {
             "volumes": [
                 {"name": "work", "emptyDir": {}},
                 {"name": "usr", "hostPath": {"path": "/usr"}},
-                {"name": "jig", "hostPath": {"path": files.path().join("jig")}},
+                {"name": "jig", "hostPath": {"path": programs}},
             ],
         },
-    });
+    })
+}
+
+/// Starts a pod with `flags` for its daemon, and with Docker's seccomp profile on request.
+fn start_pod(name: &str, flags: &str, has_docker_profile: bool) -> Pod {
+    let files = create_container_files(0);
+    let name = format!("jig-test-{}-{name}", std::process::id());
+    let manifest = pod_manifest(&name, flags, has_docker_profile, &files.path().join("jig"));
 
     let file = files.path().join("pod.yaml");
-    fs::write(&file, pod.to_string()).unwrap();
+    fs::write(&file, manifest.to_string()).unwrap();
 
     // The pod exists before its containers do. From here on, dropping `pod` removes it.
     let profiles = files.path().to_owned();
