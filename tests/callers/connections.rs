@@ -177,8 +177,8 @@ async fn idle_connection_without_an_authorized_call_is_closed() {
     idle.write_all(&preface).unwrap();
     idle.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
 
-    let read = tokio::task::spawn_blocking(move || idle.read_to_end(&mut Vec::new()));
-    read.await.unwrap().expect("the daemon did not close the idle connection");
+    let read_task = tokio::task::spawn_blocking(move || idle.read_to_end(&mut Vec::new()));
+    read_task.await.unwrap().expect("the daemon did not close the idle connection");
 
     // The other connections stay open.
     for stream in [&mut anonymous_watch, &mut authorized_watch] {

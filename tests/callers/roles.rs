@@ -158,7 +158,7 @@ async fn each_rpc_requires_the_role_of_its_row() {
 #[tokio::test]
 async fn health_needs_no_key_and_reflection_needs_one() {
     let keys = Arc::new(KeyFile::new());
-    let read = keys.add_key("probe", "read", &[]);
+    let read_key = keys.add_key("probe", "read", &[]);
     let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
     daemon.health().await;
 
@@ -166,7 +166,7 @@ async fn health_needs_no_key_and_reflection_needs_one() {
         let method = format!("grpc.reflection.{version}.ServerReflection/ServerReflectionInfo");
         let refusal = Refusal::from_status(&call_method(&daemon, &method, None).await.unwrap_err());
         assert_eq!(refusal.reason, "UNAUTHENTICATED");
-        let result = call_method(&daemon, &method, Some(&read)).await;
+        let result = call_method(&daemon, &method, Some(&read_key)).await;
         let code = result.err().map(|status| status.code());
         assert_ne!(code, Some(Code::Unauthenticated));
     }

@@ -226,8 +226,8 @@ async fn calls_in_another_workspace_are_not_counted() {
         &two.other,
         shell("touch begun; until [ -e go ]; do sleep 0.01; done"),
     ));
-    let begun = two.folder.path().join("begun");
-    eventually("the command runs", async || begun.exists()).await;
+    let started_file = two.folder.path().join("begun");
+    eventually("the command runs", async || started_file.exists()).await;
 
     let counts = async |key: &str| -> Counts {
         let mut info = DaemonServiceClient::new(two.daemon.channel());

@@ -209,8 +209,8 @@ async fn list_dialect_tools(fixture: &PropertyFixture) -> Vec<SchemaTool> {
     let is_vendors = |tool: &SchemaTool| matches!(tool.dialect, "openai" | "anthropic");
     tools.retain(|tool| !is_vendors(tool) || !borrowed.contains(&&*tool.name));
     let rows = UNCHANGED_PARAMETERS.iter().map(|(dialect, name, _)| (*dialect, *name));
-    let listed = tools.iter().map(|tool| (tool.dialect, tool.name.as_str()));
-    assert!(listed.eq(rows), "UNCHANGED_PARAMETERS needs one row for each tool: {tools:#?}");
+    let names = tools.iter().map(|tool| (tool.dialect, tool.name.as_str()));
+    assert!(names.eq(rows), "UNCHANGED_PARAMETERS needs one row for each tool: {tools:#?}");
 
     tools
 }
