@@ -36,8 +36,8 @@ pub(crate) use guest::{Guest, Kernel, guest};
 pub(crate) use keys::{KeyFile, with_key};
 pub(crate) use level::DAEMON_UID;
 pub(crate) use process_table::{
-    Mark, Process, count_marked_processes, descendants, find_descendant, is_alive,
-    session_processes, status_field,
+    Mark, count_marked_processes, descendants, find_descendant, is_alive, session_processes,
+    status_field,
 };
 pub(crate) use program::{HostProgram, check_answers, check_no_leftovers, compile_in_workspace};
 pub(crate) use raw_codec::RawCodec;
