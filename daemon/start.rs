@@ -23,7 +23,8 @@ use std::{
     sync::Arc,
 };
 
-use tokio::runtime::Runtime;
+use tempfile::TempDir;
+use tokio::{runtime::Runtime, sync::oneshot, task::JoinHandle};
 
 pub use self::embedded::EmbeddedOptions;
 pub(super) use self::error::StartError;
@@ -49,6 +50,7 @@ use super::{
     server::{self, ShutdownSignals, ShutdownTrigger, listener::Listeners},
     store::state_dir::StateDir,
     sys::landlock,
+    task,
     telemetry::logs,
     workspace::Workspace,
 };
@@ -133,6 +135,8 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
 }
 
 /// Runs an embedded daemon for the duration of `call`, which gets its address.
+///
+/// Only `call` is generic: the daemon is compiled once, with this crate.
 pub(super) fn with_embedded<T, F, Fut>(
     workspace: PathBuf,
     options: EmbeddedOptions,
@@ -142,52 +146,71 @@ where
     F: FnOnce(String) -> Fut,
     Fut: Future<Output = T>,
 {
-    let Some(path) = workspace.to_str() else {
-        let text = format!(
-            "the name of the directory {workspace:?} is not UTF-8: rename it, as only names in UTF-8 can be workspaces"
-        );
-        return Err(ConfigError(vec![text]).into());
-    };
+    let daemon = EmbeddedDaemon::start(workspace, options)?;
+    let result = daemon.runtime.block_on(call(daemon.address.clone()));
+    daemon.stop().map(|()| result)
+}
 
-    let folder = embedded::create_temp_dir(&workspace).map_err(io_error(
-        "creating a temporary folder outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
-    ))?;
-    let socket = folder.path().join("jig.sock");
-    let config = Config::load(Args {
-        listen: vec![format!("unix:{}", socket.display())],
-        workspace: vec![format!("workspace={path}")],
-        state_dir: Some(folder.path().join("state")),
-        protect: std::env::var("JIG_PROTECT").into_iter().collect(),
-        minimum_level: options.minimum_level,
-        chown_workspace: options.chown_workspace,
-        ..Default::default()
-    })?;
-    logs::init(logs::LogFormat::Text, tracing::Level::ERROR);
+/// A daemon in this process, with its runtime. It serves on a Unix socket in a temporary folder.
+#[derive(Debug)]
+struct EmbeddedDaemon {
+    runtime: Runtime,
+    address: String,
+    /// The daemon stops when this is dropped.
+    stop_sender: oneshot::Sender<()>,
+    task: JoinHandle<Result<(), StartError>>,
+    _folder: TempDir,
+}
 
-    let listeners = Listeners::bind(&[ListenAddr::Unix(socket.clone())])?;
-    let (prepared, runtime) = prepare(config, StartMode::Embedded, |store, workspaces| {
-        embedded::attach_persistent_dirs(PersistentDirs::find(&workspace), store, workspaces)
-    })?;
+impl EmbeddedDaemon {
+    fn start(workspace: PathBuf, options: EmbeddedOptions) -> Result<Self, StartError> {
+        let Some(path) = workspace.to_str() else {
+            let text = format!(
+                "the name of the directory {workspace:?} is not UTF-8: rename it, as only names in UTF-8 can be workspaces"
+            );
+            return Err(ConfigError(vec![text]).into());
+        };
 
-    let result = runtime.block_on(async {
-        let (stop_sender, stop_requested) = tokio::sync::oneshot::channel();
-        let daemon = super::task::spawn(
-            "embedded daemon",
-            serving::serve(prepared, listeners, ShutdownTrigger::Channel(stop_requested), None),
-        );
+        let folder = embedded::create_temp_dir(&workspace).map_err(io_error(
+            "creating a temporary folder outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
+        ))?;
+        let socket = folder.path().join("jig.sock");
+        let address = format!("unix:{}", socket.display());
+        let config = Config::load(Args {
+            listen: vec![address.clone()],
+            workspace: vec![format!("workspace={path}")],
+            state_dir: Some(folder.path().join("state")),
+            protect: std::env::var("JIG_PROTECT").into_iter().collect(),
+            minimum_level: options.minimum_level,
+            chown_workspace: options.chown_workspace,
+            ..Default::default()
+        })?;
+        logs::init(logs::LogFormat::Text, tracing::Level::ERROR);
 
-        // The socket is bound already, so the call waits in its backlog until the daemon accepts.
-        let result = call(format!("unix:{}", socket.display())).await;
-        drop(stop_sender);
-        match daemon.await {
-            Ok(served) => served.map(|()| result),
-            Err(panic) => {
-                Err(StartError::Io { what: "embedded daemon", source: io::Error::other(panic) })
-            }
-        }
-    });
-    runtime.shutdown_background();
-    result
+        // Bound before the daemon runs: calls wait in the backlog until it accepts.
+        let listeners = Listeners::bind(&[ListenAddr::Unix(socket)])?;
+        let (prepared, runtime) = prepare(config, StartMode::Embedded, |store, workspaces| {
+            embedded::attach_persistent_dirs(PersistentDirs::find(&workspace), store, workspaces)
+        })?;
+
+        let (stop_sender, stop_requested) = oneshot::channel();
+        let task = {
+            let _context = runtime.enter();
+            let shutdown = ShutdownTrigger::Channel(stop_requested);
+            task::spawn("embedded daemon", serving::serve(prepared, listeners, shutdown, None))
+        };
+        Ok(Self { runtime, address, stop_sender, task, _folder: folder })
+    }
+
+    /// Stops the daemon, and waits until it has ended.
+    fn stop(self) -> Result<(), StartError> {
+        drop(self.stop_sender);
+        let result = self.runtime.block_on(self.task).unwrap_or_else(|panic| {
+            Err(StartError::Io { what: "embedded daemon", source: io::Error::other(panic) })
+        });
+        self.runtime.shutdown_background();
+        result
+    }
 }
 
 /// Does everything that must happen while the process has a single thread.
