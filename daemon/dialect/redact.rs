@@ -10,7 +10,8 @@ const MAX_NAME_CHARS: usize = 64;
 /// Unknown parameters in the record of one call.
 const MAX_RECORDED_UNKNOWN_PARAMS: usize = 16;
 
-/// The explicit parameters, for a record. Redacted and unknown parameters appear with their size only.
+/// The explicit parameters, for a record. Redacted and unknown parameters appear with their size
+/// only.
 pub(super) fn redact_params(parameters: &[ParameterSpec], explicit: &Map<String, Json>) -> Json {
     let find = |name: &String| parameters.iter().find(|parameter| parameter.name == name);
     let (known, unknown): (Vec<_>, Vec<_>) = explicit

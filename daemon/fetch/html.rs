@@ -22,7 +22,8 @@ use self::{
 /// Nesting depth of elements. Deeper content goes into the deepest element. Nested plain blocks
 /// count once.
 const MAX_ELEMENT_DEPTH: usize = 48;
-/// Nesting depth of blocks. Less than [`MAX_ELEMENT_DEPTH`], so that links fit into the deepest block.
+/// Nesting depth of blocks. Less than [`MAX_ELEMENT_DEPTH`], so that links fit into the deepest
+/// block.
 const MAX_BLOCK_DEPTH: usize = 40;
 /// Element written for blocks without a meaning of their own.
 const BLOCK_ELEMENT: &str = "div";

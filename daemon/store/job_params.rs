@@ -54,7 +54,7 @@ impl JobParamFiles {
         }
     }
 
-    /// Removes the parameters of all jobs except `queued`, which an earlier daemon remaining. Returns the
+    /// Removes the parameters of all jobs except `queued`, which an earlier daemon left. Returns the
     /// bytes of the remaining files by job id. Files that cannot be removed stay. Blocks.
     pub(crate) fn remove_orphaned(
         &self,
