@@ -16,6 +16,7 @@ mod program;
 mod raw_codec;
 mod scale;
 mod setup;
+mod shortage;
 mod signals;
 mod test_network;
 mod tree;
