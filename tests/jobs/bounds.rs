@@ -1,4 +1,4 @@
-//! What is too much: parameters that are wrong a million times, and answers that fit into no message.
+//! Limits: parameters with a million errors, and results larger than a message.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ fn job_from_json(tool: &str, params_json: String) -> SubmitJobRequest {
     SubmitJobRequest { tool: tool.to_owned(), params_json, ..SubmitJobRequest::default() }
 }
 
-/// Most memory that a process has had, in KiB.
+/// Peak resident memory of the daemon, in KiB.
 fn peak_kib(daemon: &Daemon) -> u64 {
     daemon.peak_bytes() >> 10
 }
@@ -22,13 +22,15 @@ fn peak_kib(daemon: &Daemon) -> u64 {
 async fn huge_invalid_requests_use_bounded_memory() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
-    let ones = "1,".repeat(6_500_000);
-    let names: String = (0..1_000_000).map(|n| format!("\"{n}\":1,")).collect();
-    let bad = vec!["1"; 1000].join(",");
+
+    let many_items = "1,".repeat(6_500_000);
+    let many_names: String = (0..1_000_000).map(|n| format!("\"{n}\":1,")).collect();
+    let invalid_items = vec!["1"; 1000].join(",");
+
     for (params, fields, expected) in [
-        (format!("{{\"argv\":[{ones}1]}}"), 1, "262144"),
-        (format!("{{{names}\"x\":1}}"), 1, "262144"),
-        (format!("{{\"argv\":[{bad}]}}"), 20, "more than 20 fields are invalid"),
+        (format!("{{\"argv\":[{many_items}1]}}"), 1, "262144"),
+        (format!("{{{many_names}\"x\":1}}"), 1, "262144"),
+        (format!("{{\"argv\":[{invalid_items}]}}"), 20, "more than 20 fields are invalid"),
     ] {
         let submitting = jobs.try_submit(job_from_json("run", params));
         let refused = tokio::time::timeout(Duration::from_secs(20), submitting).await;
@@ -37,15 +39,17 @@ async fn huge_invalid_requests_use_bounded_memory() {
         assert_eq!(refusal.violations.len(), fields, "{refusal:?}");
         assert!(refusal.message.contains(expected), "{refusal:?}");
     }
+
     let run = RunRequest {
         argv: vec!["\0".to_owned(); 100_000],
         env: (0..20_000).map(|n| (format!("A={n}"), "x".to_owned())).collect(),
         ..RunRequest::default()
     };
-    let refused = promptly("it is refused", daemon.try_run(run)).await;
+    let refused = promptly("the daemon rejects the run", daemon.try_run(run)).await;
     let refusal = Refusal::from_status(&refused.unwrap_err());
     assert!(refusal.invalid_fields().contains(&"argv"), "{refusal:?}");
     assert!(refusal.violations.len() <= 20);
+
     let peak = peak_kib(&daemon);
     assert!(peak < 700 << 10, "{peak} KiB");
 }
@@ -73,12 +77,12 @@ async fn enum_params_accept_names_and_numbers() {
         let params = json!({"path": path, "content": "x", "mode": mode});
         let id = jobs.submit(tool_job("write_file", params.clone())).await;
         expect_result(jobs.wait(&id).await, JobState::Succeeded);
-        let again = jobs.submit(tool_job("write_file", params)).await;
+        let repeated_id = jobs.submit(tool_job("write_file", params)).await;
         let expected = match path {
             "by-number" | "by-name" => JobState::Failed,
             _ => JobState::Succeeded,
         };
-        expect_result(jobs.wait(&again).await, expected);
+        expect_result(jobs.wait(&repeated_id).await, expected);
     }
 }
 
@@ -86,6 +90,7 @@ async fn enum_params_accept_names_and_numbers() {
 async fn large_results_are_truncated_to_fit_a_message() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
+
     fs::write(daemon.file("fits"), "x".repeat(3 << 20)).unwrap();
     fs::write(daemon.file("large"), vec![1_u8; 10 << 20]).unwrap();
     for (path, is_whole) in [("fits", true), ("large", false)] {
@@ -95,12 +100,14 @@ async fn large_results_are_truncated_to_fit_a_message() {
         let data = response.data.unwrap();
         let Kind::StringValue(content) = field(&data, "content") else { panic!("no text") };
         assert!(response.truncated);
+
         let text_json: serde_json::Value = serde_json::from_str(&response.text).unwrap();
         assert_eq!(text_json["truncated"], true);
         assert!(text_json["content"].as_str().unwrap().len() > 10 << 10);
         assert_eq!(content.len() == 3 << 20, is_whole, "{}", content.len());
         assert_eq!(content.contains(" bytes left out: "), !is_whole);
     }
+
     let id = jobs.submit(command_job("echo short")).await;
     let response = expect_result(jobs.wait(&id).await, JobState::Succeeded);
     assert!(!response.truncated);

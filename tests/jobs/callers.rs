@@ -1,32 +1,24 @@
-//! Jobs of several callers: none is held up by those of another, and each may do what he may do now.
+//! Jobs of several callers: no caller blocks another, and each job runs with its caller's current
+//! rights.
 
 use std::{fs, sync::Arc, time::Duration};
 
 use jig::api::v1::{
-    DecideApprovalRequest, Decision, GetJobRequest, InvokeStatus, Job, JobState,
-    ListApprovalsRequest, SubmitJobRequest, WaitJobRequest, WatchJobRequest,
-    approval_service_client::ApprovalServiceClient,
+    GetJobRequest, InvokeStatus, Job, JobState, SubmitJobRequest, WaitJobRequest, WatchJobRequest,
 };
 use serde_json::json;
 
-use super::{Jobs, command_job, expect_result, tool_job};
-use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, promptly, with_key};
+use super::{
+    Jobs, WAIT_FOR_GO_FILE, command_job, expect_result,
+    start_blocked::{allow, pending_approvals, wait_for_pending_approvals},
+    tool_job,
+};
+use crate::{
+    callers::start_daemon_with_keys,
+    support::{Daemon, KeyFile, Refusal, Setup, eventually, promptly, with_key},
+};
 
-/// A command that goes on until there is a file.
-pub(super) const WAIT_FOR_GO_FILE: &str = "until [ -e go ]; do sleep 0.05; done";
-
-/// A daemon with keys.
-pub(super) async fn start_with_keys(table: &str, keys: &Arc<KeyFile>, setup: Setup) -> Daemon {
-    let path = keys.path().display().to_string();
-    setup
-        .workspace_table(table)
-        .arguments(&["--keys", &path])
-        .with_resource(Arc::<KeyFile>::clone(keys))
-        .start()
-        .await
-}
-
-/// The jobs of one who has a key.
+/// A client of the job service that calls with a key.
 pub(super) struct Caller {
     jobs: Jobs,
     pub(super) key: String,
@@ -54,15 +46,15 @@ impl Caller {
     pub(super) async fn state(&mut self, id: &str) -> JobState {
         let job_id = id.to_owned();
         let request = with_key(&self.key, GetJobRequest { job_id });
-        let got = self.jobs.0.get_job(request).await.unwrap().into_inner();
-        got.job.unwrap().state()
+        let response = self.jobs.0.get_job(request).await.unwrap().into_inner();
+        response.job.unwrap().state()
     }
 
     pub(super) async fn wait(&mut self, id: &str) -> Job {
         let request = WaitJobRequest { job_id: id.to_owned(), wait_ms: None };
-        let waited = self.jobs.0.wait_job(with_key(&self.key, request));
-        let waited = promptly("the job ends", waited).await;
-        waited.unwrap().into_inner().job.unwrap()
+        let call = self.jobs.0.wait_job(with_key(&self.key, request));
+        let response = promptly("the job ends", call).await;
+        response.unwrap().into_inner().job.unwrap()
     }
 
     async fn wait_for_state(&mut self, id: &str, state: JobState) {
@@ -73,65 +65,77 @@ impl Caller {
 #[tokio::test]
 async fn endless_jobs_of_one_caller_do_not_block_others() {
     let keys = Arc::new(KeyFile::new());
-    let [many, few] = ["many", "few"].map(|name| keys.add_key(name, "invoke", &[]));
-    let daemon =
-        start_with_keys("[jobs]\nconcurrency = 4\nqueue_concurrency = 1\n", &keys, Setup::new())
-            .await;
-    let (mut many, mut few) = (Caller::new(&daemon, &many), Caller::new(&daemon, &few));
+    let [busy, quiet] = ["busy", "quiet"].map(|name| keys.add_key(name, "invoke", &[]));
+    let daemon = start_daemon_with_keys(
+        Setup::new().workspace_table("[jobs]\nconcurrency = 4\nqueue_concurrency = 1\n"),
+        &keys,
+    )
+    .await;
+    let (mut busy, mut quiet) = (Caller::new(&daemon, &busy), Caller::new(&daemon, &quiet));
+
     let mut ids = Vec::new();
     for number in 0..8 {
         let request = SubmitJobRequest { priority: Some(100), ..command_job(WAIT_FOR_GO_FILE) };
-        ids.push(many.submit(&format!("q{number}"), request).await);
+        ids.push(busy.submit(&format!("q{number}"), request).await);
     }
-    many.wait_for_state(&ids[2], JobState::Running).await;
-    let id = few.submit("q7", command_job("true")).await;
-    expect_result(few.wait(&id).await, JobState::Succeeded);
-    assert_eq!(many.state(&ids[3]).await, JobState::Queued);
+
+    busy.wait_for_state(&ids[2], JobState::Running).await;
+    let id = quiet.submit("q7", command_job("true")).await;
+    expect_result(quiet.wait(&id).await, JobState::Succeeded);
+    assert_eq!(busy.state(&ids[3]).await, JobState::Queued);
+
     fs::write(daemon.file("go"), "").unwrap();
     for id in &ids {
-        expect_result(many.wait(id).await, JobState::Succeeded);
+        expect_result(busy.wait(id).await, JobState::Succeeded);
     }
 }
 
 #[tokio::test]
 async fn busy_caller_hits_queue_limit_while_others_submit() {
     let keys = Arc::new(KeyFile::new());
-    let [many, few] = ["many", "few"].map(|name| keys.add_key(name, "invoke", &[]));
+    let [busy, quiet] = ["busy", "quiet"].map(|name| keys.add_key(name, "invoke", &[]));
     let table = "[jobs]\nqueue_concurrency = 1\nmax_queued = 20\nmax_queued_bytes = 3000\n";
-    let daemon = start_with_keys(table, &keys, Setup::new()).await;
-    let (mut many, mut few) = (Caller::new(&daemon, &many), Caller::new(&daemon, &few));
-    let first = many.submit("q", command_job(WAIT_FOR_GO_FILE)).await;
-    many.wait_for_state(&first, JobState::Running).await;
-    // All at once: the bound is exact.
-    let submitting = (0..40).map(|_| {
-        let mut caller = Caller::new(&daemon, &many.key);
+    let daemon = start_daemon_with_keys(Setup::new().workspace_table(table), &keys).await;
+    let (mut busy, mut quiet) = (Caller::new(&daemon, &busy), Caller::new(&daemon, &quiet));
+
+    let first = busy.submit("q", command_job(WAIT_FOR_GO_FILE)).await;
+    busy.wait_for_state(&first, JobState::Running).await;
+
+    // Submitted concurrently: the limit is exact.
+    let submissions = (0..40).map(|_| {
+        let mut caller = Caller::new(&daemon, &busy.key);
         tokio::spawn(async move { caller.try_submit("q", command_job("true")).await })
     });
-    let submitting: Vec<_> = submitting.collect();
-    let mut taken = Vec::new();
-    for submitted in submitting {
-        match submitted.await.unwrap() {
-            Ok(id) => taken.push(id),
+    let submissions: Vec<_> = submissions.collect();
+    let mut accepted = Vec::new();
+    for submission in submissions {
+        match submission.await.unwrap() {
+            Ok(id) => accepted.push(id),
             Err(refusal) => {
                 assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
                 assert_eq!(refusal.metadata["limit"], "20");
-                // Always the same: nobody knows how long jobs last.
+                // A constant: the daemon cannot know how long jobs last.
                 assert_eq!(refusal.retry_after, Some(Duration::from_secs(5)));
                 assert!(refusal.message.contains("CancelJob"), "{refusal:?}");
             }
         }
     }
-    assert_eq!(taken.len(), 15);
+
+    assert_eq!(accepted.len(), 15);
+
     let large = |bytes: usize| command_job(&format!("true {}", "x".repeat(bytes)));
-    let refusal = few.try_submit("q", large(3000)).await.unwrap_err();
+    let refusal = quiet.try_submit("q", large(3000)).await.unwrap_err();
     assert_eq!(refusal.metadata["limit"], "3000", "{refusal:?}");
-    let id = few.submit("q", large(1000)).await;
+
+    let id = quiet.submit("q", large(1000)).await;
     fs::write(daemon.file("go"), "").unwrap();
-    expect_result(few.wait(&id).await, JobState::Succeeded);
-    for id in &taken {
-        expect_result(many.wait(id).await, JobState::Succeeded);
+    expect_result(quiet.wait(&id).await, JobState::Succeeded);
+
+    for id in &accepted {
+        expect_result(busy.wait(id).await, JobState::Succeeded);
     }
-    few.submit("q", large(2000)).await;
+
+    quiet.submit("q", large(2000)).await;
 }
 
 #[tokio::test]
@@ -139,8 +143,9 @@ async fn rate_limit_counts_submissions_but_not_job_starts() {
     let keys = Arc::new(KeyFile::new());
     let flags = ["--calls-per-second", "1", "--burst", "3"];
     let slow = keys.add_key("slow", "invoke", &flags);
-    let daemon = start_with_keys("", &keys, Setup::new()).await;
+    let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
     let mut slow = Caller::new(&daemon, &slow);
+
     let mut ids = Vec::new();
     let refusal = loop {
         match slow.try_submit("q", tool_job("list_files", json!({}))).await {
@@ -151,6 +156,7 @@ async fn rate_limit_counts_submissions_but_not_job_starts() {
     assert!(ids.len() >= 3);
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert!(refusal.retry_after.is_some());
+
     for id in &ids {
         expect_result(slow.wait(id).await, JobState::Succeeded);
     }
@@ -159,42 +165,58 @@ async fn rate_limit_counts_submissions_but_not_job_starts() {
 #[tokio::test]
 async fn caller_at_its_concurrency_limit_does_not_block_others() {
     let keys = Arc::new(KeyFile::new());
-    let one = keys.add_key("one", "invoke", &["--concurrent-calls", "1"]);
+    let limited = keys.add_key("limited", "invoke", &["--concurrent-calls", "1"]);
     let other = keys.add_key("other", "invoke", &[]);
-    let daemon = start_with_keys("[jobs]\nqueue_concurrency = 2\n", &keys, Setup::new()).await;
-    let (mut one, mut other) = (Caller::new(&daemon, &one), Caller::new(&daemon, &other));
+    let daemon = start_daemon_with_keys(
+        Setup::new().workspace_table("[jobs]\nqueue_concurrency = 2\n"),
+        &keys,
+    )
+    .await;
+    let (mut limited, mut other) = (Caller::new(&daemon, &limited), Caller::new(&daemon, &other));
+
     let mut ids = Vec::new();
     for _ in 0..4 {
-        ids.push(one.submit("q", command_job(WAIT_FOR_GO_FILE)).await);
+        ids.push(limited.submit("q", command_job(WAIT_FOR_GO_FILE)).await);
     }
-    one.wait_for_state(&ids[0], JobState::Running).await;
+
+    limited.wait_for_state(&ids[0], JobState::Running).await;
     let id = other.submit("q", command_job("true")).await;
     expect_result(other.wait(&id).await, JobState::Succeeded);
-    assert_eq!(one.state(&ids[1]).await, JobState::Queued);
+    assert_eq!(limited.state(&ids[1]).await, JobState::Queued);
+
     fs::write(daemon.file("go"), "").unwrap();
     for id in &ids {
-        expect_result(one.wait(id).await, JobState::Succeeded);
+        expect_result(limited.wait(id).await, JobState::Succeeded);
     }
 }
 
 #[tokio::test]
 async fn job_runs_with_rights_its_caller_has_at_start() {
     let keys = Arc::new(KeyFile::new());
-    let [stays, lowered] = ["stays", "lowered"].map(|name| keys.add_key(name, "invoke", &[]));
-    let daemon = start_with_keys("[jobs]\nqueue_concurrency = 1\n", &keys, Setup::new()).await;
-    let (mut stays, mut lowered) = (Caller::new(&daemon, &stays), Caller::new(&daemon, &lowered));
-    let first = stays.submit("q", command_job(WAIT_FOR_GO_FILE)).await;
-    stays.wait_for_state(&first, JobState::Running).await;
-    let waits = lowered.submit("q", command_job("touch ran")).await;
+    let [unchanged, lowered] =
+        ["unchanged", "lowered"].map(|name| keys.add_key(name, "invoke", &[]));
+    let daemon = start_daemon_with_keys(
+        Setup::new().workspace_table("[jobs]\nqueue_concurrency = 1\n"),
+        &keys,
+    )
+    .await;
+    let (mut unchanged, mut lowered) =
+        (Caller::new(&daemon, &unchanged), Caller::new(&daemon, &lowered));
+
+    let first = unchanged.submit("q", command_job(WAIT_FOR_GO_FILE)).await;
+    unchanged.wait_for_state(&first, JobState::Running).await;
+
+    let queued_id = lowered.submit("q", command_job("touch ran")).await;
     let file = fs::read_to_string(keys.path()).unwrap();
     let (before, after) = file.split_once("name = \"lowered\"").unwrap();
     let after = after.replacen("invoke", "read", 1);
     fs::write(keys.path(), format!("{before}name = \"lowered\"{after}")).unwrap();
     daemon.reload_config(Daemon::RELOADED).await;
+
     fs::write(daemon.file("go"), "").unwrap();
-    let failed = expect_result(lowered.wait(&waits).await, JobState::Failed);
-    assert_eq!(failed.status(), InvokeStatus::Error);
-    assert_eq!(failed.error.unwrap().error_type, "forbidden");
+    let result = expect_result(lowered.wait(&queued_id).await, JobState::Failed);
+    assert_eq!(result.status(), InvokeStatus::Error);
+    assert_eq!(result.error.unwrap().error_type, "forbidden");
     assert!(!daemon.file("ran").exists());
 }
 
@@ -203,45 +225,35 @@ async fn job_pending_approval_does_not_block_its_queue() {
     let table = "[jobs]\nqueue_concurrency = 1\n[policy]\ndangerous = \"ask\"\n";
     let daemon = Setup::new().workspace_table(table).start().await;
     let mut jobs = Jobs::of(&daemon);
+
     let mut pending_ids = Vec::new();
     for name in ["a", "b", "c"] {
         let line = format!("echo {name} >> order");
         pending_ids.push(jobs.submit(command_job(&line)).await);
     }
-    let mut approvals = ApprovalServiceClient::new(daemon.channel());
-    let mut waiting = Vec::new();
-    eventually("they are asked about", async || {
-        let listed = approvals.list_approvals(ListApprovalsRequest::default());
-        waiting = listed.await.unwrap().into_inner().approvals;
-        waiting.len() == 3
-    })
-    .await;
+
+    wait_for_pending_approvals(&daemon, None, 3).await;
     let allowed = jobs.submit(tool_job("list_files", json!({}))).await;
-    let listed = promptly("others are done", jobs.wait(&allowed)).await;
-    expect_result(listed, JobState::Succeeded);
+    let job = promptly("the allowed job ends", jobs.wait(&allowed)).await;
+    expect_result(job, JobState::Succeeded);
+
     for id in &pending_ids {
         assert_eq!(jobs.get(id).await.state(), JobState::Queued);
     }
-    // One that is ended while it waits asks no more.
+
+    // Cancelling a job withdraws its approval request.
     jobs.cancel(&pending_ids[1]).await;
-    eventually("it is not asked about", async || {
-        let listed = approvals.list_approvals(ListApprovalsRequest::default());
-        listed.await.unwrap().into_inner().approvals.len() == 2
-    })
-    .await;
-    let listed = approvals.list_approvals(ListApprovalsRequest::default());
-    for approval in listed.await.unwrap().into_inner().approvals {
-        let request = DecideApprovalRequest {
-            approval_id: approval.approval_id,
-            decision: Decision::Allow.into(),
-            ..DecideApprovalRequest::default()
-        };
-        approvals.decide_approval(request).await.unwrap();
+    wait_for_pending_approvals(&daemon, None, 2).await;
+
+    for approval in pending_approvals(&daemon, None).await {
+        allow(&daemon, None, &approval).await;
     }
+
     for id in [&pending_ids[0], &pending_ids[2]] {
-        let done = promptly("it is done", jobs.wait(id)).await;
-        expect_result(done, JobState::Succeeded);
+        let job = promptly("the approved job ends", jobs.wait(id)).await;
+        expect_result(job, JobState::Succeeded);
     }
+
     let order = fs::read_to_string(daemon.file("order")).unwrap();
     let mut order: Vec<_> = order.lines().collect();
     order.sort_unstable();
@@ -262,18 +274,23 @@ async fn job_of_disabled_tool_is_rejected_on_submission() {
 async fn watchers_beyond_limit_are_rejected_and_existing_ones_stay() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
+
     let id = jobs.submit(command_job(WAIT_FOR_GO_FILE)).await;
     let request = || WatchJobRequest { job_id: id.clone(), ..WatchJobRequest::default() };
     let mut streams = Vec::new();
     for _ in 0..64 {
         streams.push(jobs.0.watch_job(request()).await.unwrap().into_inner());
     }
+
     let refusal = Refusal::from_status(&jobs.0.watch_job(request()).await.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert_eq!(refusal.metadata["limit"], "64");
+
     fs::write(daemon.file("go"), "").unwrap();
     for mut stream in streams {
-        while promptly("it ends", stream.message()).await.unwrap().is_some() {}
+        while promptly("the watch ends", stream.message()).await.unwrap().is_some() {}
     }
-    eventually("there is room again", async || jobs.0.watch_job(request()).await.is_ok()).await;
+
+    eventually("a new watcher is accepted", async || jobs.0.watch_job(request()).await.is_ok())
+        .await;
 }

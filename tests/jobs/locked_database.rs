@@ -1,11 +1,11 @@
-//! Jobs that end while the database cannot be used: nothing is told of them that is not kept.
+//! Jobs that end while the database is locked: their end is reported only once it is stored.
 
 use std::fs;
 
 use jig::api::v1::{JobState, ListJobsRequest};
 use rusqlite::Connection;
 
-use super::{Jobs, callers::WAIT_FOR_GO_FILE, command_job, expect_result};
+use super::{Jobs, WAIT_FOR_GO_FILE, command_job, expect_result};
 use crate::support::{Daemon, eventually, promptly};
 
 const STORE_FAILURE_LOG: &str = "cannot store the state of a job yet";
@@ -13,24 +13,32 @@ const STORE_FAILURE_LOG: &str = "cannot store the state of a job yet";
 #[tokio::test]
 async fn job_end_is_reported_only_once_stored() {
     let mut daemon = Daemon::start().await;
-    let other = Connection::open(daemon.state_dir().join("jig.db")).unwrap();
+
+    let database = Connection::open(daemon.state_dir().join("jig.db")).unwrap();
     let mut jobs = Jobs::of(&daemon);
     let id = jobs.submit(command_job(WAIT_FOR_GO_FILE)).await;
-    eventually("it runs", async || jobs.get(&id).await.step.is_some()).await;
+    eventually("the job runs", async || jobs.get(&id).await.step.is_some()).await;
+
     let mut waiter = {
         let (mut jobs, id) = (Jobs::of(&daemon), id.clone());
         tokio::spawn(async move { jobs.wait(&id).await })
     };
-    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    database.execute_batch("BEGIN IMMEDIATE").unwrap();
     fs::write(daemon.file("go"), "").unwrap();
-    eventually("its end cannot be kept", async || daemon.log().contains(STORE_FAILURE_LOG)).await;
+    eventually("storing the end of the job fails", async || {
+        daemon.log().contains(STORE_FAILURE_LOG)
+    })
+    .await;
+
     assert_eq!(jobs.get(&id).await.state(), JobState::Running);
     assert!(!waiter.is_finished());
-    other.execute_batch("COMMIT").unwrap();
+
+    database.execute_batch("COMMIT").unwrap();
     daemon.signal(rustix::process::Signal::TERM);
-    let ended = promptly("it is told", &mut waiter).await.unwrap();
+    let ended = promptly("the wait for the job ends", &mut waiter).await.unwrap();
     expect_result(ended.clone(), JobState::Succeeded);
-    assert!(promptly("it ends", daemon.wait_for_exit()).await.success());
+    assert!(promptly("the daemon exits", daemon.wait_for_exit()).await.success());
+
     let daemon = daemon.restart().await;
     let mut jobs = Jobs::of(&daemon);
     assert_eq!(jobs.get(&id).await, ended);
@@ -39,23 +47,29 @@ async fn job_end_is_reported_only_once_stored() {
 #[tokio::test]
 async fn job_end_stored_late_is_consistent_for_readers() {
     let daemon = Daemon::start().await;
-    let other = Connection::open(daemon.state_dir().join("jig.db")).unwrap();
+
+    let database = Connection::open(daemon.state_dir().join("jig.db")).unwrap();
     let mut jobs = Jobs::of(&daemon);
     let id = jobs.submit(command_job(WAIT_FOR_GO_FILE)).await;
-    eventually("it runs", async || jobs.get(&id).await.step.is_some()).await;
-    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    eventually("the job runs", async || jobs.get(&id).await.step.is_some()).await;
+
+    database.execute_batch("BEGIN IMMEDIATE").unwrap();
     fs::write(daemon.file("go"), "").unwrap();
-    eventually("its end cannot be kept", async || daemon.log().contains(STORE_FAILURE_LOG)).await;
-    other.execute_batch("COMMIT").unwrap();
-    let mut seen = Vec::new();
-    eventually("it has ended", async || {
-        let listed = jobs.list(ListJobsRequest::default()).await[0].state();
-        let got = jobs.get(&id).await.state();
-        let again = jobs.list(ListJobsRequest::default()).await[0].state();
-        // The end may come between two looks, and never goes.
-        seen.extend([listed, got, again]);
-        again == JobState::Succeeded
+    eventually("storing the end of the job fails", async || {
+        daemon.log().contains(STORE_FAILURE_LOG)
     })
     .await;
-    assert!(seen.is_sorted_by_key(|state| *state as i32), "{seen:?}");
+
+    database.execute_batch("COMMIT").unwrap();
+    let mut states = Vec::new();
+    eventually("the job is reported as succeeded", async || {
+        let listed = jobs.list(ListJobsRequest::default()).await[0].state();
+        let got = jobs.get(&id).await.state();
+        let listed_again = jobs.list(ListJobsRequest::default()).await[0].state();
+        // The state may change between two reads, and never changes back.
+        states.extend([listed, got, listed_again]);
+        listed_again == JobState::Succeeded
+    })
+    .await;
+    assert!(states.is_sorted_by_key(|state| *state as i32), "{states:?}");
 }

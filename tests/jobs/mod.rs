@@ -1,4 +1,4 @@
-//! Jobs: calls that nobody waits for, done once, whatever becomes of the daemon.
+//! Jobs: calls that run once, without a waiting caller, even if the daemon restarts.
 
 mod bounds;
 mod callers;
@@ -25,7 +25,10 @@ use crate::{
     support::{Daemon, Refusal},
 };
 
-/// Jobs of a daemon.
+/// A command that runs until the file `go` exists.
+const WAIT_FOR_GO_FILE: &str = "until [ -e go ]; do sleep 0.05; done";
+
+/// Client of a daemon's job service.
 pub(crate) struct Jobs(JobServiceClient<Channel>);
 
 impl Jobs {
@@ -43,7 +46,7 @@ impl Jobs {
         }
     }
 
-    /// Submits a job; answers its id.
+    /// Submits a job and returns its id.
     pub(crate) async fn submit(&mut self, request: impl IntoRequest<SubmitJobRequest>) -> String {
         let job = self.try_submit(request).await.unwrap();
         assert!(job.result.is_none());
@@ -83,7 +86,6 @@ impl Jobs {
     }
 }
 
-/// A call of a tool, as a job.
 fn tool_job(tool: &str, params: Value) -> SubmitJobRequest {
     SubmitJobRequest {
         tool: tool.to_owned(),
@@ -92,25 +94,23 @@ fn tool_job(tool: &str, params: Value) -> SubmitJobRequest {
     }
 }
 
-/// A command, as a job.
 pub(crate) fn command_job(text: &str) -> SubmitJobRequest {
     tool_job("run", json!({ "command": text }))
 }
 
-/// What came of a job that has ended so.
+/// The result of a job, which must have ended in `state`.
 fn expect_result(job: Job, state: JobState) -> InvokeResponse {
     assert_eq!(job.state(), state, "{job:?}");
     assert!(job.end_time.is_some());
     job.result.unwrap()
 }
 
-/// What a tool has answered.
+/// The data of a response, as JSON.
 fn result_data(response: &InvokeResponse) -> Value {
     let data = response.data.as_ref();
     json_of(data.unwrap_or_else(|| panic!("{response:?}")))
 }
 
-/// A field of a message that stands for JSON.
 fn field<'a>(structure: &'a Struct, name: &str) -> &'a Kind {
     let value = structure.fields.get(name);
     let value = value.unwrap_or_else(|| panic!("{name} in {structure:?}"));

@@ -1,17 +1,17 @@
-//! What a job is to do is kept until it starts, and nowhere after that.
+//! Parameters of a job are stored until it starts, and nowhere afterwards.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use jig::api::v1::JobState;
 use serde_json::json;
 
-use super::{Jobs, command_job, expect_result, tool_job};
+use super::{Jobs, WAIT_FOR_GO_FILE, command_job, expect_result, tool_job};
 use crate::support::{Setup, eventually};
 
-/// What nobody but the command may see.
+/// A value that only the command may see.
 const SECRET: &str = "very-secret-value-of-a-variable";
 
-/// The files below a directory that hold the secret.
+/// The files below `folder` that contain [`SECRET`].
 fn files_with_secret(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -32,8 +32,11 @@ async fn job_params_leave_the_disk_once_job_runs() {
     let setup = Setup::new().workspace_table("[jobs]\nqueue_concurrency = 1\n");
     let daemon = setup.arguments(&["--log-level", "trace"]).start().await;
     let mut jobs = Jobs::of(&daemon);
-    let first = jobs.submit(command_job("until [ -e go ]; do sleep 0.05; done")).await;
-    eventually("it runs", async || jobs.get(&first).await.state() == JobState::Running).await;
+
+    let first = jobs.submit(command_job(WAIT_FOR_GO_FILE)).await;
+    eventually("the first job runs", async || jobs.get(&first).await.state() == JobState::Running)
+        .await;
+
     let params = json!({
         "command": "[ \"$TOKEN\" ] && until [ -e on ]; do sleep 0.05; done",
         "env": {"TOKEN": SECRET},
@@ -42,11 +45,14 @@ async fn job_params_leave_the_disk_once_job_runs() {
     let second = jobs.submit(tool_job("run", params)).await;
     let file = daemon.state_dir().join(format!("jobs/{second}.json"));
     assert_eq!(files_with_secret(&daemon.state_dir()), [file.display().to_string()]);
+
     let mode = fs::metadata(file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
+
     fs::write(daemon.file("go"), "").unwrap();
-    eventually("it runs", async || jobs.get(&second).await.step.is_some()).await;
+    eventually("the second job runs", async || jobs.get(&second).await.step.is_some()).await;
     assert_eq!(files_with_secret(&daemon.state_dir()), [""; 0]);
+
     fs::write(daemon.file("on"), "").unwrap();
     for id in [&first, &second] {
         expect_result(jobs.wait(id).await, JobState::Succeeded);

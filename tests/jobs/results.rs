@@ -1,4 +1,4 @@
-//! What comes of jobs of every kind.
+//! Results of jobs of every tool.
 
 use std::{fs, sync::Arc};
 
@@ -16,22 +16,27 @@ use crate::{
 async fn job_succeeds_whatever_its_command_exits_with() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
+
     let id = jobs.submit(command_job("echo out; echo err >&2; exit 3")).await;
     let job = jobs.wait(&id).await;
     assert_eq!((&*job.tool, &*job.queue, job.priority), ("run", "default", 0));
     assert_eq!((&*job.session, &*job.principal), ("default", "uid:0"));
     assert_eq!(job.step, Some(1));
     assert!(job.submit_time.is_some() && job.start_time.is_some());
+
     let response = expect_result(job, JobState::Succeeded);
     assert_eq!(response.status(), InvokeStatus::Success);
     assert_eq!((&*response.tool, &*response.job_id), ("run", &*id));
     assert_eq!(response.exit_code, Some(3));
-    let answered = result_data(&response);
-    assert_eq!(answered["stdout"], "out\n");
-    assert_eq!(answered["stderr"], "err\n");
-    assert_eq!(answered["outcome"], "OUTCOME_EXITED");
+
+    let data = result_data(&response);
+    assert_eq!(data["stdout"], "out\n");
+    assert_eq!(data["stderr"], "err\n");
+    assert_eq!(data["outcome"], "OUTCOME_EXITED");
+
     let error = response.error.unwrap();
     assert_eq!(error.error_type, "abnormal_exit");
+
     let structure = response.data.unwrap();
     assert_eq!(field(&structure, "exit_code"), &Kind::NumberValue(3.0));
     assert_eq!(response.stdout_path, "logs/tool_step_0001_stdout.txt");
@@ -42,6 +47,7 @@ async fn job_succeeds_whatever_its_command_exits_with() {
 async fn every_tool_runs_as_a_job() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
+
     fs::write(daemon.file("text"), "some text\n").unwrap();
     let notebook = json!({
         "cells": [{"cell_type": "code", "execution_count": null, "id": "a", "metadata": {}, "outputs": [], "source": "1"}],
@@ -83,39 +89,45 @@ async fn every_tool_runs_as_a_job() {
         let id = jobs.submit(tool_job(tool, params)).await;
         let response = expect_result(jobs.wait(&id).await, JobState::Succeeded);
         assert_eq!(response.error, None);
-        let answered = result_data(&response);
+        let data = result_data(&response);
         for (name, value) in expected.as_object().unwrap() {
-            assert_eq!(&answered[name], value, "{tool}: {answered}");
+            assert_eq!(&data[name], value, "{tool}: {data}");
         }
         if tool == "apply_patch" {
             fs::write(daemon.file("n.ipynb"), notebook.to_string()).unwrap();
         }
     }
-    let last = jobs.submit(tool_job("run", json!({"command": "true"}))).await;
-    let id = jobs.submit(tool_job("wait_job", json!({"job_id": last}))).await;
+
+    let run_id = jobs.submit(tool_job("run", json!({"command": "true"}))).await;
+    let id = jobs.submit(tool_job("wait_job", json!({"job_id": run_id}))).await;
     let response = expect_result(jobs.wait(&id).await, JobState::Succeeded);
     assert_eq!(result_data(&response)["output"]["exit_code"], 0);
+
     tools.push("wait_job");
     let refusal = jobs.try_submit(tool_job("", json!({}))).await;
     assert_eq!(refusal.unwrap_err().invalid_fields(), ["tool"]);
+
     let refusal = jobs.try_submit(tool_job("dance", json!({}))).await.unwrap_err();
-    let (_, known) = refusal.message.split_once("Known: ").unwrap();
+    let (_, tool_names) = refusal.message.split_once("there are ").unwrap();
     tools.sort_unstable();
-    assert_eq!(known, tools.join(", "));
+    assert_eq!(tool_names, tools.join(", "));
 }
 
 #[tokio::test]
 async fn tool_error_fails_job_with_its_reason() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
+
     let id = jobs.submit(tool_job("read_file", json!({"path": "none"}))).await;
     let response = expect_result(jobs.wait(&id).await, JobState::Failed);
     assert_eq!(response.status(), InvokeStatus::Error);
     assert_eq!(response.data, None);
+
     let error = response.error.unwrap();
     assert_eq!(error.error_type, "file_not_found");
     assert_eq!(error.message, response.text);
     assert!(!error.suggestion.is_empty());
+
     let details = error.details.unwrap();
     assert_eq!(field(&details, "path"), &Kind::StringValue("none".to_owned()));
 }
@@ -124,6 +136,7 @@ async fn tool_error_fails_job_with_its_reason() {
 async fn invalid_jobs_are_rejected_on_submission() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
+
     let mut expect_rejection = async |request, reason: &str, fields: &[&str]| {
         let refusal: Refusal = jobs.try_submit(request).await.unwrap_err();
         assert_eq!(refusal.reason, reason, "{refusal:?}");
@@ -132,32 +145,39 @@ async fn invalid_jobs_are_rejected_on_submission() {
     };
     let text = expect_rejection(tool_job("dance", json!({})), "UNKNOWN_TOOL", &[]).await;
     assert!(text.contains("read_file, "), "{text}");
+
     let params = json!({"comand": "secret-1", "timeout_sec": 0, "env": {"A=B": "secret-2"}});
     let fields = ["params.comand", "params.timeout_sec"];
     let text = expect_rejection(tool_job("run", params), "INVALID_PARAMS", &fields).await;
     assert!(text.contains("command, ") && !text.contains("secret"), "{text}");
+
     let params = json!({"timeout_sec": 0, "env": {"A=B": "secret-2"}});
     let fields = ["params.command", "params.env[\"A=B\"]", "params.timeout_sec"];
     expect_rejection(tool_job("run", params), "INVALID_PARAMS", &fields).await;
     expect_rejection(tool_job("read_file", json!({})), "INVALID_PARAMS", &["params.path"]).await;
+
     let mut both = command_job("true");
     both.params = Some(prost_types::Struct::default());
     expect_rejection(both, "INVALID_PARAMS", &["params", "params_json"]).await;
+
     for json in ["{\"command\": secret}", "[]", "3"] {
-        let mut bad = command_job("true");
-        bad.params_json = json.to_owned();
-        let text = expect_rejection(bad, "INVALID_PARAMS", &["params_json"]).await;
+        let mut invalid = command_job("true");
+        invalid.params_json = json.to_owned();
+        let text = expect_rejection(invalid, "INVALID_PARAMS", &["params_json"]).await;
         assert!(!text.contains("secret"), "{text}");
     }
-    let mut bad = command_job("true");
-    bad.dialect = "zulu".to_owned();
-    bad.priority = Some(101);
-    bad.tool = "x".repeat(65);
-    expect_rejection(bad, "INVALID_PARAMS", &["dialect", "priority", "tool"]).await;
+
+    let mut invalid = command_job("true");
+    invalid.dialect = "zulu".to_owned();
+    invalid.priority = Some(101);
+    invalid.tool = "x".repeat(65);
+
+    expect_rejection(invalid, "INVALID_PARAMS", &["dialect", "priority", "tool"]).await;
+
     for queue in ["Upper", "a b", "a/b", &"x".repeat(81)] {
-        let mut bad = command_job("true");
-        bad.queue = Some(queue.to_owned());
-        expect_rejection(bad, "INVALID_PARAMS", &["queue"]).await;
+        let mut invalid = command_job("true");
+        invalid.queue = Some(queue.to_owned());
+        expect_rejection(invalid, "INVALID_PARAMS", &["queue"]).await;
     }
     assert_eq!(jobs.list(ListJobsRequest::default()).await, []);
     assert!(!daemon.state_dir().join("jobs").exists());
@@ -167,15 +187,18 @@ async fn invalid_jobs_are_rejected_on_submission() {
 async fn jobs_are_listed_page_by_page() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
+
     let mut ids = Vec::new();
     for number in 0..7 {
         let mut request = command_job("true");
         request.queue = Some(format!("q{}", number % 2));
         ids.push(jobs.submit(request).await);
     }
+
     for id in &ids {
         jobs.wait(id).await;
     }
+
     ids.reverse();
     let (mut found, mut token) = (Vec::new(), String::new());
     loop {
@@ -183,28 +206,33 @@ async fn jobs_are_listed_page_by_page() {
             ListJobsRequest { page_size: Some(3), page_token: token, ..ListJobsRequest::default() };
         let page = jobs.0.list_jobs(request).await.unwrap().into_inner();
         assert!(page.jobs.iter().all(|job| job.result.is_none()));
+
         found.extend(page.jobs.into_iter().map(|job| job.job_id));
         token = page.next_page_token;
         if token.is_empty() {
             break;
         }
     }
+
     assert_eq!(found, ids);
-    let of_queue =
+
+    let jobs_of_queue =
         jobs.list(ListJobsRequest { queue: "q1".to_owned(), ..ListJobsRequest::default() });
-    assert_eq!(of_queue.await.len(), 3);
-    let waiting = jobs.list(ListJobsRequest {
+    assert_eq!(jobs_of_queue.await.len(), 3);
+
+    let unfinished = jobs.list(ListJobsRequest {
         states: vec![JobState::Queued.into(), JobState::Running.into()],
         ..ListJobsRequest::default()
     });
-    assert_eq!(waiting.await, []);
-    let bad = jobs.0.list_jobs(ListJobsRequest {
+    assert_eq!(unfinished.await, []);
+
+    let invalid = jobs.0.list_jobs(ListJobsRequest {
         states: vec![99],
         page_token: "nonsense".to_owned(),
         page_size: Some(0),
         ..ListJobsRequest::default()
     });
-    let refusal = Refusal::from_status(&bad.await.unwrap_err());
+    let refusal = Refusal::from_status(&invalid.await.unwrap_err());
     assert!(refusal.invalid_fields().contains(&"page_size"), "{refusal:?}");
 }
 
@@ -212,15 +240,18 @@ async fn jobs_are_listed_page_by_page() {
 async fn request_id_submits_job_once() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
+
     let request = || with_metadata("jig-request-id", "once", command_job("echo ran >> runs"));
     let first = jobs.submit(request()).await;
     for _ in 0..5 {
         assert_eq!(jobs.submit(request()).await, first);
     }
+
     jobs.wait(&first).await;
     assert_eq!(fs::read_to_string(daemon.file("runs")).unwrap(), "ran\n");
-    let other = with_metadata("jig-request-id", "once", command_job("true"));
-    let refusal = jobs.try_submit(other).await.unwrap_err();
+
+    let changed = with_metadata("jig-request-id", "once", command_job("true"));
+    let refusal = jobs.try_submit(changed).await.unwrap_err();
     assert_eq!(refusal.reason, "REQUEST_ID_REUSED");
     assert_eq!(jobs.list(ListJobsRequest::default()).await.len(), 1);
 }
@@ -232,7 +263,7 @@ async fn unknown_job_is_reported_as_not_found() {
     let request = jig::api::v1::GetJobRequest { job_id: "01JZZZZZZZZZZZZZZZZZZZZZZZ".to_owned() };
     let refusal = Refusal::from_status(&jobs.0.get_job(request).await.unwrap_err());
     assert_eq!(refusal.reason, "JOB_NOT_FOUND");
-    // Models are told this, too, and can call no RPC.
+    // Models read this message too, and cannot call RPCs.
     assert!(refusal.message.contains("use the id"), "{refusal:?}");
 }
 
@@ -241,13 +272,15 @@ async fn oldest_results_are_evicted_beyond_max_bytes() {
     let setup = Setup::new().workspace_table("[jobs]\nmax_bytes = 300000\n");
     let daemon = setup.start().await;
     let mut jobs = Jobs::of(&daemon);
+
     let mut ids = Vec::new();
     for _ in 0..10 {
         let id = jobs.submit(command_job("head -c 60000 /dev/zero")).await;
         jobs.wait(&id).await;
         ids.push(id);
     }
-    eventually("the first is gone", async || {
+
+    eventually("the oldest result is evicted", async || {
         let listed = jobs.list(ListJobsRequest::default()).await;
         listed.iter().all(|job| job.job_id != ids[0])
     })
@@ -261,6 +294,7 @@ async fn non_finite_numbers_are_rejected_by_field() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
     let value = |kind| prost_types::Value { kind: Some(kind) };
+
     for number in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         let params = [
             ("command", Kind::StringValue("touch ran".to_owned())),
@@ -272,11 +306,14 @@ async fn non_finite_numbers_are_rejected_by_field() {
             params: Some(prost_types::Struct { fields: fields.into() }),
             ..SubmitJobRequest::default()
         };
+
         let refusal = jobs.try_submit(request).await.unwrap_err();
         assert_eq!(refusal.reason, "INVALID_PARAMS");
-        let fields = refusal.violations.iter().map(|broken| &*broken.field);
+
+        let fields = refusal.violations.iter().map(|violation| &*violation.field);
         assert_eq!(fields.collect::<Vec<_>>(), ["params.timeout_sec"]);
     }
+
     assert!(!daemon.file("ran").exists());
 }
 
@@ -286,9 +323,10 @@ async fn rejected_submission_does_not_consume_its_request_id() {
     let key = keys.add_key("lister", "invoke", &["--for-tool", "list_files"]);
     let daemon = start_daemon_with_keys(Setup::new(), &keys).await;
     let mut jobs = Jobs::of(&daemon);
+
     let mut submit = async |tool: &str| {
         let mut request = with_key(&key, tool_job(tool, json!({})));
-        let id = "mended".parse().unwrap();
+        let id = "corrected".parse().unwrap();
         request.metadata_mut().insert("jig-request-id", id);
         let submitted = jobs.try_submit(request).await;
         submitted.map(|job| job.tool).map_err(|error| error.reason)

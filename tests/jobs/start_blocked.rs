@@ -1,7 +1,7 @@
-//! Jobs that cannot begin yet: they wait, whatever is short, nothing of them is done, and they are looked at
-//! again before they begin.
+//! Jobs that cannot start yet: they stay queued without side effects, whatever is short, and are
+//! authorized again before they start.
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{fs, sync::Arc};
 
 use jig::api::v1::{
     Approval, DecideApprovalRequest, Decision, GetInfoRequest, JobState, ListApprovalsRequest,
@@ -11,37 +11,35 @@ use jig::api::v1::{
 use tokio::task::JoinHandle;
 use tonic::Status;
 
-use super::{
-    Jobs,
-    callers::{Caller, WAIT_FOR_GO_FILE, start_with_keys},
-    command_job, expect_result,
+use super::{Jobs, WAIT_FOR_GO_FILE, callers::Caller, command_job, expect_result};
+use crate::{
+    callers::start_daemon_with_keys,
+    support::{Daemon, KeyFile, Setup, eventually, promptly, shell, with_key},
 };
-use crate::support::{Daemon, KeyFile, Setup, eventually, promptly, shell, with_key};
 
-/// The approvals that are waited for.
-async fn pending_approvals(daemon: &Daemon, key: Option<&str>) -> Vec<Approval> {
+pub(super) async fn pending_approvals(daemon: &Daemon, key: Option<&str>) -> Vec<Approval> {
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
     let request = with_key(key.unwrap_or_default(), ListApprovalsRequest::default());
-    let listed = approvals.list_approvals(request).await;
-    listed.unwrap().into_inner().approvals
+    let response = approvals.list_approvals(request).await;
+    response.unwrap().into_inner().approvals
 }
 
-/// Waits until so many calls wait to be approved.
-async fn wait_for_pending_approvals(
+/// Waits until exactly `count` approvals are pending.
+pub(super) async fn wait_for_pending_approvals(
     daemon: &Daemon,
     key: Option<&str>,
     count: usize,
 ) -> Vec<Approval> {
-    let mut found = Vec::new();
-    eventually(&format!("{count} wait to be approved"), async || {
-        found = pending_approvals(daemon, key).await;
-        found.len() == count
+    let mut pending = Vec::new();
+    eventually(&format!("{count} approvals are pending"), async || {
+        pending = pending_approvals(daemon, key).await;
+        pending.len() == count
     })
     .await;
-    found
+    pending
 }
 
-async fn allow(daemon: &Daemon, key: Option<&str>, approval: &Approval) {
+pub(super) async fn allow(daemon: &Daemon, key: Option<&str>, approval: &Approval) {
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
     let request = DecideApprovalRequest {
         approval_id: approval.approval_id.clone(),
@@ -57,77 +55,87 @@ async fn jobs_beyond_approval_quota_stay_queued() {
     let table = "[jobs]\nqueue_concurrency = 1\n[policy]\ndangerous = \"ask\"\n[approvals]\nmax_pending = 4\n";
     let daemon = Setup::new().workspace_table(table).start().await;
     let mut jobs = Jobs::of(&daemon);
+
     let mut ids = Vec::new();
     for number in 0..8 {
         let line = format!("echo {number} >> order");
         ids.push(jobs.submit(command_job(&line)).await);
     }
-    // One caller leaves one of four to others.
+
+    // One caller may have three of the four pending approvals: one stays free for others.
     wait_for_pending_approvals(&daemon, None, 3).await;
     for id in &ids {
         assert_eq!(jobs.get(id).await.state(), JobState::Queued);
     }
-    // One that is ended while it waits for a place asks for none.
+
+    // A job cancelled before it gets a permit requests no approval.
     jobs.cancel(&ids[6]).await;
-    for left in (0..7).rev() {
-        let waiting = wait_for_pending_approvals(&daemon, None, (left + 1).min(3)).await;
-        // In the order in which they were submitted, and one after the other.
-        let oldest = waiting.iter().min_by_key(|approval| &approval.approval_id);
+    for index in (0..7).rev() {
+        let pending = wait_for_pending_approvals(&daemon, None, (index + 1).min(3)).await;
+        // Approvals appear one after the other, in the order of submission.
+        let oldest = pending.iter().min_by_key(|approval| &approval.approval_id);
         allow(&daemon, None, oldest.unwrap()).await;
     }
+
     for (number, id) in ids.iter().enumerate() {
-        let done = promptly("it is done", jobs.wait(id)).await;
-        match number {
-            6 => assert_eq!(done.state(), JobState::Cancelled),
-            _ => drop(expect_result(done, JobState::Succeeded)),
+        let job = promptly("the job ends", jobs.wait(id)).await;
+        if number == 6 {
+            assert_eq!(job.state(), JobState::Cancelled);
+        } else {
+            expect_result(job, JobState::Succeeded);
         }
     }
+
     let order = fs::read_to_string(daemon.file("order")).unwrap();
     let mut order: Vec<_> = order.lines().collect();
     order.sort_unstable();
     assert_eq!(order, ["0", "1", "2", "3", "4", "5", "7"]);
 }
 
-/// A caller who may make one call at a time, and makes one, until there is a file; and a job of his that
-/// waits for that.
+/// A caller limited to one concurrent call. That call runs until the file `go` exists, and a job of
+/// the caller waits for it.
 struct BusyCaller {
     daemon: Daemon,
     keys: Arc<KeyFile>,
     caller: Caller,
     job: String,
     call: JoinHandle<Result<RunResponse, Status>>,
-    /// Somebody else, who sees all.
+    /// Another caller, which may see all jobs and approvals.
     admin: Caller,
 }
 
 impl BusyCaller {
     async fn start(table: &str, setup: Setup) -> Self {
         let keys = Arc::new(KeyFile::new());
-        let one = keys.add_key("one", "invoke", &["--concurrent-calls", "1"]);
+        let key = keys.add_key("one", "invoke", &["--concurrent-calls", "1"]);
         let admin = keys.add_key("admin", "admin", &[]);
-        let daemon = start_with_keys(table, &keys, setup).await;
-        let mut caller = Caller::new(&daemon, &one);
+        let daemon = start_daemon_with_keys(setup.workspace_table(table), &keys).await;
+        let mut caller = Caller::new(&daemon, &key);
         let admin = Caller::new(&daemon, &admin);
+
         let call =
-            daemon.spawn_run(with_key(&one, shell(&format!("touch begun; {WAIT_FOR_GO_FILE}"))));
-        let asks = table.contains("ask");
-        if asks {
-            let waiting = wait_for_pending_approvals(&daemon, Some(&admin.key), 1).await;
-            allow(&daemon, Some(&admin.key), &waiting[0]).await;
+            daemon.spawn_run(with_key(&key, shell(&format!("touch begun; {WAIT_FOR_GO_FILE}"))));
+        let needs_approval = table.contains("ask");
+        if needs_approval {
+            let pending = wait_for_pending_approvals(&daemon, Some(&admin.key), 1).await;
+            allow(&daemon, Some(&admin.key), &pending[0]).await;
         }
-        eventually("it runs", async || daemon.file("begun").exists()).await;
+
+        eventually("the call runs", async || daemon.file("begun").exists()).await;
         let job = caller.submit("q", command_job("echo ran >> runs")).await;
-        if asks {
-            let waiting = wait_for_pending_approvals(&daemon, Some(&admin.key), 1).await;
-            allow(&daemon, Some(&admin.key), &waiting[0]).await;
+        if needs_approval {
+            let pending = wait_for_pending_approvals(&daemon, Some(&admin.key), 1).await;
+            allow(&daemon, Some(&admin.key), &pending[0]).await;
         }
+
         let mut info = DaemonServiceClient::new(daemon.channel());
-        eventually("the job waits for a place", async || {
+        eventually("the job waits for a permit", async || {
             let request = with_key(&admin.key, GetInfoRequest {});
             let response = info.get_info(request).await.unwrap().into_inner();
             response.counts.unwrap().calls_queued == 1
         })
         .await;
+
         Self { daemon, keys, caller, job, call, admin }
     }
 
@@ -162,7 +170,7 @@ async fn key_revoked_before_start_fails_job() {
     assert_eq!(busy.runs(), "");
 }
 
-/// Puts other lines behind those of the workspace in the configuration.
+/// Replaces the configuration: the workspace, followed by `lines`.
 async fn reload_with_policy(daemon: &Daemon, lines: &str) {
     let workspace = daemon.workspace();
     let text = format!("[[workspaces]]\npath = {workspace:?}\n{lines}\n");
@@ -186,29 +194,30 @@ async fn policy_changed_before_start_denies_job() {
 async fn approved_job_needs_no_second_approval() {
     let ask = "[policy]\ndangerous = \"ask\"\n";
     let mut busy = BusyCaller::start(ask, Setup::new()).await;
-    // Another one, which says the same.
+
+    // A policy with the same content.
     reload_with_policy(&busy.daemon, ask).await;
     busy.release();
     expect_result(busy.caller.wait(&busy.job).await, JobState::Succeeded);
     assert_eq!(busy.runs(), "ran\n");
     assert_eq!(pending_approvals(&busy.daemon, Some(&busy.admin.key)).await, []);
+
     busy.call.await.unwrap().unwrap();
 }
 
 #[tokio::test]
 async fn job_waits_for_disk_space_to_start() {
     let setup = Setup::new().state_on_small_disk("");
+
     let mut busy = BusyCaller::start("", setup).await;
-    let state = busy.daemon.state_dir();
-    let seen = format!("/proc/{}/root{}", busy.daemon.pid(), state.display());
-    let filler = PathBuf::from(seen).join("filler");
-    let filled = fs::write(&filler, vec![0; 8 << 20]);
-    assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    let filler = busy.daemon.fill_state_disk();
     busy.release();
     busy.call.await.unwrap().unwrap();
-    let could_not = "a job waits for disk space";
-    eventually("it cannot begin", async || busy.daemon.log().contains(could_not)).await;
+    let blocked_log = "a job waits for disk space";
+    eventually("the job cannot start", async || busy.daemon.log().contains(blocked_log)).await;
+
     assert_eq!(busy.caller.state(&busy.job).await, JobState::Queued);
+
     fs::remove_file(&filler).unwrap();
     expect_result(busy.caller.wait(&busy.job).await, JobState::Succeeded);
     assert_eq!(fs::read_to_string(busy.daemon.file("runs")).unwrap(), "ran\n");
