@@ -1,4 +1,4 @@
-//! Several calls at once: keys (E6), and what the scenarios of `tests/seeds` do not say.
+//! Batches: keys (E6), and what the scenarios of `tests/seeds` do not cover.
 
 use std::time::{Duration, Instant};
 
@@ -47,24 +47,28 @@ pub(super) async fn invoke_batch(
     try_invoke_batch(daemon, request).await.unwrap()
 }
 
-/// A result as its document writes it.
+/// A result in the form of its source document.
 pub(crate) fn batch_result_json(result: &BatchResult) -> Value {
-    let mut written = json!({"call_id": result.call_id, "name": result.name, "ok": result.ok});
+    let mut json_result = json!({"call_id": result.call_id, "name": result.name, "ok": result.ok});
     if result.pending {
-        written["pending"] = true.into();
+        json_result["pending"] = true.into();
     }
+
     for (name, text) in [("job_id", &result.job_id), ("job_type", &result.job_type)] {
         if !text.is_empty() {
-            written[name] = text.as_str().into();
+            json_result[name] = text.as_str().into();
         }
     }
+
     if let Some(output) = &result.output {
-        written["output"] = json_of(output);
+        json_result["output"] = json_of(output);
     }
+
     if let Some(error) = &result.error {
-        written["error"] = json!({"code": error.code, "message": error.message});
+        json_result["error"] = json!({"code": error.code, "message": error.message});
     }
-    written
+
+    json_result
 }
 
 pub(super) fn tool_messages(response: &InvokeBatchResponse) -> Value {
@@ -84,6 +88,7 @@ pub(super) fn tool_messages(response: &InvokeBatchResponse) -> Value {
 #[tokio::test]
 async fn e07_invalid_batch_is_reported_by_field() {
     let daemon = Daemon::start().await;
+
     let long = "é".repeat(121);
     let request = InvokeBatchRequest {
         wait_ms: Some(99),
@@ -92,6 +97,7 @@ async fn e07_invalid_batch_is_reported_by_field() {
     };
     let refusal = try_invoke_batch(&daemon, request).await.unwrap_err();
     assert_eq!(refusal.reason, "INVALID_PARAMS");
+
     let mut fields = refusal.invalid_fields();
     fields.sort_unstable();
     assert_eq!(
@@ -103,12 +109,14 @@ async fn e07_invalid_batch_is_reported_by_field() {
 #[tokio::test]
 async fn duplicate_call_ids_are_rejected() {
     let daemon = Daemon::start().await;
+
     let stat = |id| (id, "stat", json!({"path": "."}));
-    let (long, one) = ("x".repeat(481), "é".repeat(120));
-    let ids = [&*long, "a", &one, "a", &one, "a"];
+    let (long, other) = ("x".repeat(481), "é".repeat(120));
+    let ids = [&*long, "a", &other, "a", &other, "a"];
     let request = batch_request("", &ids.map(stat));
     let refusal = try_invoke_batch(&daemon, request).await.unwrap_err();
     assert_eq!(refusal.reason, "INVALID_PARAMS");
+
     let violations: Vec<_> = refusal
         .violations
         .iter()
@@ -138,6 +146,7 @@ properties.word = { type = "string", description = "The word." }
 "#;
     let daemon = Setup::new().workspace_table(tool).start().await;
     let calls = [("a", "say_word", json!({"word": "hello"})), ("b", "say_word", json!({}))];
+
     for (dialect, code) in
         [("", "INVALID_PARAMS"), ("claude", "INVALID_PARAMS"), ("rauskuclaw", "VALIDATION_ERROR")]
     {
@@ -148,7 +157,8 @@ properties.word = { type = "string", description = "The word." }
         let output = json_of(completed.output.as_ref().unwrap());
         assert_eq!((completed.ok, &output["stdout"]), (true, &"hello\n".into()));
         assert_eq!(refused.error.as_ref().unwrap().code, code, "{dialect}");
-        // What is no tool of the dialect has no name in it.
+
+        // A custom tool has no name in the vocabulary: the job type is its own name.
         let request = InvokeBatchRequest {
             mode: Some(BatchMode::Async.into()),
             ..batch_request(dialect, &calls[..1])
@@ -158,11 +168,12 @@ properties.word = { type = "string", description = "The word." }
     }
 }
 
-/// A dialect whose answers are texts has texts in every format, whether it could or not.
+/// A vocabulary with text results returns text in every format, also in those with structured
+/// content.
 #[tokio::test]
 async fn text_results_stay_text_in_every_format() {
     let daemon = Setup::new().workspace_file("a.txt", "x").start().await;
-    for (format, path, place, expected) in [
+    for (format, path, pointer, expected) in [
         (ToolFormat::Gemini, "a.txt", "/0/functionResponse/response/output", Some("x")),
         (ToolFormat::Mcp, "a.txt", "/0/content/0/text", Some("x")),
         (ToolFormat::Mcp, "a.txt", "/0/structuredContent", None),
@@ -175,7 +186,7 @@ async fn text_results_stay_text_in_every_format() {
         };
         let response = invoke_batch(&daemon, request).await;
         let messages: Value = serde_json::from_str(&response.messages_json).unwrap();
-        let text = messages.pointer(place).and_then(Value::as_str);
+        let text = messages.pointer(pointer).and_then(Value::as_str);
         assert_eq!(text, expected, "{messages}");
     }
 }
@@ -183,34 +194,38 @@ async fn text_results_stay_text_in_every_format() {
 #[tokio::test]
 async fn e06_read_only_key_cannot_invoke() {
     let keys = KeyFile::new();
-    let reads = keys.add_key("reads", "read", &[]);
+    let key = keys.add_key("reads", "read", &[]);
     let path = keys.path().display().to_string();
     let daemon = Setup::new().arguments(&["--keys", &path]).start().await;
     let request = batch_request("rauskuclaw", &[("a", "data_file_read", json!({"path": "x"}))]);
-    let refusal = try_invoke_batch(&daemon, with_key(&reads, request)).await.unwrap_err();
+    let refusal = try_invoke_batch(&daemon, with_key(&key, request)).await.unwrap_err();
     assert_eq!(refusal.reason, "FORBIDDEN");
 }
 
 #[tokio::test]
 async fn e08_long_output_is_previewed_by_its_beginning() {
     let daemon = Setup::new().workspace_file("long.txt", &"é\n".repeat(20_000)).start().await;
+
     let request =
         batch_request("rauskuclaw", &[("a", "data_file_read", json!({"path": "long.txt"}))]);
     let response = invoke_batch(&daemon, request).await;
     let output = json_of(response.results[0].output.as_ref().unwrap());
     assert_eq!(output["truncated"], true);
     assert!(output["bytes"].as_u64().unwrap() > 60_000, "{output}");
+
     let preview = output["preview"].as_str().unwrap();
     assert!(preview.starts_with(r#"{"content_text":"é"#));
     assert_eq!(preview.chars().count(), 12_000);
+
     let content: Value = serde_json::from_str(&response.tool_messages[0].content).unwrap();
     assert_eq!(content, json!({"ok": true, "result": output}));
 }
 
-/// Twenty calls of which five fail, three do not end in time, and two are of unknown tools.
+/// Twenty calls: five fail, three do not end in time, and two name unknown tools.
 #[tokio::test]
 async fn a_batch_takes_as_long_as_its_slowest_call() {
     let daemon = Setup::new().workspace_file("a.txt", "x").start().await;
+
     let mut calls = Vec::new();
     for number in 0..20 {
         calls.push(match number {
@@ -220,17 +235,20 @@ async fn a_batch_takes_as_long_as_its_slowest_call() {
             _ => ("run", json!({"command": format!("sleep 0.5; echo {number}")})),
         });
     }
+
     let ids: Vec<_> = (0..20).map(|number| format!("call-{number}")).collect();
     let calls: Vec<_> =
         ids.iter().zip(calls).map(|(id, (name, params))| (id.as_str(), name, params)).collect();
     let request = InvokeBatchRequest { wait_ms: Some(4000), ..batch_request("", &calls) };
     let begun = Instant::now();
     let response = invoke_batch(&daemon, request).await;
-    let took = begun.elapsed();
-    assert!(took < Duration::from_secs(10), "{took:?}");
+    let elapsed = begun.elapsed();
+    assert!(elapsed < Duration::from_secs(10), "{elapsed:?}");
+
     for (number, result) in response.results.iter().enumerate() {
         assert_eq!(result.call_id, ids[number]);
         assert_eq!(response.tool_messages[number].tool_call_id, ids[number]);
+
         let code = result.error.as_ref().map(|error| error.code.as_str());
         let expected = match calls[number].1 {
             "read_file" => Some("FILE_NOT_FOUND"),
@@ -241,11 +259,13 @@ async fn a_batch_takes_as_long_as_its_slowest_call() {
         assert_eq!(code, expected, "{number}: {result:?}");
         assert_eq!(result.ok, expected.is_none());
         assert_eq!(result.pending, expected == Some("TIMEOUT"));
+
         if expected.is_none() {
             let output = json_of(result.output.as_ref().unwrap());
             assert_eq!(output["stdout"], format!("{number}\n"));
         }
     }
+
     std::fs::write(daemon.file("go"), "").unwrap();
     let mut jobs = Jobs::of(&daemon);
     for number in [3, 9, 15] {
@@ -293,14 +313,16 @@ async fn b07_results_use_message_format_of_each_vendor() {
 #[tokio::test]
 async fn repeated_batch_runs_once() {
     let daemon = Daemon::start().await;
-    let made = || {
+
+    let request = || {
         let append = json!({"command": "echo x >> a.txt"});
         let calls = [("a", "run", append.clone()), ("b", "run", append)];
         with_metadata("jig-request-id", "batch", batch_request("", &calls))
     };
-    let first = invoke_batch(&daemon, made()).await;
-    assert_eq!(invoke_batch(&daemon, made()).await, first);
+    let first = invoke_batch(&daemon, request()).await;
+    assert_eq!(invoke_batch(&daemon, request()).await, first);
+
     let daemon = daemon.restart().await;
-    assert_eq!(invoke_batch(&daemon, made()).await, first);
+    assert_eq!(invoke_batch(&daemon, request()).await, first);
     assert_eq!(std::fs::read_to_string(daemon.file("a.txt")).unwrap(), "x\nx\n");
 }

@@ -1,4 +1,4 @@
-//! Calls by the names of their tools: what comes of one is in its answer, also where it failed.
+//! Calls by tool name: the response holds the result, and also the error of a failed call.
 
 pub(crate) mod batch;
 mod batch_jobs;
@@ -18,7 +18,7 @@ use tonic::{Code, IntoRequest};
 
 use crate::support::{Daemon, KeyFile, Refusal, Setup, with_key, with_metadata};
 
-/// A call of a tool of a dialect; of the contract, where that is empty.
+/// A call of a tool of `dialect`. The empty dialect is the contract.
 pub(crate) fn call(dialect: &str, tool: &str, params: Value) -> InvokeRequest {
     InvokeRequest {
         dialect: dialect.to_owned(),
@@ -28,7 +28,6 @@ pub(crate) fn call(dialect: &str, tool: &str, params: Value) -> InvokeRequest {
     }
 }
 
-/// Makes a call by name.
 pub(crate) async fn try_invoke(
     daemon: &Daemon,
     request: impl IntoRequest<InvokeRequest>,
@@ -40,7 +39,7 @@ pub(crate) async fn try_invoke(
     }
 }
 
-/// As [`try_invoke`], of a call that can be made.
+/// As [`try_invoke`], for calls that the daemon accepts.
 pub(crate) async fn invoke(
     daemon: &Daemon,
     request: impl IntoRequest<InvokeRequest>,
@@ -48,7 +47,7 @@ pub(crate) async fn invoke(
     try_invoke(daemon, request).await.unwrap()
 }
 
-/// The JSON that a message stands for.
+/// A protobuf structure as JSON.
 pub(crate) fn json_of(structure: &Struct) -> Value {
     fn value(wrapped: &Wrapped) -> Value {
         match wrapped.kind.as_ref().unwrap() {
@@ -63,12 +62,13 @@ pub(crate) fn json_of(structure: &Struct) -> Value {
             Kind::StructValue(fields) => json_of(fields),
         }
     }
+
     let fields = structure.fields.iter();
     let fields: Map<_, _> = fields.map(|(name, wrapped)| (name.clone(), value(wrapped))).collect();
     fields.into()
 }
 
-/// The names of the tools that there are.
+/// The names of the tools that a key may see.
 async fn tool_names(daemon: &Daemon, key: &str, dialect: &str) -> Vec<String> {
     let request = ListToolsRequest {
         dialect: dialect.to_owned(),
@@ -76,21 +76,25 @@ async fn tool_names(daemon: &Daemon, key: &str, dialect: &str) -> Vec<String> {
         ..ListToolsRequest::default()
     };
     let mut client = CatalogServiceClient::new(daemon.channel());
-    let listed = match key {
-        "" => client.list_tools(request).await,
-        key => client.list_tools(with_key(key, request)).await,
+    let listed = if key.is_empty() {
+        client.list_tools(request).await
+    } else {
+        client.list_tools(with_key(key, request)).await
     };
+
     let listed = listed.unwrap().into_inner();
     let tools: Vec<Value> = serde_json::from_str(&listed.tools_json).unwrap();
-    let written = tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap());
-    assert!(written.eq(listed.names.iter()));
+    let function_names = tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap());
+    assert!(function_names.eq(listed.names.iter()));
+
     listed.names
 }
 
 #[tokio::test]
 async fn contract_tool_returns_data_by_field_names() {
     let daemon = Setup::new().workspace_file("a.txt", "one\ntwo\n").start().await;
-    // Numbers may be texts, and parameters a message.
+
+    // Numbers may be strings, and parameters a protobuf structure.
     for request in [
         call("", "read_file", json!({"path": "a.txt", "start_line": "2"})),
         InvokeRequest {
@@ -112,7 +116,7 @@ async fn contract_tool_returns_data_by_field_names() {
         assert_eq!((response.request_id.as_str(), response.tool.as_str()), ("one", "read_file"));
         let data = json_of(response.data.as_ref().unwrap());
         assert_eq!((&data["content"], &data["total_lines"]), (&json!("two\n"), &json!(2)));
-        // Models are shown what they need of it.
+        // The text for models is a subset of the data.
         let text: Value = serde_json::from_str(&response.text).unwrap();
         for (name, value) in text.as_object().unwrap() {
             assert_eq!(&data[name], value);
@@ -122,10 +126,12 @@ async fn contract_tool_returns_data_by_field_names() {
         assert!((started.seconds, started.nanos) <= (ended.seconds, ended.nanos));
         assert!(response.error.is_none() && response.duration_sec < 10.0);
     }
+
     let response = invoke(&daemon, call("", "run", json!({"command": "echo x; exit 3"}))).await;
     assert_eq!(response.status(), InvokeStatus::Success);
     assert_eq!(response.exit_code, Some(3));
     assert_eq!(response.error.unwrap().error_type, "abnormal_exit");
+
     let (output, _) = daemon.artifact(&response.stdout_path).await;
     assert_eq!(output, b"x\n");
 }
@@ -155,6 +161,7 @@ async fn call_errors_are_in_the_response() {
         assert_eq!(response.text, error.message);
         assert!(response.data.is_none() && response.started_at.is_some());
     }
+
     let no_json =
         InvokeRequest { params_json: "{".to_owned(), ..call("", "read_file", Value::Null) };
     let response = invoke(&daemon, no_json).await;
@@ -164,24 +171,30 @@ async fn call_errors_are_in_the_response() {
 #[tokio::test]
 async fn invalid_envelope_is_an_rpc_error() {
     let daemon = Daemon::start().await;
+
     let both = InvokeRequest { params: Some(Struct::default()), ..call("", "run", json!({})) };
     let refusal = try_invoke(&daemon, both).await.unwrap_err();
     assert_eq!(refusal.reason, "INVALID_PARAMS");
     assert_eq!(refusal.invalid_fields(), ["params", "params_json"]);
+
     let long = InvokeRequest { request_id: "é".repeat(121), ..call("zulu", "", json!({})) };
     let refusal = try_invoke(&daemon, long).await.unwrap_err();
     let mut fields = refusal.invalid_fields();
     fields.sort_unstable();
+
     assert_eq!(fields, ["dialect", "request_id", "tool"]);
     assert!(refusal.message.contains("agentbench"), "{refusal:?}");
-    let elsewhere =
+
+    let unknown_workspace =
         with_metadata("jig-workspace", "elsewhere", call("", "run", json!({"command": "true"})));
-    let refusal = try_invoke(&daemon, elsewhere).await.unwrap_err();
+    let refusal = try_invoke(&daemon, unknown_workspace).await.unwrap_err();
     assert_eq!(refusal.reason, "UNKNOWN_WORKSPACE");
+
     let mut late = tonic::Request::new(call("", "run", json!({"command": "sleep 100"})));
     late.set_timeout(std::time::Duration::from_millis(300));
     let late = InvokeServiceClient::new(daemon.channel()).invoke(late).await;
-    // The client looks at the clock, too.
+
+    // The local client may report the deadline before the daemon.
     let code = late.unwrap_err().code();
     assert!([Code::DeadlineExceeded, Code::Cancelled].contains(&code), "{code}");
 }
@@ -189,8 +202,8 @@ async fn invalid_envelope_is_an_rpc_error() {
 #[tokio::test]
 async fn caller_does_not_see_forbidden_tools() {
     let keys = KeyFile::new();
-    let reads = keys.add_key("reads", "read", &[]);
-    let files =
+    let read_key = keys.add_key("reads", "read", &[]);
+    let file_key =
         keys.add_key("files", "invoke", &["--for-tool", "read_file", "--for-tool", "list_files"]);
     let path = keys.path().display().to_string();
     let daemon = Setup::new()
@@ -198,24 +211,29 @@ async fn caller_does_not_see_forbidden_tools() {
         .workspace_table("[policy]\ndeny_tools = [\"delete_path\", \"Bash\"]")
         .start()
         .await;
-    // A key that may only look sees all that there is.
-    let seen = tool_names(&daemon, &reads, "").await;
-    assert!(seen.contains(&"run".to_owned()) && !seen.contains(&"delete_path".to_owned()));
-    let seen = tool_names(&daemon, &reads, "claude").await;
-    assert!(seen.contains(&"Task".to_owned()) && !seen.contains(&"Bash".to_owned()), "{seen:?}");
-    assert_eq!(tool_names(&daemon, &files, "").await, ["list_files", "read_file"]);
-    assert_eq!(tool_names(&daemon, &files, "claude").await, ["Read", "Glob"]);
+
+    // A read-only key sees all enabled tools.
+    let names = tool_names(&daemon, &read_key, "").await;
+    assert!(names.contains(&"run".to_owned()) && !names.contains(&"delete_path".to_owned()));
+
+    let names = tool_names(&daemon, &read_key, "claude").await;
+    assert!(names.contains(&"Task".to_owned()) && !names.contains(&"Bash".to_owned()), "{names:?}");
+    assert_eq!(tool_names(&daemon, &file_key, "").await, ["list_files", "read_file"]);
+    assert_eq!(tool_names(&daemon, &file_key, "claude").await, ["Read", "Glob"]);
     assert_eq!(
-        tool_names(&daemon, &files, "rauskuclaw").await,
+        tool_names(&daemon, &file_key, "rauskuclaw").await,
         ["data_file_read", "tools_file_search"]
     );
 
     let refusal =
-        try_invoke(&daemon, with_key(&reads, call("", "stat", json!({"path": "."})))).await;
+        try_invoke(&daemon, with_key(&read_key, call("", "stat", json!({"path": "."})))).await;
     assert_eq!(refusal.unwrap_err().reason, "FORBIDDEN");
-    let refusal = try_invoke(&daemon, with_key(&files, call("claude", "Write", json!({})))).await;
+
+    let refusal =
+        try_invoke(&daemon, with_key(&file_key, call("claude", "Write", json!({})))).await;
     assert_eq!(refusal.unwrap_err().reason, "FORBIDDEN");
-    let response = invoke(&daemon, with_key(&files, call("claude", "Nope", json!({})))).await;
+
+    let response = invoke(&daemon, with_key(&file_key, call("claude", "Nope", json!({})))).await;
     let error = response.error.unwrap();
     assert_eq!(error.error_type, "unknown_tool");
     assert!(error.message.contains("Read, Glob") && !error.message.contains("Bash"), "{error:?}");

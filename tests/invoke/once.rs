@@ -6,11 +6,10 @@ use jig::api::v1::{
 use serde_json::{Value, json};
 
 use super::{call, invoke, json_of, try_invoke};
-use crate::support::{Daemon, Mark, eventually, shell, with_metadata};
-
-fn with_request_id(id: &str, request: InvokeRequest) -> tonic::Request<InvokeRequest> {
-    with_metadata("jig-request-id", id, request)
-}
+use crate::{
+    requests::with_request_id,
+    support::{Daemon, Mark, eventually, shell},
+};
 
 fn append_params() -> Value {
     json!({"command": "echo x >> a.txt; cat a.txt"})
@@ -19,9 +18,10 @@ fn append_params() -> Value {
 #[tokio::test]
 async fn repeated_call_runs_once_with_one_answer() {
     let daemon = Daemon::start().await;
+
     for (dialect, tool) in [("", "run"), ("claude", "Bash"), ("agentbench", "run")] {
         let id = format!("{dialect}-{tool}");
-        let made = || InvokeRequest {
+        let invoke_request = || InvokeRequest {
             request_id: "same".to_owned(),
             ..call(dialect, tool, append_params())
         };
@@ -29,17 +29,21 @@ async fn repeated_call_runs_once_with_one_answer() {
         let mut calls = tokio::task::JoinSet::new();
         for _ in 0..8 {
             let mut client = InvokeServiceClient::new(daemon.new_connection());
-            let request = with_request_id(&id, made());
+            let request = with_request_id(&id, invoke_request());
             calls.spawn(async move { client.invoke(request).await.unwrap().into_inner() });
         }
+
         let first = calls.join_next().await.unwrap().unwrap();
         assert_eq!(first.status(), InvokeStatus::Success, "{first:?}");
+
         while let Some(answer) = calls.join_next().await {
             assert_eq!(answer.unwrap(), first);
         }
+
         let after = std::fs::read_to_string(daemon.file("a.txt")).unwrap();
         assert_eq!(after, format!("{before}x\n"));
     }
+
     let daemon = daemon.restart().await;
     let again = invoke(
         &daemon,
@@ -52,6 +56,7 @@ async fn repeated_call_runs_once_with_one_answer() {
         ),
     );
     assert_eq!(json_of(&again.await.data.unwrap())["stdout"], "x\nx\n");
+
     let other = try_invoke(
         &daemon,
         with_request_id("claude-Bash", call("claude", "Bash", append_params())),
@@ -62,26 +67,31 @@ async fn repeated_call_runs_once_with_one_answer() {
 #[tokio::test]
 async fn rejected_call_frees_its_id_and_failed_call_keeps_it() {
     let daemon = Daemon::start().await;
-    // Refused as it stands: the id is free again.
-    let wrong = || with_request_id("a", call("cli_agent", "create_file", json!({"path": "a"})));
+
+    // The daemon rejects the request: its id is free again.
+    let invalid = || with_request_id("a", call("cli_agent", "create_file", json!({"path": "a"})));
     for _ in 0..2 {
-        let response = invoke(&daemon, wrong()).await;
+        let response = invoke(&daemon, invalid()).await;
         assert_eq!(response.error.unwrap().error_type, "invalid_params");
     }
-    let made = || {
+
+    let create = || {
         with_request_id("b", call("cli_agent", "create_file", json!({"path": "b", "content": "x"})))
     };
-    let first = invoke(&daemon, made()).await;
+    let first = invoke(&daemon, create()).await;
     assert_eq!(first.status(), InvokeStatus::Success, "{first:?}");
-    // Not that it is there already.
-    assert_eq!(invoke(&daemon, made()).await, first);
-    let failed = || {
+
+    // The first answer, not an error because the file exists.
+    assert_eq!(invoke(&daemon, create()).await, first);
+
+    let create_again = || {
         with_request_id("c", call("cli_agent", "create_file", json!({"path": "b", "content": "x"})))
     };
-    let first = invoke(&daemon, failed()).await;
+    let first = invoke(&daemon, create_again()).await;
     assert_eq!(first.error.as_ref().unwrap().error_type, "file_exists");
+
     std::fs::remove_file(daemon.file("b")).unwrap();
-    assert_eq!(invoke(&daemon, failed()).await, first);
+    assert_eq!(invoke(&daemon, create_again()).await, first);
     assert!(!daemon.file("b").exists());
 }
 
@@ -89,6 +99,7 @@ async fn rejected_call_frees_its_id_and_failed_call_keeps_it() {
 async fn work_without_request_id_ends_with_its_caller() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
+
     let env = mark.on(shell("")).env;
     let params = json!({"command": "sleep 1000; true", "env": env});
     let channel = daemon.channel();
@@ -97,6 +108,7 @@ async fn work_without_request_id_ends_with_its_caller() {
         let _answer = client.invoke(call("agentbench", "run", params)).await;
     });
     mark.wait_for_processes(1).await;
+
     caller.abort();
     mark.wait_until_gone().await;
 }
@@ -105,6 +117,7 @@ async fn work_without_request_id_ends_with_its_caller() {
 async fn call_killed_with_daemon_is_lost_and_not_repeated() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
+
     let env = mark.on(shell("")).env;
     let calls = [("", "run"), ("agentbench", "run"), ("claude", "Bash")].map(|(dialect, tool)| {
         let command = "echo x >> a.txt; sleep 1000; true";
@@ -116,22 +129,25 @@ async fn call_killed_with_daemon_is_lost_and_not_repeated() {
         move || with_request_id(&id, call(dialect, tool, params.clone()))
     });
     let begun = || std::fs::read_to_string(daemon.file("a.txt")).unwrap_or_default();
-    for (number, made) in (1..).zip(&calls) {
-        let (channel, request) = (daemon.channel(), made());
+
+    for (number, call) in (1..).zip(&calls) {
+        let (channel, request) = (daemon.channel(), call());
         tokio::spawn(async move { InvokeServiceClient::new(channel).invoke(request).await });
-        eventually("it runs", async || begun().lines().count() == number).await;
+        eventually("the command runs", async || begun().lines().count() == number).await;
     }
+
     let daemon = daemon.restart().await;
     for _ in 0..2 {
-        let [run, agentbench, claude] = calls.each_ref().map(|made| made());
+        let [run, agentbench, claude] = calls.each_ref().map(|call| call());
         let lost = invoke(&daemon, run).await;
         assert_eq!(lost.outcome(), Outcome::DaemonLost, "{lost:?}");
         assert_eq!((lost.status(), lost.exit_code), (InvokeStatus::Success, None));
-        for made in [agentbench, claude] {
-            let lost = invoke(&daemon, made).await;
+        for request in [agentbench, claude] {
+            let lost = invoke(&daemon, request).await;
             assert_eq!(lost.error.unwrap().error_type, "daemon_lost");
         }
     }
+
     mark.wait_until_gone().await;
     let begun = std::fs::read_to_string(daemon.file("a.txt")).unwrap();
     assert_eq!(begun.lines().count(), 3);

@@ -1,4 +1,4 @@
-//! Calls of dialects, and who decides about them.
+//! Policy for calls in dialects: risks, approvals and rules.
 
 use jig::api::v1::{
     Action, CreateRuleRequest, InvokeStatus, ListToolsRequest,
@@ -19,6 +19,7 @@ async fn d1_each_tool_states_risk_and_required_approval() {
         .workspace_table("[policy]\ndangerous = 'ask'\n[fetch]\nhosts = ['a.test']")
         .start()
         .await;
+
     let request =
         ListToolsRequest { dialect: "cli_agent".to_owned(), ..ListToolsRequest::default() };
     let mut client = CatalogServiceClient::new(daemon.channel());
@@ -29,11 +30,12 @@ async fn d1_each_tool_states_risk_and_required_approval() {
         .map(|tool| {
             let text = |name: &str| tool[name].as_str().unwrap();
             assert!(!text("description").is_empty() && tool["input_schema"].is_object());
-            let asks = tool["requires_approval"].as_bool().unwrap();
-            (text("name"), text("risk"), asks)
+            let requires_approval = tool["requires_approval"].as_bool().unwrap();
+            (text("name"), text("risk"), requires_approval)
         })
         .collect();
-    // As the document has them, in its order.
+
+    // In the order of the document.
     let expected = [
         ("create_file", "safe_write", false),
         ("read_file", "read_only", false),
@@ -53,7 +55,8 @@ async fn d1_each_tool_states_risk_and_required_approval() {
 async fn d13_approval_shows_the_call_as_the_agent_made_it() {
     let daemon = Setup::new().workspace_table(ASK_POLICY).start().await;
     let channel = daemon.channel();
-    let made = tokio::spawn(async move {
+
+    let pending_call = tokio::spawn(async move {
         let mut client = jig::api::v1::invoke_service_client::InvokeServiceClient::new(channel);
         let params = json!({"path": "hello.py", "content": "print('hello world')"});
         client.invoke(call("cli_agent", "create_file", params)).await
@@ -63,6 +66,7 @@ async fn d13_approval_shows_the_call_as_the_agent_made_it() {
         (approval.tool.as_str(), approval.called_name.as_str()),
         ("write_file", "cli_agent/create_file")
     );
+
     let shown: Vec<_> = approval
         .parameters
         .iter()
@@ -70,7 +74,8 @@ async fn d13_approval_shows_the_call_as_the_agent_made_it() {
         .collect();
     assert_eq!(shown, [("path", "hello.py"), ("content", "<20 bytes>")]);
     assert_eq!(approval.files_affected, ["hello.py"]);
-    // D14: a rule of the document's kind, under the agent's own name, lets it go on.
+
+    // D14: a rule in the document's form, under the agent's own tool name, allows the call.
     let rule = CreateRuleRequest {
         tool: "create_file".to_owned(),
         pattern: Some(r#"^{"content":"[^"]*","path":".*\.py"}$"#.to_owned()),
@@ -79,11 +84,13 @@ async fn d13_approval_shows_the_call_as_the_agent_made_it() {
     };
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
     let rule = approvals.create_rule(rule).await.unwrap().into_inner().rule.unwrap();
-    let response = made.await.unwrap().unwrap().into_inner();
+    let response = pending_call.await.unwrap().unwrap().into_inner();
     assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
+
     let params = json!({"path": "b.py", "content": "2"});
     let response = invoke(&daemon, call("cli_agent", "create_file", params)).await;
     assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
+
     let started = records(&daemon, "default");
     let started: Vec<_> =
         started.iter().filter(|record| record["event"] == "tool_call_started").collect();
@@ -96,7 +103,8 @@ async fn d13_approval_shows_the_call_as_the_agent_made_it() {
         assert_eq!(record["tool"], "write_file");
     }
     assert_eq!(started.len(), 2);
-    eventually("the file is there", async || daemon.file("b.py").exists()).await;
+
+    eventually("the file exists", async || daemon.file("b.py").exists()).await;
 }
 
 #[tokio::test]
@@ -121,7 +129,7 @@ action = "deny"
     let daemon = Setup::new().workspace_table(table).workspace_file(".env", "KEY=1").start().await;
     for (dialect, tool, params, denied) in [
         ("claude", "Read", json!({"path": ".env"}), true),
-        // However it is written.
+        // Every spelling of the path.
         ("claude", "Read", json!({"path": "./.env"}), true),
         ("claude", "Read", json!({"path": "/workspace//.env"}), true),
         ("claude", "Read", json!({"path": "a/../.env"}), true),

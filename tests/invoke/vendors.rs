@@ -1,4 +1,4 @@
-//! The tools that vendors train their models on: `openai` and `anthropic`.
+//! The vocabularies that vendors train their models on: `openai` and `anthropic`.
 
 use jig::api::v1::{InvokeResponse, InvokeStatus};
 use serde_json::{Value, json};
@@ -23,6 +23,7 @@ fn response_data(response: &InvokeResponse) -> Value {
 #[tokio::test]
 async fn openai_shell_returns_shell_call_output() {
     let daemon = Daemon::start().await;
+
     let params = json!({"commands": ["echo a; echo b >&2", "exit 3", "sleep 1000; true"], "timeout_ms": 700, "max_output_length": 4096});
     let response = invoke(&daemon, call("openai", "shell", params)).await;
     assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
@@ -37,6 +38,7 @@ async fn openai_shell_returns_shell_call_output() {
             ],
         })
     );
+
     for params in
         [json!({}), json!({"commands": []}), json!({"commands": "ls"}), json!({"commands": [1]})]
     {
@@ -102,12 +104,14 @@ async fn openai_apply_patch_takes_one_operation() {
 #[tokio::test]
 async fn openai_apply_patch_is_atomic() {
     let daemon = start_with_app().await;
+
     let patch = "*** Begin Patch\n*** Add File: a.txt\n+a\n*** Update File: app.py\n*** Move to: lib/app.py\n@@ def hello():\n-    return 1\n+    return 7\n*** End Patch\n";
     let broken = patch.replace("-    return 1", "-    return 9");
     let response = invoke(&daemon, call("openai", "apply_patch", json!({"patch": broken}))).await;
     assert_eq!(response.error.unwrap().error_type, "patch_hunk_fail");
     assert!(!daemon.file("a.txt").exists());
     assert_eq!(file_content(&daemon, "app.py"), APP_SOURCE);
+
     let response = invoke(&daemon, call("openai", "apply_patch", json!({"patch": patch}))).await;
     assert_eq!(response_data(&response)["status"], "completed", "{response:?}");
     assert_eq!(file_content(&daemon, "a.txt"), "a\n");
@@ -132,7 +136,7 @@ async fn anthropic_bash_returns_text() {
     ] {
         let response = invoke(&daemon, call("anthropic", "bash", params)).await;
         assert_eq!(response.text, text);
-        // How a command ended is worth knowing, and no failure.
+        // A command that exits abnormally is no failure of the call.
         let is_success = error_type != Some("invalid_params");
         assert_eq!(response.status() == InvokeStatus::Success, is_success);
         let reported_type = response.error.map(|error| error.error_type);
@@ -177,7 +181,9 @@ async fn anthropic_text_editor_shows_and_changes_files() {
             invoke(&daemon, call("anthropic", "str_replace_based_edit_tool", params)).await;
         assert_eq!(response.text, text, "{response:?}");
     }
+
     assert_eq!(file_content(&daemon, "lib/b.py"), "# first\ny = 1\nz = 2");
+
     for (params, text, error_type) in [
         (
             json!({"command": "str_replace", "path": "app.py", "old_str": "nothing", "new_str": ""}),
@@ -220,5 +226,6 @@ async fn anthropic_text_editor_shows_and_changes_files() {
         assert_eq!(response.text, text);
         assert_eq!(response.error.unwrap().error_type, error_type);
     }
+
     assert_eq!(file_content(&daemon, "app.py"), APP_SOURCE);
 }

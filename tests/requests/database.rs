@@ -1,4 +1,4 @@
-//! The database behind request ids: that it is bounded, and what becomes of one that cannot be used.
+//! The database behind request ids: its limits, damage, and lost writes.
 
 use std::{fs, path::Path, process::Output};
 
@@ -15,8 +15,10 @@ async fn request_ids_are_limited_by_max_entries() {
     for number in 0..3 {
         run_counted(&daemon, &format!("later {number}")).await;
     }
-    eventually("the first is forgotten", async || run_counted(&daemon, "first").await != first)
-        .await;
+    eventually("the first answer is evicted", async || {
+        run_counted(&daemon, "first").await != first
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -25,7 +27,8 @@ async fn request_ids_expire_after_retention() {
     let daemon = Setup::new().workspace_table(table).start().await;
     let first = run_counted(&daemon, "first").await;
     let mut number = 0;
-    eventually("the first is forgotten", async || {
+
+    eventually("the first answer is evicted", async || {
         number += 1;
         run_counted(&daemon, &format!("later {number}")).await;
         run_counted(&daemon, "first").await != first
@@ -36,24 +39,23 @@ async fn request_ids_expire_after_retention() {
 #[tokio::test]
 async fn full_disk_rejects_only_calls_that_need_space() {
     let daemon = Setup::new().state_on_small_disk("").start().await;
+
     run_counted(&daemon, "before").await;
-    // The daemon and its commands alone see that disk.
-    let full = daemon.file("full");
-    let state = format!("/proc/{}/root{}", daemon.pid(), daemon.state_dir().display());
-    fs::write(&full, "").unwrap();
-    let filler = Path::new(&state).join("filler");
-    let filled = fs::write(&filler, vec![0; 8 << 20]);
-    assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    fs::write(daemon.file("full"), "").unwrap();
+    let filler = daemon.fill_state_disk();
+
     let refused = daemon.try_run(with_request_id("during", counted_command(""))).await;
     let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "NO_SPACE");
     assert_eq!(run_count(&daemon), 1);
+
     fs::remove_file(&filler).unwrap();
-    eventually("there is room again", async || {
+    eventually("the disk has space again", async || {
         daemon.try_run(with_request_id("during", counted_command(""))).await.is_ok()
     })
     .await;
     assert_eq!(run_count(&daemon), 2);
+
     daemon.run(with_request_id("before", counted_command("exit 3"))).await;
     assert_eq!(run_count(&daemon), 2);
 }
@@ -73,15 +75,19 @@ fn start_jigd(workspace: &Path, state: &Path) -> Output {
 #[tokio::test]
 async fn damaged_database_is_rejected_and_unchanged() {
     let folder = tempfile::tempdir().unwrap();
+
     let [workspace, state] = ["workspace", "state"].map(|name| folder.path().join(name));
     for path in [&workspace, &state] {
         fs::create_dir(path).unwrap();
     }
+
     let path = state.join("jig.db");
     fs::write(&path, "no database at all".repeat(1000)).unwrap();
     let before = fs::read(&path).unwrap();
     let output = start_jigd(&workspace, &state);
+
     assert_eq!(output.status.code(), Some(78));
+
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(stderr.contains("jig.db is damaged"), "{stderr}");
     assert!(stderr.contains("move it"), "{stderr}");
@@ -91,10 +97,12 @@ async fn damaged_database_is_rejected_and_unchanged() {
 #[tokio::test]
 async fn database_holds_no_request_content() {
     let daemon = Daemon::start().await;
+
     let mut request = shell("true SECRET_IN_THE_COMMAND");
     request.env.insert("TOKEN".to_owned(), "SECRET_IN_THE_ENVIRONMENT".to_owned());
     request.stdin = b"SECRET_IN_THE_INPUT".to_vec().into();
     daemon.run(with_request_id("id", request)).await;
+
     for name in ["jig.db", "jig.db-wal"] {
         let bytes = fs::read(daemon.state_dir().join(name)).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
@@ -106,23 +114,24 @@ async fn database_holds_no_request_content() {
 #[tokio::test]
 async fn lost_database_writes_are_logged_at_start() {
     let mut daemon = Daemon::start().await;
-    let lacks = "the database lacks the last writes of the previous daemon";
-    let spoilers: [fn(&Path); 3] = [
+    let loss_log = "the database lacks the last writes of the previous daemon";
+    let damages: [fn(&Path); 3] = [
         |_| {},
         |path| fs::remove_file(path).unwrap(),
         |path| {
             let mut bytes = fs::read(path).unwrap();
-            // Of the first frame.
+            // The first frame.
             bytes[100..200].fill(0x5a);
             fs::write(path, bytes).unwrap();
         },
     ];
-    for (number, spoil) in spoilers.into_iter().enumerate() {
+
+    for (number, damage) in damages.into_iter().enumerate() {
         run_counted(&daemon, &format!("id {number}")).await;
         daemon.signal(Signal::KILL);
         daemon.wait_for_exit().await;
-        spoil(&daemon.state_dir().join("jig.db-wal"));
+        damage(&daemon.state_dir().join("jig.db-wal"));
         daemon = daemon.restart().await;
-        assert_eq!(daemon.log().contains(lacks), number > 0);
+        assert_eq!(daemon.log().contains(loss_log), number > 0);
     }
 }

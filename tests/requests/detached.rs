@@ -1,38 +1,40 @@
-//! Callers who leave, and come back.
+//! Callers that disconnect, and return with the same request id.
 
 use jig::api::v1::Outcome;
 use tonic::{Code, Request, Status};
 
-use super::{counted_command, run_count, with_request_id};
+use super::{WAIT_FOR_GO_FILE, counted_command, run_count, with_request_id};
 use crate::support::{Daemon, Mark, Setup, eventually, promptly, start_request};
 
-/// Lets work go on for a short time when nobody waits.
+/// Work without a waiting caller continues only briefly.
 const SHORT_DETACHED_TIMEOUT: &str = "[requests]\ndetached_timeout = \"200ms\"";
 
-/// Gives a call a deadline.
-fn set_grpc_timeout<T>(request: &mut Request<T>, time: &str) {
-    let time = time.parse().unwrap();
-    request.metadata_mut().insert("grpc-timeout", time);
+fn set_grpc_timeout<T>(request: &mut Request<T>, timeout: &str) {
+    let timeout = timeout.parse().unwrap();
+    request.metadata_mut().insert("grpc-timeout", timeout);
 }
 
-/// Whether a call ended with its deadline. Our own client may be the first to see it.
-fn is_timeout(refused: &Status) -> bool {
-    [Code::DeadlineExceeded, Code::Cancelled].contains(&refused.code())
+/// Whether a call ended at its deadline. The local client may report it before the daemon.
+fn is_timeout(status: &Status) -> bool {
+    [Code::DeadlineExceeded, Code::Cancelled].contains(&status.code())
 }
 
 #[tokio::test]
 async fn detached_work_continues_and_answers_returning_caller() {
     let daemon = Daemon::start().await;
+
     let request = || {
         with_request_id("id", counted_command("until [ -e go ]; do sleep 0.01; done; echo done"))
     };
     let run = daemon.spawn_run(request());
-    eventually("it runs", async || run_count(&daemon) == 1).await;
+    eventually("the command runs", async || run_count(&daemon) == 1).await;
+
     run.abort();
     assert!(run.await.is_err());
+
     let again = daemon.spawn_run(request());
     std::fs::write(daemon.file("go"), "").unwrap();
-    let answer = promptly("it is answered", again).await.unwrap().unwrap();
+    let answer = promptly("the daemon answers", again).await.unwrap().unwrap();
     assert!(answer.stdout.ends_with("done\n"));
     assert_eq!(run_count(&daemon), 1);
 }
@@ -41,12 +43,15 @@ async fn detached_work_continues_and_answers_returning_caller() {
 async fn work_without_callers_is_cancelled_after_timeout() {
     let daemon = Setup::new().workspace_table(SHORT_DETACHED_TIMEOUT).start().await;
     let mark = Mark::new();
+
     let request = || with_request_id("id", mark.on(counted_command("sleep 1000; true")));
     let run = daemon.spawn_run(request());
-    eventually("it runs", async || run_count(&daemon) == 1).await;
+    eventually("the command runs", async || run_count(&daemon) == 1).await;
+
     run.abort();
     mark.wait_until_gone().await;
-    let answer = promptly("it is answered", daemon.run(request())).await;
+
+    let answer = promptly("the daemon answers", daemon.run(request())).await;
     assert_eq!(answer.outcome(), Outcome::Cancelled);
     assert_eq!(run_count(&daemon), 1);
 }
@@ -54,25 +59,30 @@ async fn work_without_callers_is_cancelled_after_timeout() {
 #[tokio::test]
 async fn deadline_of_one_caller_does_not_cancel_work() {
     let daemon = Daemon::start().await;
-    let request = || with_request_id("id", counted_command("until [ -e go ]; do sleep 0.01; done"));
-    let patient = daemon.spawn_run(request());
-    eventually("it runs", async || run_count(&daemon) == 1).await;
-    let mut hurried = request();
-    set_grpc_timeout(&mut hurried, "50m");
-    let refused = daemon.try_run(hurried).await.unwrap_err();
+
+    let request = || with_request_id("id", counted_command(WAIT_FOR_GO_FILE));
+    let without_deadline = daemon.spawn_run(request());
+    eventually("the command runs", async || run_count(&daemon) == 1).await;
+
+    let mut with_deadline = request();
+    set_grpc_timeout(&mut with_deadline, "50m");
+    let refused = daemon.try_run(with_deadline).await.unwrap_err();
     assert!(is_timeout(&refused), "{refused}");
+
     std::fs::write(daemon.file("go"), "").unwrap();
-    assert_eq!(patient.await.unwrap().unwrap().exit_code, Some(0));
+    assert_eq!(without_deadline.await.unwrap().unwrap().exit_code, Some(0));
 }
 
 #[tokio::test]
 async fn deadline_of_first_caller_does_not_cancel_work() {
     let daemon = Daemon::start().await;
-    let request = || with_request_id("id", counted_command("until [ -e go ]; do sleep 0.01; done"));
-    let mut hurried = request();
-    set_grpc_timeout(&mut hurried, "1S");
-    let refused = daemon.try_run(hurried).await.unwrap_err();
+
+    let request = || with_request_id("id", counted_command(WAIT_FOR_GO_FILE));
+    let mut with_deadline = request();
+    set_grpc_timeout(&mut with_deadline, "1S");
+    let refused = daemon.try_run(with_deadline).await.unwrap_err();
     assert!(is_timeout(&refused), "{refused}");
+
     std::fs::write(daemon.file("go"), "").unwrap();
     assert_eq!(daemon.run(request()).await.exit_code, Some(0));
     assert_eq!(run_count(&daemon), 1);
@@ -82,40 +92,42 @@ async fn deadline_of_first_caller_does_not_cancel_work() {
 async fn process_without_readers_is_cancelled_after_timeout() {
     let daemon = Setup::new().workspace_table(SHORT_DETACHED_TIMEOUT).start().await;
     let mark = Mark::new();
+
     let request =
         || with_request_id("id", start_request(mark.on(counted_command("sleep 1000; true"))));
     let first = daemon.start_process(request()).await;
-    eventually("it runs", async || run_count(&daemon) == 1).await;
+    eventually("the command runs", async || run_count(&daemon) == 1).await;
+
     drop(first);
     mark.wait_until_gone().await;
-    let mut again = daemon.start_process(request()).await;
-    assert_eq!(again.wait_for_exit().await.outcome(), Outcome::Cancelled);
+
+    let mut second = daemon.start_process(request()).await;
+    assert_eq!(second.wait_for_exit().await.outcome(), Outcome::Cancelled);
 
     let daemon = Daemon::start().await;
-    let request = || {
-        with_request_id(
-            "id",
-            start_request(counted_command("until [ -e go ]; do sleep 0.01; done")),
-        )
-    };
+    let request = || with_request_id("id", start_request(counted_command(WAIT_FOR_GO_FILE)));
     let first = daemon.start_process(request()).await;
-    eventually("it runs", async || run_count(&daemon) == 1).await;
+    eventually("the command runs", async || run_count(&daemon) == 1).await;
+
     drop(first);
-    let mut again = daemon.start_process(request()).await;
+    let mut second = daemon.start_process(request()).await;
     std::fs::write(daemon.file("go"), "").unwrap();
-    assert_eq!(again.wait_for_exit().await.exit_code, Some(0));
+    assert_eq!(second.wait_for_exit().await.exit_code, Some(0));
 }
 
 #[tokio::test]
 async fn draining_daemon_completes_work_with_request_id() {
     let mut daemon = Daemon::start().await;
-    let request = || with_request_id("id", counted_command("until [ -e go ]; do sleep 0.01; done"));
+
+    let request = || with_request_id("id", counted_command(WAIT_FOR_GO_FILE));
     let run = daemon.spawn_run(request());
-    eventually("it runs", async || run_count(&daemon) == 1).await;
+    eventually("the command runs", async || run_count(&daemon) == 1).await;
+
     daemon.signal(rustix::process::Signal::TERM);
     std::fs::write(daemon.file("go"), "").unwrap();
     let answer = run.await.unwrap().unwrap();
     assert!(daemon.wait_for_exit().await.success());
+
     let daemon = daemon.restart().await;
     assert_eq!(daemon.run(request()).await, answer);
 }

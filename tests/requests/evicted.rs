@@ -1,4 +1,4 @@
-//! Calls that are repeated when their answer is not kept any more, and maybe neither what they made.
+//! Repeated calls whose answer was evicted, perhaps together with what they created.
 
 use std::fs;
 
@@ -14,10 +14,10 @@ use crate::{
     support::{Daemon, Refusal, Setup, eventually, wait_timeout},
 };
 
-/// Keeps few jobs, and few answers.
+/// Limits that retain few jobs and few answers.
 const SMALL_LIMITS_TABLE: &str = "[requests]\nmax_bytes = 20000\n[jobs]\nmax_entries = 5";
 
-/// Makes calls whose answers push out those of others.
+/// Runs calls whose large answers evict earlier ones.
 async fn evict_answers(daemon: &Daemon) {
     for number in 0..30 {
         let large = counted_command("head -c 2000 /dev/zero | tr '\\0' x");
@@ -29,7 +29,7 @@ fn submission() -> Request<SubmitJobRequest> {
     with_request_id("submission", command_job("echo ran >> job-runs"))
 }
 
-/// Submits jobs that push out others, as soon as they have ended.
+/// Submits jobs that evict earlier ones once those have ended.
 async fn submit_others(daemon: &Daemon) {
     let mut jobs = Jobs::of(daemon);
     for _ in 0..20 {
@@ -42,13 +42,13 @@ fn job_runs(daemon: &Daemon) -> String {
     fs::read_to_string(daemon.file("job-runs")).unwrap_or_default()
 }
 
-/// What an upload with an id of its own writes.
+/// The messages of a resumable upload with the id `name`.
 fn upload_parts(name: &str, text: &str) -> Vec<Part> {
     let start = resumable_start(name, text.as_bytes(), name);
     vec![Part::Start(start), chunk(0, text.as_bytes())]
 }
 
-/// Uploads more files than are known of.
+/// Uploads more files than the daemon remembers.
 async fn upload_others(daemon: &Daemon) {
     for number in 0..66 {
         let name = format!("other-{number}");
@@ -56,13 +56,12 @@ async fn upload_others(daemon: &Daemon) {
     }
 }
 
-/// Repeats a call until it is told that it is not known what came of it; until then it has the answer that it
-/// had.
+/// Repeats a call until its outcome is reported as lost. Until then it returns the first answer.
 async fn repeat_until_lost<T: PartialEq + std::fmt::Debug>(
     first: T,
     repeat: impl AsyncFn() -> Result<T, Refusal>,
 ) {
-    eventually("the answer is not kept any more", async || match repeat().await {
+    eventually("the answer is evicted", async || match repeat().await {
         Ok(again) => {
             assert_eq!(again, first);
             false
@@ -75,7 +74,7 @@ async fn repeat_until_lost<T: PartialEq + std::fmt::Debug>(
     .await;
 }
 
-/// Has the daemon die as if it had not come to keeping its answer to a call.
+/// Kills the daemon, and removes its stored answer to a call, as if it had died before storing it.
 async fn crash_before_answer(mut daemon: Daemon, id: &str) -> Daemon {
     daemon.signal(Signal::KILL);
     daemon.wait_for_exit().await;
@@ -91,6 +90,7 @@ async fn crash_before_answer(mut daemon: Daemon, id: &str) -> Daemon {
 async fn evicted_submission_is_not_repeated() {
     let daemon = Setup::new().workspace_table(SMALL_LIMITS_TABLE).start().await;
     let mut jobs = Jobs::of(&daemon);
+
     let first = jobs.submit(submission()).await;
     jobs.wait(&first).await;
     submit_others(&daemon).await;
@@ -100,6 +100,7 @@ async fn evicted_submission_is_not_repeated() {
         again.map(|job| job.job_id)
     };
     repeat_until_lost(first.clone(), async || repeat(&daemon).await).await;
+
     let daemon = daemon.restart().await;
     assert_eq!(repeat(&daemon).await.unwrap_err().reason, "DAEMON_LOST");
     assert_eq!(job_runs(&daemon), "ran\n");
@@ -109,17 +110,19 @@ async fn evicted_submission_is_not_repeated() {
 async fn unanswered_submission_is_not_repeated() {
     let daemon = Setup::new().workspace_table(SMALL_LIMITS_TABLE).start().await;
     let mut jobs = Jobs::of(&daemon);
+
     let first = jobs.submit(submission()).await;
     jobs.wait(&first).await;
     let daemon = crash_before_answer(daemon, "submission").await;
-    // As long as the job is known, that is the answer.
+
+    // As long as the job is stored, it is the answer.
     assert_eq!(Jobs::of(&daemon).submit(submission()).await, first);
+
     let daemon = crash_before_answer(daemon, "submission").await;
     submit_others(&daemon).await;
-    eventually("the job is not kept any more", async || {
-        Jobs::of(&daemon).try_get(&first).await.is_err()
-    })
-    .await;
+    eventually("the job is evicted", async || Jobs::of(&daemon).try_get(&first).await.is_err())
+        .await;
+
     let refused = Jobs::of(&daemon).try_submit(submission()).await;
     assert_eq!(refused.unwrap_err().reason, "DAEMON_LOST");
     assert_eq!(job_runs(&daemon), "ran\n");
@@ -140,13 +143,16 @@ async fn evicted_upload_does_not_overwrite_newer_content() {
 #[tokio::test]
 async fn unanswered_upload_does_not_overwrite_newer_content() {
     let daemon = Setup::new().workspace_table(SMALL_LIMITS_TABLE).start().await;
+
     let first = upload_whole(&daemon, "upload", upload_parts("file", "old")).await.unwrap();
     let daemon = crash_before_answer(daemon, "upload").await;
     fs::write(daemon.file("file"), "NEW WORK").unwrap();
-    // As long as the upload is known, that is the answer.
+
+    // As long as the upload is stored, it is the answer.
     let again = upload_whole(&daemon, "upload", upload_parts("file", "old")).await.unwrap();
     assert_eq!(again.created, first.created);
     assert_eq!(again.received_bytes, 0);
+
     let daemon = crash_before_answer(daemon, "upload").await;
     upload_others(&daemon).await;
     let refusal = upload_whole(&daemon, "upload", upload_parts("file", "old")).await;
@@ -157,6 +163,7 @@ async fn unanswered_upload_does_not_overwrite_newer_content() {
 #[tokio::test]
 async fn fixed_state_directory_frees_rejected_request_id() {
     let daemon = Daemon::start().await;
+
     let folder = daemon.state_dir().join("jobs");
     fs::write(&folder, "").unwrap();
     for _ in 0..2 {
@@ -165,9 +172,11 @@ async fn fixed_state_directory_frees_rejected_request_id() {
         assert_eq!(refusal.reason, "STATE_LOST");
         assert!(refusal.message.contains("nothing was started"), "{refusal:?}");
     }
+
     fs::remove_file(&folder).unwrap();
     let mut jobs = Jobs::of(&daemon);
     let id = jobs.submit(submission()).await;
     jobs.wait(&id).await;
+
     assert_eq!(job_runs(&daemon), "ran\n");
 }

@@ -1,4 +1,4 @@
-//! A daemon that is started again while its disk is full.
+//! Daemons that start while their disk is full.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use crate::{
     support::{Daemon, Refusal, Setup, daemon_binary, eventually},
 };
 
-/// Has a program see the disks of another, with one of its own, of 4 MiB, for the state directory.
+/// Runs a program in the mount namespace of another, with a disk of 4 MiB for the state directory.
 const MOUNT_STATE_DISK_SCRIPT: &str = r#"
     for word; do [ "$last" = --state-dir ] && state=$word; last=$word; done
     mkdir -p "$state"
@@ -26,11 +26,11 @@ const MOUNT_STATE_DISK_SCRIPT: &str = r#"
     exec "$0" "$@"
 "#;
 
-/// Disks that outlive the daemons that see them.
+/// A mount namespace whose disks outlive the daemons that use them.
 #[derive(Debug)]
 struct MountNamespace {
     holder: Child,
-    /// The holder ends with it.
+    /// The holder exits when this closes.
     _input: ChildStdin,
 }
 
@@ -46,10 +46,11 @@ impl MountNamespace {
         let output = holder.stdout.as_mut().unwrap();
         output.read_exact(&mut ready).unwrap();
         let _input = holder.stdin.take().unwrap();
+
         Self { holder, _input }
     }
 
-    /// A file of the state directory, on its disk.
+    /// A file of the state directory, as seen in this namespace.
     fn state_file(&self, daemon: &Daemon, name: &str) -> PathBuf {
         let (holder, state) = (self.holder.id(), daemon.state_dir());
         PathBuf::from(format!("/proc/{holder}/root{}", state.display())).join(name)
@@ -82,27 +83,33 @@ async fn daemon_restarts_on_full_disk_and_reports_losses() {
     let mut jobs = Jobs::of(&daemon);
     let id = jobs.submit(command_job("touch begun; exec sleep 1000")).await;
     eventually("the job runs", async || daemon.file("begun").exists()).await;
+
     let pending_write = spawn_write(&daemon, write_request("asked", ""));
     let approval = await_pending_approval(&daemon).await;
     disks.fill_disk(&daemon);
+
     daemon.signal(Signal::KILL);
     let daemon = daemon.restart().await;
     assert!(pending_write.await.unwrap().is_err());
+
     let mut jobs = Jobs::of(&daemon);
-    let lost = jobs.get(&id).await;
-    assert_eq!(lost.state(), JobState::Lost);
-    assert!(lost.end_time.is_some());
+    let lost_job = jobs.get(&id).await;
+    assert_eq!(lost_job.state(), JobState::Lost);
+    assert!(lost_job.end_time.is_some());
+
     let refused = decide(&daemon, decide_request(&approval, Decision::Allow)).await;
     assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "APPROVAL_DECIDED");
+
     fs::remove_file(disks.state_file(&daemon, "filler")).unwrap();
     let daemon = daemon.restart().await;
-    let again = Jobs::of(&daemon).get(&id).await;
-    assert_eq!(again.state(), JobState::Lost);
+    let lost_again = Jobs::of(&daemon).get(&id).await;
+    assert_eq!(lost_again.state(), JobState::Lost);
+
     run_counted(&daemon, "before").await;
     assert_eq!(run_count(&daemon), 1);
 }
 
-/// Executes a program while the disk of a directory, which is empty then, is full.
+/// Runs a program with a full disk mounted on an empty directory.
 const FULL_DISK_SCRIPT: &str = r#"
     mount -t tmpfs -o size=64k tmpfs "$1"
     head -c 1M /dev/zero > "$1/filler" 2> /dev/null
@@ -113,10 +120,12 @@ const FULL_DISK_SCRIPT: &str = r#"
 #[test]
 fn new_state_directory_on_full_disk_is_reported() {
     let folder = tempfile::tempdir().unwrap();
+
     let [disk, workspace] = ["disk", "workspace"].map(|name| folder.path().join(name));
     for path in [&disk, &workspace] {
         fs::create_dir(path).unwrap();
     }
+
     let output = Command::new("unshare")
         .args(["--mount", "sh", "-c", FULL_DISK_SCRIPT, "sh"])
         .arg(&disk)

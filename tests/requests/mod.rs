@@ -1,4 +1,4 @@
-//! Calls with a request id: their work is done once, and each of them gets its answer.
+//! Calls with a request id: the work runs once, and every call with the id gets the same answer.
 
 mod database;
 mod detached;
@@ -17,23 +17,24 @@ use tonic::Request;
 
 use crate::support::{Daemon, shell, with_metadata};
 
-/// A message that is sent with a request id.
-fn with_request_id<T>(id: &str, message: T) -> Request<T> {
+pub(crate) fn with_request_id<T>(id: &str, message: T) -> Request<T> {
     with_metadata("jig-request-id", id, message)
 }
 
-/// A command that leaves a line for each time that it runs, and whose output is never the same.
+/// A command that runs until the file `go` exists.
+const WAIT_FOR_GO_FILE: &str = "until [ -e go ]; do sleep 0.01; done";
+
+/// A command that appends a line to `runs` on each run, and whose output is different each time.
 fn counted_command(rest: &str) -> RunRequest {
     shell(&format!("echo ran >> runs; cat /proc/sys/kernel/random/uuid; {rest}"))
 }
 
-/// How often commands of [`counted`] have run.
+/// How often commands of [`counted_command`] have run.
 fn run_count(daemon: &Daemon) -> usize {
     let runs = std::fs::read_to_string(daemon.file("runs")).unwrap_or_default();
     runs.lines().count()
 }
 
-/// Runs a command of [`counted`] with a request id.
 async fn run_counted(daemon: &Daemon, id: &str) -> RunResponse {
     daemon.run(with_request_id(id, counted_command("exit 3"))).await
 }

@@ -1,4 +1,4 @@
-//! Random calls, retries and crashes, compared with a model of what must come of them.
+//! Random calls, retries and crashes, compared with a model.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,23 +19,23 @@ use crate::{
     support::{Daemon, eventually, full_size, shell},
 };
 
-/// Ids that are used: few, so that they meet.
+/// Number of request ids in use: few, so that calls collide.
 const ID_COUNT: u64 = 6;
 
 type PendingCall = JoinHandle<Result<RunResponse, Status>>;
 
-/// What must be true of each id.
+/// The expected state of each id.
 #[derive(Debug, Default)]
 struct Model {
-    /// Those that were answered.
+    /// Ids with an answer.
     answered: HashMap<u64, RunResponse>,
-    /// Those whose work goes on, and the calls that wait for it.
+    /// Ids whose work is in progress, with the calls that wait for it.
     in_flight: HashMap<u64, Vec<PendingCall>>,
-    /// Those whose work went on when the daemon died.
+    /// Ids whose work was in progress when the daemon died.
     lost: HashSet<u64>,
 }
 
-/// Numbers that only look random (xorshift64).
+/// Pseudorandom numbers (xorshift64).
 struct Random(u64);
 
 impl Random {
@@ -47,7 +47,7 @@ impl Random {
     }
 }
 
-/// The command of an id: leaves a line when it runs, and goes on until it is let go.
+/// The command of an id: appends a line to `runs.ID`, and runs until `go.ID` exists.
 fn blocked_command(id: u64) -> Request<RunRequest> {
     let script = format!(
         "echo ran >> runs.{id}; cat /proc/sys/kernel/random/uuid; until [ -e go.{id} ]; do sleep 0.01; done"
@@ -71,11 +71,11 @@ impl Model {
         } else {
             let call = daemon.spawn_run(blocked_command(id));
             self.in_flight.entry(id).or_default().push(call);
-            eventually("it runs", async || run_count(daemon, id) == 1).await;
+            eventually("the command runs", async || run_count(daemon, id) == 1).await;
         }
     }
 
-    /// Lets the work of an id end; all who wait get one answer.
+    /// Lets the work of an id end. All waiting calls get one answer.
     async fn release(&mut self, daemon: &Daemon, id: u64) {
         let Some(calls) = self.in_flight.remove(&id) else {
             return;
@@ -89,9 +89,9 @@ impl Model {
         }
     }
 
-    /// One of those who wait leaves.
+    /// Aborts one of the waiting calls. The last one stays: without callers the work would be
+    /// cancelled after a timeout.
     fn drop_one_waiter(&mut self, id: u64) {
-        // The last one stays, as the work would end some time after him.
         if let Some(calls) = self.in_flight.get_mut(&id)
             && calls.len() > 1
             && let Some(call) = calls.pop()
@@ -100,7 +100,7 @@ impl Model {
         }
     }
 
-    /// The daemon dies, and is started again.
+    /// Kills the daemon and starts it again.
     async fn crash(&mut self, daemon: Daemon) -> Daemon {
         let daemon = daemon.restart().await;
         for (id, calls) in self.in_flight.drain() {
@@ -134,18 +134,18 @@ async fn random_calls_and_crashes_run_each_id_once() {
     }
 }
 
-/// What is known of calls and submissions that were made while a daemon died, by their numbers.
+/// Answers to calls and submissions around the death of a daemon, by their numbers.
 #[derive(Debug, Default)]
 struct KnownAnswers {
     calls: HashMap<u64, RunResponse>,
-    /// The job of each submission.
+    /// The job id of each submission.
     jobs: HashMap<u64, String>,
 }
 
-/// A call and a submission that go on.
+/// A pending call and a pending submission.
 type CallAndSubmission = (PendingCall, JoinHandle<Result<String, Status>>);
 
-/// Calls, and submits a job, under ids of this number.
+/// Starts a call and a job submission with request ids of this number.
 fn begin_both(daemon: &Daemon, number: u64) -> CallAndSubmission {
     let script = |what: &str| format!("echo ran >> runs.{what}.{number}");
     let call = daemon.spawn_run(with_request_id(&format!("call {number}"), shell(&script("call"))));
@@ -155,27 +155,30 @@ fn begin_both(daemon: &Daemon, number: u64) -> CallAndSubmission {
         let submitted = jobs.submit_job(submission).await?;
         Ok(submitted.into_inner().job.unwrap().job_id)
     });
+
     (call, submitted)
 }
 
 impl KnownAnswers {
-    /// Notes what was answered, where the daemon came to that; it must be what was answered before. Answers
-    /// whether both were.
-    async fn record(&mut self, number: u64, (call, submitted): CallAndSubmission) -> bool {
-        let (call, submitted) = (call.await.unwrap(), submitted.await.unwrap());
-        let are_answered = call.is_ok() && submitted.is_ok();
+    /// Records the answers that arrived. Each must equal an earlier answer to the same id. Returns
+    /// whether both arrived.
+    async fn record(&mut self, number: u64, (call, submission): CallAndSubmission) -> bool {
+        let (call, submission) = (call.await.unwrap(), submission.await.unwrap());
+        let both_answered = call.is_ok() && submission.is_ok();
         if let Ok(answer) = call {
             let first = self.calls.entry(number).or_insert_with(|| answer.clone());
             assert_eq!(answer, *first, "call {number}");
         }
-        if let Ok(job) = submitted {
+
+        if let Ok(job) = submission {
             let first = self.jobs.entry(number).or_insert_with(|| job.clone());
             assert_eq!(job, *first, "job {number}");
         }
-        are_answered
+
+        both_answered
     }
 
-    /// Whatever was told, nothing was done twice, and what was answered was done.
+    /// Checks that nothing ran twice, and that what was answered ran.
     fn assert_run_counts(&self, daemon: &Daemon, number: u64) {
         let runs = |what: &str| {
             let runs = fs::read_to_string(daemon.file(&format!("runs.{what}.{number}")));
@@ -198,25 +201,29 @@ async fn killed_daemon_repeats_no_request() {
         let mut known = KnownAnswers::default();
         let mut newest = 0;
         for _ in 0..full_size(25, 6) {
-            // So that it is not the connection that takes the time.
+            // Connect first, so that connecting does not use up the time before the kill.
             daemon.info().await;
             newest += 4;
             let repeated = random.below(newest);
             let numbers = (newest - 4..newest).chain([repeated]);
             let begun: Vec<_> =
                 numbers.map(|number| (number, begin_both(&daemon, number))).collect();
-            // While ids are claimed, work is begun and done, and answers are kept.
+
+            // The kill hits ids being claimed, work starting and ending, and answers being stored.
             tokio::time::sleep(Duration::from_micros(random.below(60_000))).await;
             daemon.signal(Signal::KILL);
             for (number, both) in begun {
                 known.record(number, both).await;
             }
+
             daemon = daemon.restart().await;
         }
+
         for number in 0..newest {
             let both = begin_both(&daemon, number);
-            assert!(known.record(number, both).await, "all are answered now");
+            assert!(known.record(number, both).await, "both calls are answered");
         }
+
         let mut jobs = Jobs::of(&daemon);
         for number in 0..newest {
             let job = jobs.wait(&known.jobs[&number]).await;

@@ -1,5 +1,5 @@
-//! Uploads with a request id: calls with one id and one start are one upload, whichever of them sends the
-//! chunks.
+//! Uploads with a request id: calls with one id and one start message are one upload, whichever of
+//! them sends the chunks.
 
 use std::{fs, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
     support::{Daemon, Refusal, Setup, eventually, promptly},
 };
 
-/// An upload that goes on.
+/// An upload in progress.
 pub(super) struct PendingUpload {
     sender: mpsc::Sender<UploadRequest>,
     answer: JoinHandle<Result<UploadResponse, Status>>,
@@ -32,19 +32,20 @@ impl PendingUpload {
         Self::begin_with_timeout(daemon, id, parts, None).await
     }
 
-    /// As [`Self::begin`], with so much time.
+    /// As [`Self::begin`], with a timeout.
     async fn begin_with_timeout(
         daemon: &Daemon,
         id: &str,
         parts: Vec<Part>,
-        time: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Self {
         let (sender, receiver) = mpsc::channel(16);
         let mut transfers = transfer_client(daemon).await;
         let mut request = with_request_id(id, ReceiverStream::new(receiver));
-        if let Some(time) = time {
-            request.set_timeout(time);
+        if let Some(timeout) = timeout {
+            request.set_timeout(timeout);
         }
+
         let answer = tokio::spawn(async move {
             let answer = transfers.upload(request).await;
             answer.map(tonic::Response::into_inner)
@@ -53,6 +54,7 @@ impl PendingUpload {
         for part in parts {
             upload.send(part).await;
         }
+
         upload
     }
 
@@ -61,14 +63,14 @@ impl PendingUpload {
         self.sender.send(message).await.unwrap();
     }
 
-    /// Ends the stream, and waits for the answer.
+    /// Ends the stream and waits for the answer.
     async fn end(self) -> Result<UploadResponse, Refusal> {
         drop(self.sender);
-        let answer = promptly("it is answered", self.answer).await.unwrap();
+        let answer = promptly("the daemon answers", self.answer).await.unwrap();
         answer.map_err(|status| Refusal::from_status(&status))
     }
 
-    /// Breaks the connection off.
+    /// Cancels the call.
     async fn abort(self) {
         self.answer.abort();
         let _aborted = self.answer.await;
@@ -102,7 +104,7 @@ async fn completed_upload_is_answered_without_its_data() {
             assert_eq!(again, first);
             let again = upload_whole(&daemon, name, parts.clone()).await.unwrap();
             assert_eq!(again, first);
-            assert!(!daemon.file(name).exists(), "it was done once");
+            assert!(!daemon.file(name).exists(), "the upload ran once");
             daemon = daemon.restart().await;
         }
         let other = Part::Start(upload_start("other", &bytes));
@@ -119,13 +121,17 @@ async fn interrupted_upload_resumes_under_its_id_after_restart() {
     let first = PendingUpload::begin(&daemon, "id", vec![begin(), chunk(0, &bytes[..400])]).await;
     await_upload_offset(&daemon, "upload", 400).await;
     first.abort().await;
+
     let parts = vec![begin(), chunk(400, &bytes[400..500])];
-    // It ended too early: that is no answer either.
+
+    // A stream that ends too early is rejected, and its rejection is not stored as the answer.
     let refusal = upload_whole(&daemon, "id", parts).await.unwrap_err();
     assert_eq!(refusal.reason, "INVALID_PARAMS");
+
     let _killed =
         PendingUpload::begin(&daemon, "id", vec![begin(), chunk(500, &bytes[500..600])]).await;
     await_upload_offset(&daemon, "upload", 600).await;
+
     daemon = daemon.restart().await;
     await_upload_offset(&daemon, "upload", 600).await;
     let parts = vec![begin(), chunk(600, &bytes[600..])];
@@ -141,18 +147,22 @@ async fn unnamed_upload_is_lost_with_its_daemon() {
     let daemon = Daemon::start().await;
     let begin = || Part::Start(upload_start("file", &bytes));
     let parts = vec![begin(), chunk(0, &bytes[..400])];
-    let broken_off = PendingUpload::begin(&daemon, "broken off", parts.clone()).await;
-    let drafts = || fs::read_dir(daemon.workspace()).unwrap().count();
-    eventually("it begins", async || drafts() == 1).await;
-    broken_off.abort().await;
-    eventually("what came is dropped", async || drafts() == 0).await;
+    let aborted = PendingUpload::begin(&daemon, "aborted", parts.clone()).await;
+    let partial_files = || fs::read_dir(daemon.workspace()).unwrap().count();
+    eventually("the upload creates its partial file", async || partial_files() == 1).await;
+
+    aborted.abort().await;
+    eventually("the partial file is removed", async || partial_files() == 0).await;
+
     let all = vec![begin(), chunk(0, &bytes)];
-    eventually("it can be sent again", async || {
-        upload_whole(&daemon, "broken off", all.clone()).await.is_ok()
+    eventually("the upload can be repeated", async || {
+        upload_whole(&daemon, "aborted", all.clone()).await.is_ok()
     })
     .await;
+
     let _killed = PendingUpload::begin(&daemon, "lost", parts).await;
-    eventually("it begins", async || drafts() == 2).await;
+    eventually("the upload creates its partial file", async || partial_files() == 2).await;
+
     let daemon = daemon.restart().await;
     let refusal = upload_whole(&daemon, "lost", all).await.unwrap_err();
     assert_eq!(refusal.reason, "DAEMON_LOST");
@@ -170,11 +180,13 @@ async fn latest_upload_takes_over_and_all_get_the_answer() {
         uploads.push(PendingUpload::begin(&daemon, "id", parts).await);
         await_upload_offset(&daemon, "upload", from as u64 + 100).await;
     }
-    // Those before it send in vain, and are not refused for that.
+
+    // Chunks of superseded calls are ignored, and the calls are not rejected for them.
     uploads[0].send(chunk(100, &bytes[100..200])).await;
     uploads[4].send(chunk(500, &bytes[500..])).await;
     let last = uploads.pop().unwrap().end().await.unwrap();
     assert_eq!(last.received_bytes, 600);
+
     for upload in uploads {
         assert_eq!(upload.end().await.unwrap(), last);
     }
@@ -186,22 +198,25 @@ async fn second_upload_sends_only_if_the_first_aborts() {
     let bytes = pseudo_random_bytes(1000);
     let daemon = Daemon::start().await;
     let begin = || Part::Start(upload_start("file", &bytes));
-    for breaks_off in [false, true] {
-        let id = format!("{breaks_off}");
+
+    for aborts in [false, true] {
+        let id = format!("{aborts}");
         let first =
             PendingUpload::begin(&daemon, &id, vec![begin(), chunk(0, &bytes[..400])]).await;
-        let drafts = || {
+        let partial_files = || {
             let names = fs::read_dir(daemon.workspace()).unwrap();
             let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
             names.filter(|name| name.starts_with(".jig-")).count()
         };
-        eventually("it begins", async || drafts() == 1).await;
+        eventually("the upload creates its partial file", async || partial_files() == 1).await;
+
         let mut second = Vec::new();
         for _ in 0..3 {
             let upload = PendingUpload::begin(&daemon, &id, vec![begin(), chunk(0, &bytes)]).await;
             second.push(tokio::spawn(upload.end()));
         }
-        let expected = if breaks_off {
+
+        let expected = if aborts {
             first.abort().await;
             None
         } else {
@@ -212,17 +227,18 @@ async fn second_upload_sends_only_if_the_first_aborts() {
         for upload in second {
             answers.push(upload.await.unwrap().unwrap());
         }
+
         let expected = expected.unwrap_or_else(|| answers[0].clone());
         for answer in answers {
             assert_eq!(answer, expected);
         }
         assert_eq!(expected.received_bytes, 1000);
-        assert_eq!(expected.created, !breaks_off, "the file was there");
-        assert_eq!(drafts(), 0);
+        assert_eq!(expected.created, !aborts, "the file exists since the first round");
+        assert_eq!(partial_files(), 0);
     }
 }
 
-/// How those ended who were asked.
+/// The states of the decided approvals.
 async fn approval_states(daemon: &Daemon) -> Vec<ApprovalState> {
     let request = ListApprovalsRequest { decided: true, ..ListApprovalsRequest::default() };
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
@@ -241,19 +257,19 @@ async fn repeated_upload_waits_for_the_same_approval() {
     ] {
         let parts = || vec![begin.clone(), chunk(0, &bytes)];
         let before = approval_states(&daemon).await.len();
-        // The first one's time passes, and the second one leaves.
-        let time = Some(Duration::from_millis(1500));
-        let first = PendingUpload::begin_with_timeout(&daemon, name, parts(), time).await;
+        // The first call times out, and the second one is aborted.
+        let timeout = Some(Duration::from_millis(1500));
+        let first = PendingUpload::begin_with_timeout(&daemon, name, parts(), timeout).await;
         let approval = await_pending_approval(&daemon).await;
         let second = PendingUpload::begin(&daemon, name, parts()).await;
         let third = PendingUpload::begin(&daemon, name, parts()).await;
-        let answer = promptly("its time passes", first.answer).await.unwrap();
+        let answer = promptly("the first call times out", first.answer).await.unwrap();
         assert!(answer.is_err(), "{answer:?}");
         second.abort().await;
         let fourth = PendingUpload::begin(&daemon, name, parts()).await;
         assert_eq!(await_pending_approval(&daemon).await, approval);
         decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
-        // One of them sends, and ends its stream.
+        // One of the two sends the chunks and ends its stream.
         let (third, fourth) = tokio::join!(third.end(), fourth.end());
         let answer = third.unwrap();
         assert!(answer.created);
@@ -273,6 +289,7 @@ async fn takeover_of_approved_upload_needs_no_new_approval() {
     let first = PendingUpload::begin(&daemon, "id", vec![begin(), chunk(0, &bytes[..400])]).await;
     let approval = await_pending_approval(&daemon).await;
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
+
     await_upload_offset(&daemon, "upload", 400).await;
     let second =
         PendingUpload::begin(&daemon, "id", vec![begin(), chunk(400, &bytes[400..])]).await;
