@@ -1,5 +1,5 @@
-//! A daemon that has no descriptors left: what it is asked for is tried again, then refused clearly, and
-//! answered when there are some.
+//! A daemon without free descriptors: it retries calls, then rejects them with the cause, and
+//! serves them once descriptors are free.
 
 use std::{fs, os::unix::net::UnixStream, time::Duration};
 
@@ -10,29 +10,16 @@ use jig::api::v1::{
     WatchJobRequest, WriteFileRequest, job_service_client::JobServiceClient,
     transfer_service_client::TransferServiceClient, upload_request::Part,
 };
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tonic::Status;
 
 use crate::support::{Daemon, Refusal, Setup, eventually, promptly, shell, start_request};
-
-/// Gives a daemon another limit of descriptors; answers what it was.
-fn set_descriptor_limit(daemon: &Daemon, limit: u64) -> u64 {
-    let pid = Pid::from_raw(daemon.pid());
-    let new = Rlimit {
-        current: Some(limit),
-        // It was started with ours.
-        maximum: getrlimit(Resource::Nofile).maximum,
-    };
-    let old = prlimit(pid, Resource::Nofile, new).unwrap();
-    old.current.unwrap_or(1 << 20)
-}
 
 fn open_descriptor_count(daemon: &Daemon) -> u64 {
     let listed = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
     listed.count() as u64
 }
 
-/// Each kind of work, in an order in which each finds what those before it left.
+/// Runs an operation of each kind. Later ones need the results of earlier ones.
 async fn run_operation(daemon: &Daemon, number: usize) -> Result<(), Status> {
     let mut tools = daemon.tools();
     let text = |text: &str| text.to_owned();
@@ -96,13 +83,14 @@ async fn run_operation(daemon: &Daemon, number: usize) -> Result<(), Status> {
         11 => {
             let start = UploadStart {
                 path: text("uploaded"),
-                // That of nothing.
+                // The digest of no bytes.
                 sha256: text("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
                 ..UploadStart::default()
             };
             let part = Some(Part::Start(start));
             let messages = tokio_stream::iter([UploadRequest { part }]);
             let mut transfers = TransferServiceClient::new(daemon.channel());
+
             transfers.upload(messages).await.map(drop)
         }
         12 => {
@@ -120,6 +108,8 @@ async fn run_operation(daemon: &Daemon, number: usize) -> Result<(), Status> {
         },
     }
 }
+
+/// Number of operations of [`run_operation`].
 const OPERATION_COUNT: usize = 14;
 
 #[tokio::test]
@@ -128,17 +118,19 @@ async fn calls_without_descriptors_fail_and_change_nothing() {
     daemon.run(shell("true")).await;
     for number in 0..OPERATION_COUNT {
         let before = daemon.list_files().await;
-        let usual = set_descriptor_limit(&daemon, 3);
-        let refused = promptly("it is refused", run_operation(&daemon, number)).await;
-        set_descriptor_limit(&daemon, usual);
+        let usual_limit = daemon.set_descriptor_limit(3);
+        let refused =
+            promptly("the daemon rejects the operation", run_operation(&daemon, number)).await;
+        daemon.set_descriptor_limit(usual_limit);
         let refusal = Refusal::from_status(&refused.expect_err(&format!("{number}")));
         assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED", "{number}: {refusal:?}");
         assert!(refusal.message.contains("ulimit -n"), "{number}: {refusal:?}");
         assert!(refusal.retry_after.is_some(), "{number}");
         assert_eq!(daemon.list_files().await, before, "{number}");
         assert!(!daemon.file("ran").exists() && !daemon.file("e/f").exists() || number > 3);
-        // And when there are some again, it is done.
-        let done = promptly("it is done", run_operation(&daemon, number)).await;
+
+        // With free descriptors, the operation succeeds.
+        let done = promptly("the operation succeeds", run_operation(&daemon, number)).await;
         done.unwrap_or_else(|status| panic!("{number}: {status:?}"));
     }
 }
@@ -148,14 +140,15 @@ async fn calls_wait_out_brief_descriptor_shortage() {
     let daemon = Daemon::start().await;
     daemon.run(shell("true")).await;
     for number in 0..OPERATION_COUNT {
-        let usual = set_descriptor_limit(&daemon, 3);
+        let usual_limit = daemon.set_descriptor_limit(3);
         let (done, ()) = tokio::join!(run_operation(&daemon, number), async {
-            // Less than the pauses between the attempts together.
+            // Less than all pauses between the retries.
             tokio::time::sleep(Duration::from_millis(150)).await;
-            set_descriptor_limit(&daemon, usual);
+            daemon.set_descriptor_limit(usual_limit);
         });
         done.unwrap_or_else(|status| panic!("{number}: {status:?}"));
     }
+
     assert_eq!(daemon.list_files().await, ["ran", "uploaded"]);
 }
 
@@ -164,6 +157,7 @@ async fn a_job_waits_for_descriptors() {
     let table = "[jobs]\nqueue_concurrency = 1\n";
     let daemon = Setup::new().workspace_table(table).start().await;
     let mut jobs = JobServiceClient::new(daemon.channel());
+
     let request = |line: &str| SubmitJobRequest {
         tool: "run".to_owned(),
         params_json: serde_json::json!({ "command": line }).to_string(),
@@ -173,19 +167,22 @@ async fn a_job_waits_for_descriptors() {
     first.await.unwrap();
     let second = jobs.submit_job(request("echo ran >> runs")).await;
     let job_id = second.unwrap().into_inner().job.unwrap().job_id;
-    let usual = set_descriptor_limit(&daemon, 3);
-    let refused = promptly("it is refused", jobs.submit_job(request("true"))).await;
+    let usual_limit = daemon.set_descriptor_limit(3);
+
+    let refused = promptly("the daemon rejects the job", jobs.submit_job(request("true"))).await;
     let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED", "{refusal:?}");
     assert!(refusal.retry_after.is_some());
+
     fs::write(daemon.file("go"), "").unwrap();
-    eventually("it cannot start", async || {
+    eventually("the daemon cannot read the job parameters", async || {
         daemon.log().contains("cannot read the parameters of a job yet")
     })
     .await;
-    set_descriptor_limit(&daemon, usual);
+
+    daemon.set_descriptor_limit(usual_limit);
     let request = WaitJobRequest { job_id, wait_ms: None };
-    let done = promptly("it is done", jobs.wait_job(request)).await;
+    let done = promptly("the job ends", jobs.wait_job(request)).await;
     let done = done.unwrap().into_inner().job.unwrap();
     assert_eq!(done.state(), JobState::Succeeded, "{done:?}");
     assert_eq!(fs::read_to_string(daemon.file("runs")).unwrap(), "ran\n");
@@ -195,6 +192,7 @@ async fn a_job_waits_for_descriptors() {
 async fn job_watch_reports_descriptor_shortage() {
     let daemon = Daemon::start().await;
     let mut jobs = JobServiceClient::new(daemon.channel());
+
     let request = SubmitJobRequest {
         tool: "run".to_owned(),
         params_json: serde_json::json!({ "command": "echo kept" }).to_string(),
@@ -203,44 +201,51 @@ async fn job_watch_reports_descriptor_shortage() {
     let submitted = jobs.submit_job(request).await.unwrap().into_inner();
     let job_id = submitted.job.unwrap().job_id;
     let request = WaitJobRequest { job_id: job_id.clone(), wait_ms: None };
-    promptly("it is done", jobs.wait_job(request)).await.unwrap();
+    promptly("the job ends", jobs.wait_job(request)).await.unwrap();
+
     let mut watch = async || {
         let request = WatchJobRequest { job_id: job_id.clone(), ..WatchJobRequest::default() };
-        let mut watched = jobs.watch_job(request).await?.into_inner();
-        while promptly("it goes on", watched.message()).await?.is_some() {}
+        let mut stream = jobs.watch_job(request).await?.into_inner();
+        while promptly("a message arrives or the watch ends", stream.message()).await?.is_some() {}
         Ok::<_, Status>(())
     };
-    let usual = set_descriptor_limit(&daemon, 3);
+    let usual_limit = daemon.set_descriptor_limit(3);
     let refused = watch().await;
-    set_descriptor_limit(&daemon, usual);
+    daemon.set_descriptor_limit(usual_limit);
     let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED", "{refusal:?}");
     assert!(refusal.message.contains("ulimit -n"), "{refusal:?}");
     assert!(refusal.retry_after.is_some());
+
     watch().await.unwrap();
 }
 
 #[tokio::test]
 async fn connections_that_exhaust_descriptors_do_not_stop_daemon() {
     let daemon = Daemon::start().await;
+
     daemon.run(shell("true")).await;
-    let usual = set_descriptor_limit(&daemon, open_descriptor_count(&daemon) + 8);
+    let usual_limit = daemon.set_descriptor_limit(open_descriptor_count(&daemon) + 8);
     let connections: Vec<_> =
         (0..64).map_while(|_| UnixStream::connect(daemon.socket()).ok()).collect();
     eventually("there are no descriptors left", async || {
         matches!(run_operation(&daemon, 7).await, Err(status) if Refusal::from_status(&status).reason == "RESOURCE_EXHAUSTED")
     })
     .await;
-    // What needs none is answered.
-    promptly("it tells about itself", daemon.info()).await;
+
+    // A call that needs no descriptor is answered.
+    promptly("the daemon answers GetInfo", daemon.info()).await;
     drop(connections);
-    eventually("it serves again", async || {
+    eventually("the daemon serves calls again", async || {
         run_operation(&daemon, 7).await.is_ok() && daemon.try_run(shell("true")).await.is_ok()
     })
     .await;
+
     let mut tools = daemon.tools_on_new_connection();
-    let listed =
-        promptly("new connections are taken", tools.list_files(ListFilesRequest::default()));
+    let listed = promptly(
+        "the daemon accepts new connections",
+        tools.list_files(ListFilesRequest::default()),
+    );
     listed.await.unwrap();
-    set_descriptor_limit(&daemon, usual);
+    daemon.set_descriptor_limit(usual_limit);
 }

@@ -1,5 +1,6 @@
-//! That one caller's calls are about as quick beside a flood of another's as alone. Not by the clock, which
-//! is also that of everything else on the machine: by how many calls of the flood end meanwhile.
+//! Fairness: calls of one caller are about as quick beside a flood of another caller as alone.
+//! Measured by how many calls of the flood end during one call, not by time: other processes on the
+//! machine affect times.
 
 use std::{
     fs,
@@ -21,20 +22,20 @@ use crate::support::{
     Daemon, KeyFile, Refusal, eventually, full_size, promptly, shell, tool_client, with_key,
 };
 
-/// Calls of the flood at one time.
+/// Concurrent calls of the flood.
 const CONCURRENT_FLOOD_CALLS: usize = 32;
 
 #[derive(Debug, Clone, Copy)]
 enum CallKind {
-    /// Takes the daemon some milliseconds of work, and its answer is small.
+    /// Costs the daemon some milliseconds, with a small response.
     Read,
-    /// There is much to look at of it, before it is seen to be wrong.
+    /// A large request that proves invalid only after much validation.
     InvalidRun,
-    /// As that, and comes as the parameters of a job.
+    /// The same as parameters of a job.
     InvalidJob,
-    /// As that, and it is short, but globs are compiled for it.
+    /// A short invalid request, for whose validation globs are compiled.
     InvalidGlobs,
-    /// Takes nearly nothing.
+    /// Costs nearly nothing.
     Stat,
 }
 
@@ -88,7 +89,8 @@ impl CallKind {
     }
 }
 
-/// A flood of calls, until it is dropped, and how many of them have ended.
+/// Starts a flood of calls that lasts until it is dropped. Returns it with its count of ended
+/// calls.
 async fn start_flood(
     daemon: &Daemon,
     key: &str,
@@ -105,25 +107,30 @@ async fn start_flood(
             }
         });
     }
-    eventually("it floods", async || ended.load(Ordering::Relaxed) > CONCURRENT_FLOOD_CALLS / 4)
-        .await;
+
+    eventually("the flood is running", async || {
+        ended.load(Ordering::Relaxed) > CONCURRENT_FLOOD_CALLS / 4
+    })
+    .await;
     (flood, ended)
 }
 
-/// How many of a flood of calls of `key` end while each call of `other` goes on; the median.
+/// The median of how many flood calls of `key` end during one call of `other`.
 async fn median_flood_calls_during(
     daemon: &Daemon,
     (key, flooding): (&str, CallKind),
     (other, call): (&str, CallKind),
 ) -> usize {
     let (_flood, ended) = start_flood(daemon, key, flooding).await;
+
     let channel = daemon.new_connection();
     let mut counts = Vec::new();
     for _ in 0..21 {
         let before = ended.load(Ordering::Relaxed);
-        promptly("it is answered", call.make(&channel, other)).await;
+        promptly("the daemon answers", call.make(&channel, other)).await;
         counts.push(ended.load(Ordering::Relaxed) - before);
     }
+
     counts.sort_unstable();
     counts[counts.len() / 2]
 }
@@ -133,12 +140,14 @@ async fn flood_of_one_key_barely_delays_another() {
     let keys = Arc::new(KeyFile::new());
     let [a, b] = ["a", "b"].map(|name| keys.add_key(name, "invoke", &[]));
     let daemon = start_limited("", &keys).await;
+
     fs::write(daemon.file("file"), "line\n".repeat(40_000)).unwrap();
-    let meanwhile =
+    let flood_calls =
         median_flood_calls_during(&daemon, (&a, CallKind::Read), (&b, CallKind::Read)).await;
-    // Those that have their turn when it comes, and those that end while its answer is on its way. Without
-    // turns it is as many as there are.
-    assert!(meanwhile <= CONCURRENT_FLOOD_CALLS / 4, "{meanwhile}");
+
+    // Flood calls that already run when the call arrives, and those that end while its answer is in
+    // transit. Without fair queueing, all calls of the flood would end first.
+    assert!(flood_calls <= CONCURRENT_FLOOD_CALLS / 4, "{flood_calls}");
 }
 
 #[tokio::test]
@@ -146,15 +155,17 @@ async fn expensive_validation_does_not_delay_others() {
     let keys = Arc::new(KeyFile::new());
     let [a, b] = ["a", "b"].map(|name| keys.add_key(name, "invoke", &[]));
     let daemon = start_limited("", &keys).await;
+
     for call in [CallKind::InvalidRun, CallKind::InvalidJob, CallKind::InvalidGlobs] {
         let (flood, _) = start_flood(&daemon, &a, call).await;
-        eventually("they wait for their turn to be looked at", async || {
+        eventually("calls of the flood wait for validation", async || {
             call_counts(&daemon, Some(&b)).await.1 > 0
         })
         .await;
         drop(flood);
         wait_for_call_counts(&daemon, Some(&b), (0, 0)).await;
     }
+
     let small =
         median_flood_calls_during(&daemon, (&a, CallKind::InvalidRun), (&b, CallKind::Stat)).await;
     let alike =
@@ -170,27 +181,32 @@ async fn expensive_validation_does_not_delay_others() {
 async fn thousands_of_queued_calls_use_little_memory() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add_key("a", "invoke", &[]);
+
     let limits = "concurrent_calls = 1\nqueued_calls = 10000\nqueue_timeout = \"10m\"\n";
     let daemon = start_limited(limits, &keys).await;
     let blocker = daemon.spawn_run(with_key(&key, run_until("go")));
     wait_for_call_counts(&daemon, Some(&key), (1, 0)).await;
+
     let before = daemon.resident_bytes();
     let count = full_size(10_000, 1000);
     let mut calls = Vec::new();
     while calls.len() < count {
-        // A connection carries about a thousand.
+        // One connection carries about a thousand calls.
         let tools = daemon.tools_on_new_connection();
         for _ in 0..500 {
             let (mut tools, request) = (tools.clone(), with_key(&key, shell("true")));
             calls.push(tokio::spawn(async move { tools.run(request).await }));
         }
     }
+
     wait_for_call_counts(&daemon, Some(&key), (1, u32::try_from(count).unwrap())).await;
     let grown = daemon.resident_bytes().saturating_sub(before);
     assert!(grown / (count as u64) < 64 << 10, "{grown} bytes");
+
     for call in calls {
         call.abort();
     }
+
     wait_for_call_counts(&daemon, Some(&key), (1, 0)).await;
     fs::write(daemon.file("go"), "").unwrap();
     blocker.await.unwrap().unwrap();

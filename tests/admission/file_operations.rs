@@ -1,4 +1,4 @@
-//! Work with files, of which there is a bounded number at one time.
+//! The limit on concurrent file operations.
 
 use std::{fs, time::Duration};
 
@@ -8,7 +8,7 @@ use tonic::Request;
 use super::{start_without_keys, wait_for_call_counts};
 use crate::support::{Daemon, Refusal, eventually, promptly};
 
-/// A search that lasts until it is told to end.
+/// A search that runs until it is cancelled.
 fn slow_search() -> SearchRequest {
     SearchRequest {
         query: "(?:a|b)*a(?:a|b){500}[c-y]".to_owned(),
@@ -17,7 +17,7 @@ fn slow_search() -> SearchRequest {
     }
 }
 
-/// Lines of which each takes long to be looked at.
+/// Writes a file with lines that each take long to search.
 fn write_large_file(daemon: &Daemon) {
     let mut bits = 1_u64;
     let letters = (0..20_000_000).map(|letter| {
@@ -32,6 +32,7 @@ fn write_large_file(daemon: &Daemon) {
 #[tokio::test]
 async fn file_operation_waits_for_permit_and_completes() {
     let daemon = start_without_keys("concurrent_file_operations = 1\n").await;
+
     write_large_file(&daemon);
     let mut tools = daemon.tools();
     let search = tokio::spawn(async move { tools.search(slow_search()).await });
@@ -40,25 +41,31 @@ async fn file_operation_waits_for_permit_and_completes() {
         request.set_timeout(Duration::from_secs(1));
         daemon.tools().list_directory(request).await
     };
-    eventually("the search has the place", async || list_soon().await.is_err()).await;
+    eventually("the search has the permit", async || list_soon().await.is_err()).await;
+
     wait_for_call_counts(&daemon, None, (1, 0)).await;
-    // It waits, and not in the way of what is no work with files.
+
+    // A waiting file operation does not block other calls.
     let mut tools = daemon.tools();
     let waiting =
         tokio::spawn(async move { tools.list_directory(ListDirectoryRequest::default()).await });
     wait_for_call_counts(&daemon, None, (2, 0)).await;
+
     promptly("a command runs", daemon.run(crate::support::shell("true"))).await;
     list_soon().await.unwrap_err();
     assert!(!waiting.is_finished());
+
     search.abort();
-    let listed = promptly("it goes on", waiting).await.unwrap().unwrap();
+    let listed = promptly("the listing completes", waiting).await.unwrap().unwrap();
     assert_eq!(listed.into_inner().file_count, 1);
+
     wait_for_call_counts(&daemon, None, (0, 0)).await;
 }
 
 #[tokio::test]
 async fn slow_searches_return_partial_results() {
     let daemon = start_without_keys("concurrent_file_operations = 4\n").await;
+
     write_large_file(&daemon);
     let mut calls = Vec::new();
     for _ in 0..30 {
@@ -67,20 +74,23 @@ async fn slow_searches_return_partial_results() {
         request.set_timeout(Duration::from_secs(3));
         calls.push(tokio::spawn(async move { tools.search(request).await }));
     }
-    let (mut cut_short, mut refused) = (0, 0);
+
+    let (mut timed_out, mut refused) = (0, 0);
     for call in calls {
-        match promptly("it ends", call).await.unwrap() {
-            Ok(answer) => cut_short += i32::from(answer.into_inner().timed_out),
+        match promptly("the search ends", call).await.unwrap() {
+            Ok(answer) => timed_out += i32::from(answer.into_inner().timed_out),
             Err(status) if status.code() == tonic::Code::ResourceExhausted => {
                 let refusal = Refusal::from_status(&status);
                 assert!(refusal.retry_after.is_some(), "{refusal:?}");
                 refused += 1;
             }
-            // Our own client's, or the daemon's.
+            // A deadline, reported by the local client or by the daemon.
             Err(_) => {}
         }
     }
-    assert!(cut_short <= 4, "{cut_short} were at work, {refused} refused");
+
+    assert!(timed_out <= 4, "{timed_out} timed out, {refused} rejected");
+
     wait_for_call_counts(&daemon, None, (0, 0)).await;
     let mut tools = daemon.tools();
     let listed = tools.list_directory(ListDirectoryRequest::default());

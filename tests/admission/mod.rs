@@ -1,5 +1,5 @@
-//! When calls may begin: rates, places, queues, whose turn it is, and what becomes of calls for which
-//! there is no room.
+//! Admission of calls: rates, permits, queues, fair order, and the rejection of calls beyond the
+//! limits.
 
 mod descriptors;
 mod fairness;
@@ -12,36 +12,34 @@ mod sharing;
 
 use std::sync::Arc;
 
-use jig::api::v1::{RunRequest, RunResponse};
+use jig::api::v1::{
+    DecideApprovalRequest, Decision, ListApprovalsRequest, RunRequest, RunResponse,
+    StatPathRequest, approval_service_client::ApprovalServiceClient,
+};
 use tokio::task::JoinHandle;
 use tonic::{Request, Status};
 
-use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, promptly, shell};
+use crate::{
+    callers::start_daemon_with_keys,
+    support::{Daemon, KeyFile, Refusal, Setup, eventually, promptly, shell, with_key},
+};
 
-/// A daemon with keys and with limits.
 async fn start_limited(limits: &str, keys: &Arc<KeyFile>) -> Daemon {
-    let path = keys.path().display().to_string();
-    let kept = Arc::clone(keys);
-    Setup::new()
-        .workspace_table(&format!("[limits]\n{limits}"))
-        .arguments(&["--keys", &path])
-        .with_resource(kept)
-        .start()
-        .await
+    let setup = Setup::new().workspace_table(&format!("[limits]\n{limits}"));
+    start_daemon_with_keys(setup, keys).await
 }
 
-/// A daemon without keys.
 async fn start_without_keys(limits: &str) -> Daemon {
     let setup = Setup::new().workspace_table(&format!("[limits]\n{limits}"));
     setup.start().await
 }
 
-/// A command that goes on until there is a file.
+/// A command that runs until a file exists.
 fn run_until(file: &str) -> RunRequest {
     shell(&format!("until [ -e {file} ]; do sleep 0.01; done"))
 }
 
-/// How many calls go on, and how many wait.
+/// How many calls run, and how many wait.
 async fn call_counts(daemon: &Daemon, key: Option<&str>) -> (u32, u32) {
     let mut client =
         jig::api::v1::daemon_service_client::DaemonServiceClient::new(daemon.channel());
@@ -50,21 +48,22 @@ async fn call_counts(daemon: &Daemon, key: Option<&str>) -> (u32, u32) {
         let key = key.parse().unwrap();
         request.metadata_mut().insert("x-api-key", key);
     }
+
     let counts = client.get_info(request).await.unwrap().into_inner().counts;
     let counts = counts.unwrap();
     (counts.calls_running, counts.calls_queued)
 }
 
-/// Waits until so many calls go on, and so many wait.
+/// Waits until `expected` calls run and wait.
 async fn wait_for_call_counts(daemon: &Daemon, key: Option<&str>, expected: (u32, u32)) {
-    eventually(&format!("{expected:?} go on and wait"), async || {
+    eventually(&format!("{expected:?} calls run and wait"), async || {
         call_counts(daemon, key).await == expected
     })
     .await;
 }
 
-/// What a call is told whose deadline comes before its turn. Our own client may be the first to see that: then
-/// the call is made again.
+/// The rejection of a call whose deadline passes while it waits. The local client may report the
+/// deadline before the daemon does: then the call is repeated.
 async fn deadline_refusal(daemon: &Daemon, request: impl Fn() -> Request<RunRequest>) -> Refusal {
     let refused = async {
         loop {
@@ -74,7 +73,33 @@ async fn deadline_refusal(daemon: &Daemon, request: impl Fn() -> Request<RunRequ
             }
         }
     };
-    promptly("it is refused", refused).await
+    promptly("the daemon rejects the call", refused).await
+}
+
+async fn stat(daemon: &Daemon, key: &str) -> Result<(), Status> {
+    let path = ".".to_owned();
+    let request = with_key(key, StatPathRequest { path });
+    daemon.tools().stat_path(request).await.map(drop)
+}
+
+/// Waits until an approval is pending, and returns the decision that allows it.
+async fn await_pending_approval(daemon: &Daemon, key: &str) -> DecideApprovalRequest {
+    let mut approvals = ApprovalServiceClient::new(daemon.channel());
+    let mut approval_id = String::new();
+    eventually("an approval is pending", async || {
+        let request = with_key(key, ListApprovalsRequest::default());
+        let response = approvals.list_approvals(request).await.unwrap().into_inner();
+        let first = response.approvals.into_iter().next();
+        approval_id = first.map(|first| first.approval_id).unwrap_or_default();
+        !approval_id.is_empty()
+    })
+    .await;
+
+    DecideApprovalRequest {
+        approval_id,
+        decision: Decision::Allow.into(),
+        ..DecideApprovalRequest::default()
+    }
 }
 
 type PendingRun = JoinHandle<Result<RunResponse, Status>>;

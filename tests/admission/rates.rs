@@ -1,4 +1,4 @@
-//! How often a key may call.
+//! Rate limits of keys.
 
 use std::{
     fs,
@@ -7,30 +7,27 @@ use std::{
 };
 
 use jig::api::v1::{
-    DecideApprovalRequest, Decision, DownloadRequest, ListApprovalsRequest, ListArtifactsRequest,
-    ListFilesRequest, ListSessionsRequest, ReadArtifactRequest, StatPathRequest, SubmitJobRequest,
-    UploadRequest, WatchEventsRequest, approval_service_client::ApprovalServiceClient,
-    artifact_service_client::ArtifactServiceClient, event_service_client::EventServiceClient,
-    job_service_client::JobServiceClient, transfer_service_client::TransferServiceClient,
+    DownloadRequest, ListArtifactsRequest, ListFilesRequest, ListSessionsRequest,
+    ReadArtifactRequest, SubmitJobRequest, UploadRequest, WatchEventsRequest,
+    approval_service_client::ApprovalServiceClient, artifact_service_client::ArtifactServiceClient,
+    event_service_client::EventServiceClient, job_service_client::JobServiceClient,
+    transfer_service_client::TransferServiceClient,
 };
 use tonic::Status;
 
-use super::{call_counts, start_limited};
-use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, shell, start_request, with_key};
+use super::{await_pending_approval, call_counts, start_limited, stat};
+use crate::{
+    callers::start_daemon_with_keys,
+    support::{Daemon, KeyFile, Refusal, Setup, shell, start_request, with_key},
+};
 
-async fn stat(daemon: &Daemon, key: &str) -> Result<(), Status> {
-    let path = ".".to_owned();
-    let request = with_key(key, StatPathRequest { path });
-    daemon.tools().stat_path(request).await.map(drop)
-}
-
-/// Calls until it is refused; answers how often it was not, and the refusal.
+/// Calls until a call is rejected. Returns the number of accepted calls and the rejection.
 async fn call_until_refused(daemon: &Daemon, key: &str) -> (u32, Refusal) {
-    let mut passed = 0;
+    let mut accepted = 0;
     loop {
         match stat(daemon, key).await {
-            Ok(()) => passed += 1,
-            Err(status) => return (passed, Refusal::from_status(&status)),
+            Ok(()) => accepted += 1,
+            Err(status) => return (accepted, Refusal::from_status(&status)),
         }
     }
 }
@@ -42,42 +39,46 @@ async fn burst_passes_and_next_call_gets_retry_after() {
     let key = keys.add_key("slow", "invoke", &flags);
     let other = keys.add_key("other", "invoke", &flags);
     let daemon = start_limited("", &keys).await;
+
     let begun = Instant::now();
-    let (passed, refusal) = call_until_refused(&daemon, &key).await;
+    let (accepted, refusal) = call_until_refused(&daemon, &key).await;
     let more = u32::try_from(begun.elapsed().as_secs()).unwrap() + 1;
-    assert!((5..=5 + more).contains(&passed), "{passed}");
+    assert!((5..=5 + more).contains(&accepted), "{accepted}");
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert_eq!(refusal.metadata["limit"], "1");
     assert!(refusal.message.contains("key:slow"), "{refusal:?}");
-    // It is the caller's, and nobody else's.
+
+    // Other callers have a rate of their own.
     stat(&daemon, &other).await.unwrap();
-    // What only looks at the daemon is not counted.
+
+    // GetInfo is not counted.
     for _ in 0..10 {
         call_counts(&daemon, Some(&key)).await;
     }
+
     for _ in 0..3 {
         let (_, refusal) = call_until_refused(&daemon, &key).await;
         let wait = refusal.retry_after.unwrap();
         assert!(wait <= Duration::from_secs(1), "{wait:?}");
-        // The time that was told, and not more: that is what is looked at.
+        // Exactly the advertised delay: a call must succeed after it.
         tokio::time::sleep(wait).await;
         stat(&daemon, &key).await.unwrap();
     }
 }
 
-/// Calls until the rate does not let it; answers how often it did.
+/// Calls until the rate limit rejects a call. Returns the number of calls before.
 async fn call_until_rate_limited(call: impl AsyncFn() -> Result<(), Status>) -> usize {
-    let mut passed = 0;
+    let mut accepted = 0;
     loop {
         match call().await.map_err(|status| Refusal::from_status(&status)) {
             Err(refusal) if refusal.message.contains("per second") => {
                 assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
-                return passed;
+                return accepted;
             }
-            _ => passed += 1,
+            _ => accepted += 1,
         }
-        // One in a second comes again.
-        assert!(passed < 100, "the rate does not count it");
+        // One token a second is refilled.
+        assert!(accepted < 100, "the rate limit does not count this call");
     }
 }
 
@@ -88,10 +89,12 @@ async fn rate_limit_counts_every_call_whatever_its_outcome() {
     let flags = [&flags[..], &["--for-tool", "stat", "--for-tool", "read_file"]].concat();
     let key = keys.add_key("slow", "invoke", &flags);
     let daemon = start_limited("", &keys).await;
+
     fs::write(daemon.file("file"), "text").unwrap();
     call_until_rate_limited(async || daemon.try_run(with_key(&key, shell("true"))).await.map(drop))
         .await;
-    // What is wrong in itself, or not allowed, or not there.
+
+    // Invalid, forbidden and misdirected calls.
     call_until_rate_limited(async || daemon.try_run(with_key(&key, shell(""))).await.map(drop))
         .await;
     let list = async || {
@@ -99,13 +102,15 @@ async fn rate_limit_counts_every_call_whatever_its_outcome() {
         daemon.tools().list_files(request).await.map(drop)
     };
     call_until_rate_limited(list).await;
-    let elsewhere = async || {
+    let unknown_workspace = async || {
         let mut request = with_key(&key, shell("true"));
         request.metadata_mut().insert("jig-workspace", "none".parse().unwrap());
         daemon.try_run(request).await.map(drop)
     };
-    call_until_rate_limited(elsewhere).await;
-    // What was done already.
+
+    call_until_rate_limited(unknown_workspace).await;
+
+    // Repeated calls.
     let repeated = async || {
         let mut request = with_key(&key, shell("echo ran >> ran"));
         request.metadata_mut().insert("jig-request-id", "id".parse().unwrap());
@@ -121,6 +126,7 @@ async fn rate_limit_counts_every_call_whatever_its_outcome() {
         let mut transfers = TransferServiceClient::new(daemon.channel());
         transfers.download(with_key(&key, request)).await.map(drop)
     };
+
     call_until_rate_limited(download).await;
     let upload = async || {
         let nothing = tokio_stream::iter(Vec::<UploadRequest>::new());
@@ -128,7 +134,8 @@ async fn rate_limit_counts_every_call_whatever_its_outcome() {
         transfers.upload(with_key(&key, nothing)).await.map(drop)
     };
     call_until_rate_limited(upload).await;
-    // What only looks at sessions and artifacts, and what is wrong with it.
+
+    // Read-only and invalid calls about sessions and artifacts.
     let events = EventServiceClient::new(daemon.channel());
     let watch =
         WatchEventsRequest { types: vec!["nothing".to_owned()], ..WatchEventsRequest::default() };
@@ -137,6 +144,7 @@ async fn rate_limit_counts_every_call_whatever_its_outcome() {
         events.clone().watch_events(request).await.map(drop)
     })
     .await;
+
     let page_token = Some("of nothing".to_owned());
     let sessions =
         ListSessionsRequest { page_token: page_token.clone(), ..ListSessionsRequest::default() };
@@ -152,6 +160,7 @@ async fn rate_limit_counts_every_call_whatever_its_outcome() {
         artifacts.clone().list_artifacts(request).await.map(drop)
     })
     .await;
+
     call_until_rate_limited(async || {
         let request = with_key(&key, ReadArtifactRequest::default());
         artifacts.clone().read_artifact(request).await.map(drop)
@@ -170,30 +179,14 @@ async fn approved_call_is_not_rate_limited() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add_key("slow", "invoke", &["--calls-per-second", "1", "--burst", "1"]);
     let admin = keys.add_key("admin", "admin", &[]);
-    let path = keys.path().display().to_string();
-    let daemon = Setup::new()
-        .workspace_table("[policy]\ndangerous = \"ask\"")
-        .arguments(&["--keys", &path])
-        .with_resource(Arc::clone(&keys) as _)
-        .start()
-        .await;
-    let asked = daemon.spawn_run(with_key(&key, shell("echo done")));
-    let mut approvals = ApprovalServiceClient::new(daemon.channel());
-    let mut approval_id = String::new();
-    eventually("it is asked about", async || {
-        let request = with_key(&admin, ListApprovalsRequest::default());
-        let listed = approvals.list_approvals(request).await.unwrap().into_inner();
-        let first = listed.approvals.into_iter().next();
-        approval_id = first.map(|first| first.approval_id).unwrap_or_default();
-        !approval_id.is_empty()
-    })
-    .await;
+    let setup = Setup::new().workspace_table("[policy]\ndangerous = \"ask\"");
+    let daemon = start_daemon_with_keys(setup, &keys).await;
+
+    let pending_run = daemon.spawn_run(with_key(&key, shell("echo done")));
+    let decision = await_pending_approval(&daemon, &admin).await;
     call_until_refused(&daemon, &key).await;
-    let decision = DecideApprovalRequest {
-        approval_id,
-        decision: Decision::Allow.into(),
-        ..DecideApprovalRequest::default()
-    };
+    let mut approvals = ApprovalServiceClient::new(daemon.channel());
     approvals.decide_approval(with_key(&admin, decision)).await.unwrap();
-    assert_eq!(asked.await.unwrap().unwrap().stdout, "done\n");
+
+    assert_eq!(pending_run.await.unwrap().unwrap().stdout, "done\n");
 }

@@ -1,5 +1,5 @@
-//! Requests before they are there as a whole: what announces too much, what does not come, and what would take
-//! much more memory than it is long.
+//! Requests that are still arriving: too large announcements, stalled bodies, and messages that
+//! decode to much more memory than their length.
 
 use std::{
     pin::Pin,
@@ -21,13 +21,13 @@ use tokio::{
 use tonic::{Status, body::Body};
 use tower::ServiceExt as _;
 
-use super::start_limited;
+use super::{start_limited, stat};
 use crate::support::{Daemon, KeyFile, Refusal, eventually, promptly, shell, with_key};
 
 const RUN_PATH: &str = "/jig.v1.ToolService/Run";
 const STAT_PATH: &str = "/jig.v1.ToolService/StatPath";
 
-/// A body that ends when nobody adds to it any more.
+/// A body that ends when its sender is dropped.
 struct ChannelBody(Receiver<Bytes>);
 
 impl HttpBody for ChannelBody {
@@ -38,12 +38,13 @@ impl HttpBody for ChannelBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let added = ready!(self.0.poll_recv(context));
-        Poll::Ready(added.map(|bytes| Ok(Frame::data(bytes))))
+        let received = ready!(self.0.poll_recv(context));
+        Poll::Ready(received.map(|bytes| Ok(Frame::data(bytes))))
     }
 }
 
-/// A request that announces so many bytes, of which none has come yet; with what adds to it, and its answer.
+/// Sends a request that announces `bytes` bytes, and no body yet. Returns the sender of the body
+/// and the headers of the answer.
 async fn announce_request(
     daemon: &Daemon,
     key: &str,
@@ -61,33 +62,31 @@ async fn announce_request(
     let answer = tokio::spawn(async move { answer.await.unwrap().headers().clone() });
     let prefix = [&[0][..], &bytes.to_be_bytes()].concat();
     sender.send(prefix.into()).await.unwrap();
+
     (sender, answer)
 }
 
-/// Why a request was refused before it had come.
+/// The rejection of a request whose body has not arrived.
 async fn early_refusal(answer: JoinHandle<HeaderMap>) -> Refusal {
-    let headers = promptly("an answer", answer).await.unwrap();
+    let headers = promptly("the daemon answers", answer).await.unwrap();
     Refusal::from_status(&Status::from_header_map(&headers).expect("an answer without messages"))
-}
-
-async fn stat(daemon: &Daemon, key: &str) -> Result<(), Status> {
-    let path = ".".to_owned();
-    let request = with_key(key, StatPathRequest { path });
-    daemon.tools().stat_path(request).await.map(drop)
 }
 
 #[tokio::test]
 async fn request_size_limit_follows_field_limits() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add_key("somebody", "invoke", &[]);
+    let key = keys.add_key("caller", "invoke", &[]);
     let daemon = start_limited("", &keys).await;
+
     let (_body, answer) = announce_request(&daemon, &key, STAT_PATH, 1 << 20).await;
     let refusal = early_refusal(answer).await;
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
+
     let limit: u32 = refusal.metadata["limit"].parse().unwrap();
     assert!(limit < 128 << 10, "{refusal:?}");
     assert!(refusal.message.contains("StatPath"), "{refusal:?}");
-    // Who breaks a rule by little is told which.
+
+    // A slightly too long request gets the field that is too long.
     let path = "x".repeat(5000);
     let request = with_key(&key, StatPathRequest { path });
     let status = daemon.tools().stat_path(request).await.unwrap_err();
@@ -99,31 +98,36 @@ async fn announced_bytes_are_limited_per_caller() {
     let keys = Arc::new(KeyFile::new());
     let [key, other] = ["one", "another"].map(|name| keys.add_key(name, "invoke", &[]));
     let daemon = start_limited("", &keys).await;
-    let mut held = Vec::new();
+
+    let mut pending = Vec::new();
     let refusal = loop {
         let (body, mut answer) = announce_request(&daemon, &key, RUN_PATH, 15 << 20).await;
-        // Those that are taken in are not answered.
+
+        // An accepted announcement gets no answer yet.
         if timeout(Duration::from_secs(1), &mut answer).await.is_err() {
-            held.push((body, answer));
-            assert!(held.len() < 10, "nothing is refused");
+            pending.push((body, answer));
+            assert!(pending.len() < 10, "the daemon rejects no announcement");
             continue;
         }
-        // One more, that it can be waited for.
+
+        // Another one, whose answer is awaited.
         let (_body, answer) = announce_request(&daemon, &key, RUN_PATH, 15 << 20).await;
         break early_refusal(answer).await;
     };
-    assert_eq!(held.len(), 4);
+    assert_eq!(pending.len(), 4);
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert!(refusal.retry_after.is_some(), "{refusal:?}");
-    // What is small finds room, and so do others.
+
+    // Small requests and other callers still fit.
     stat(&daemon, &key).await.unwrap();
     let (other_body, _answer) = announce_request(&daemon, &other, RUN_PATH, 15 << 20).await;
     let stdin = vec![0; 8 << 20].into();
     let large = RunRequest { stdin, ..shell("wc -c") };
     let response = daemon.try_run(with_key(&other, large)).await.unwrap();
     assert_eq!(response.stdout, "8388608\n");
-    drop((held, other_body));
-    eventually("there is room again", async || {
+
+    drop((pending, other_body));
+    eventually("an announcement is accepted again", async || {
         let (_body, mut answer) = announce_request(&daemon, &key, RUN_PATH, 15 << 20).await;
         timeout(Duration::from_millis(500), &mut answer).await.is_err()
     })
@@ -136,10 +140,11 @@ async fn rate_limit_counts_call_before_its_body_arrives() {
     let flags = ["--calls-per-second", "1", "--burst", "1"];
     let key = keys.add_key("slow", "invoke", &flags);
     let daemon = start_limited("", &keys).await;
-    eventually("one comes too soon", async || {
+
+    eventually("an announcement exceeds the rate", async || {
         while stat(&daemon, &key).await.is_ok() {}
         let (_body, mut answer) = announce_request(&daemon, &key, RUN_PATH, 15 << 20).await;
-        // One that is taken in, as a second has passed, is not answered.
+        // An announcement is accepted, and not answered, if a second has passed.
         let answered = timeout(Duration::from_secs(2), &mut answer).await;
         answered.is_ok_and(|headers| {
             let status = Status::from_header_map(&headers.unwrap()).unwrap();
@@ -152,13 +157,15 @@ async fn rate_limit_counts_call_before_its_body_arrives() {
 #[tokio::test]
 async fn stalled_request_times_out() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add_key("somebody", "invoke", &[]);
+    let key = keys.add_key("caller", "invoke", &[]);
     let daemon = start_limited("", &keys).await;
+
     let (body, answer) = announce_request(&daemon, &key, RUN_PATH, 1 << 20).await;
     body.send(Bytes::from_static(b"x")).await.unwrap();
-    // The daemon gives it 30 seconds.
+
+    // The daemon waits 30 seconds for the body.
     let answer = timeout(Duration::from_secs(60), answer).await;
-    let headers = answer.expect("it ends").unwrap();
+    let headers = answer.expect("the daemon does not end the request").unwrap();
     let refusal = Refusal::from_status(&Status::from_header_map(&headers).unwrap());
     assert_eq!(refusal.reason, "TIMEOUT");
     assert!(refusal.message.contains("30 seconds"), "{refusal:?}");
@@ -167,6 +174,7 @@ async fn stalled_request_times_out() {
 #[tokio::test]
 async fn oversized_lists_are_not_decoded() {
     let daemon = Daemon::start().await;
+
     let argv = vec![String::new(); 4 << 20];
     let request = RunRequest { argv, ..RunRequest::default() };
     let before = daemon.peak_bytes();
@@ -176,13 +184,15 @@ async fn oversized_lists_are_not_decoded() {
         (refusal.reason.as_str(), &refusal.invalid_fields()[..]),
         ("INVALID_PARAMS", &["argv"][..])
     );
-    let nothing = Value { kind: Some(Kind::BoolValue(true)) };
-    let list = Value { kind: Some(Kind::ListValue(ListValue { values: vec![nothing; 2 << 20] })) };
+
+    let value = Value { kind: Some(Kind::BoolValue(true)) };
+    let list = Value { kind: Some(Kind::ListValue(ListValue { values: vec![value; 2 << 20] })) };
     let request = SubmitJobRequest {
         tool: "run".to_owned(),
         params: Some(Struct { fields: [("argv".to_owned(), list)].into() }),
         ..SubmitJobRequest::default()
     };
+
     let mut jobs = jig::api::v1::job_service_client::JobServiceClient::new(daemon.channel());
     let status = jobs.submit_job(request).await.unwrap_err();
     let refusal = Refusal::from_status(&status);
@@ -190,7 +200,8 @@ async fn oversized_lists_are_not_decoded() {
         (refusal.reason.as_str(), &refusal.invalid_fields()[..]),
         ("INVALID_PARAMS", &["params"][..])
     );
-    // Decoded, each of these takes a hundred megabytes and more.
+
+    // Decoded, each of these requests takes more than a hundred megabytes.
     let grown = daemon.peak_bytes() - before;
     assert!(grown < 96 << 20, "{grown} bytes");
 }

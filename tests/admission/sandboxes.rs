@@ -1,4 +1,4 @@
-//! Runs that wait for a sandbox: they wait as calls do that wait for anything else.
+//! Runs that wait for a sandbox: the rules of the admission queue apply.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -10,15 +10,19 @@ use crate::support::{KeyFile, Refusal, eventually, promptly, shell, start_reques
 #[tokio::test]
 async fn queue_timeout_rejects_run_waiting_for_sandbox() {
     let daemon = start_without_keys("concurrent_runs = 1\nqueue_timeout = \"2s\"\n").await;
+
     let blocker = daemon.spawn_run(run_until("go"));
     wait_for_call_counts(&daemon, None, (1, 0)).await;
+
     let waiting = daemon.spawn_run(shell("touch ran"));
     wait_for_call_counts(&daemon, None, (1, 1)).await;
-    let refused = promptly("it is refused", waiting).await.unwrap();
+
+    let refused = promptly("the daemon rejects the run", waiting).await.unwrap();
     let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert!(refusal.message.contains("2s"), "{refusal:?}");
     assert!(refusal.retry_after.is_some());
+
     let late = || {
         let mut late = tonic::Request::new(shell("touch ran"));
         late.set_timeout(Duration::from_secs(1));
@@ -27,6 +31,7 @@ async fn queue_timeout_rejects_run_waiting_for_sandbox() {
     let refusal = deadline_refusal(&daemon, late).await;
     assert_eq!(refusal.reason, "TIMEOUT");
     assert!(refusal.message.contains("not started"), "{refusal:?}");
+
     fs::write(daemon.file("go"), "").unwrap();
     blocker.await.unwrap().unwrap();
     daemon.run(shell("true")).await;
@@ -38,8 +43,10 @@ async fn runs_waiting_for_sandbox_are_limited_in_bytes() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add_key("a", "invoke", &[]);
     let daemon = start_limited("concurrent_runs = 1\nqueue_timeout = \"10m\"\n", &keys).await;
+
     let blocker = daemon.spawn_run(with_key(&key, run_until("go")));
     wait_for_call_counts(&daemon, Some(&key), (1, 0)).await;
+
     let large = || {
         let request = RunRequest { stdin: vec![b'x'; 8 << 20].into(), ..shell("wc -c") };
         with_key(&key, request)
@@ -49,14 +56,16 @@ async fn runs_waiting_for_sandbox_are_limited_in_bytes() {
         calls.push(daemon.spawn_run(large()));
         wait_for_call_counts(&daemon, Some(&key), (1, number)).await;
     }
-    let refused = promptly("it is refused", daemon.try_run(large())).await;
+
+    let refused = promptly("the daemon rejects the run", daemon.try_run(large())).await;
     let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert!(refusal.message.contains("no room"), "{refusal:?}");
+
     fs::write(daemon.file("go"), "").unwrap();
     blocker.await.unwrap().unwrap();
     for call in calls {
-        let answer = promptly("it is done", call).await.unwrap().unwrap();
+        let answer = promptly("the run completes", call).await.unwrap().unwrap();
         assert_eq!(answer.stdout, "8388608\n");
     }
 }
@@ -64,24 +73,33 @@ async fn runs_waiting_for_sandbox_are_limited_in_bytes() {
 #[tokio::test]
 async fn shutdown_rejects_runs_waiting_for_sandbox() {
     let mut daemon = start_without_keys("concurrent_runs = 1\nqueue_timeout = \"10m\"\n").await;
+
     let blocker = daemon.spawn_run(run_until("go"));
     wait_for_call_counts(&daemon, None, (1, 0)).await;
+
     let run = daemon.spawn_run(shell("touch ran"));
     wait_for_call_counts(&daemon, None, (1, 1)).await;
+
     let mut processes = daemon.processes();
     let process = tokio::spawn(async move {
         let mut stream = processes.start(start_request(shell("touch ran"))).await?.into_inner();
         while stream.message().await?.is_some() {}
         Ok::<(), tonic::Status>(())
     });
-    eventually("the process waits, too", async || !daemon.list_processes().await.is_empty()).await;
+    eventually("the process waits for a sandbox", async || {
+        !daemon.list_processes().await.is_empty()
+    })
+    .await;
+
     daemon.signal(rustix::process::Signal::TERM);
-    let run = promptly("the run is sent away", run).await.unwrap().unwrap_err();
-    let process = promptly("the process is sent away", process).await.unwrap();
+    let run = promptly("the daemon rejects the run", run).await.unwrap().unwrap_err();
+    let process = promptly("the daemon rejects the process", process).await.unwrap();
+
     for refused in [run, process.unwrap_err()] {
         assert_eq!(Refusal::from_status(&refused).reason, "DRAINING");
     }
-    // Only then it ends what goes on.
+
+    // Running calls complete before the daemon exits.
     fs::write(daemon.file("go"), "").unwrap();
     assert_eq!(blocker.await.unwrap().unwrap().exit_code, Some(0));
     assert!(daemon.wait_for_exit().await.success());

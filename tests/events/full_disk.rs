@@ -1,4 +1,4 @@
-//! A disk that is full.
+//! Events on a full disk.
 
 use std::fs;
 
@@ -10,13 +10,12 @@ use crate::support::{Mark, Refusal, Setup, eventually, shell};
 #[tokio::test]
 async fn full_disk_keeps_records_whole_and_watch_continues() {
     let daemon = Setup::new().state_on_small_disk("").start().await;
+
     let mut watching = EventWatch::from(&daemon, 0).await;
     make_directory(&daemon, "before").await;
-    let state = format!("/proc/{}/root{}", daemon.pid(), daemon.state_dir().display());
-    let filler = std::path::Path::new(&state).join("filler");
-    let filled = fs::write(&filler, vec![0; 8 << 20]);
-    assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
-    // What fits into what is left of a page fits.
+    let filler = daemon.fill_state_disk();
+
+    // Records that fit into the rest of the last page are still stored.
     let mut record_count = 2;
     let mut refused = 0;
     while refused < 3 {
@@ -28,15 +27,20 @@ async fn full_disk_keeps_records_whole_and_watch_continues() {
             }
         }
     }
+
     let events = EventWatch::of(&daemon, snapshot_request(0)).await.remaining_events().await;
     let last = events.len() as u64;
-    assert_eq!(last, record_count, "each that has begun has ended");
+    assert_eq!(last, record_count, "each started call has a record of its end");
     assert_eq!(sequences(&events), (1..=last).collect::<Vec<_>>());
+
     fs::remove_file(&filler).unwrap();
-    eventually("there is room again", async || daemon.try_run(shell("true")).await.is_ok()).await;
+    eventually("the disk has space again", async || daemon.try_run(shell("true")).await.is_ok())
+        .await;
+
     for expected in 1..=last + 2 {
         assert_eq!(watching.next_event().await.sequence, expected);
     }
+
     let refusal = EventWatch::try_of(&daemon, watch_request(last + 9)).await;
     assert_eq!(refusal.err().unwrap().reason, "INVALID_PARAMS");
 }
@@ -45,20 +49,25 @@ async fn full_disk_keeps_records_whole_and_watch_continues() {
 async fn command_end_on_full_disk_is_recorded() {
     let daemon = Setup::new().state_on_small_disk("").start().await;
     let mark = Mark::new();
+
     let call = daemon.spawn_run(mark.on(shell("until [ -e end ]; do sleep 0.05; done; exit 3")));
     mark.wait_for_processes(1).await;
-    let state = format!("/proc/{}/root{}", daemon.pid(), daemon.state_dir().display());
-    let filler = std::path::Path::new(&state).join("filler");
-    let filled = fs::write(&filler, vec![0; 8 << 20]);
-    assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
-    // Until not even the record of a call fits.
-    eventually("no call begins", async || daemon.try_run(shell("true")).await.is_err()).await;
+
+    let filler = daemon.fill_state_disk();
+
+    // Until no further record of a call fits.
+    eventually("the daemon rejects new calls", async || {
+        daemon.try_run(shell("true")).await.is_err()
+    })
+    .await;
     fs::write(daemon.file("end"), "").unwrap();
     let response = call.await.unwrap().unwrap();
     assert_eq!(response.exit_code, Some(3));
+
     let events = EventWatch::of(&daemon, snapshot_request(0)).await.remaining_events().await;
-    let ended = events.iter().filter(|it| it.r#type == "tool_call_finished");
-    assert!(ended.map(|it| it.step).any(|step| step == 1), "{events:?}");
+    let ended = events.iter().filter(|event| event.r#type == "tool_call_finished");
+    assert!(ended.map(|event| event.step).any(|step| step == 1), "{events:?}");
+
     fs::remove_file(&filler).unwrap();
     let last = daemon.tools().last_command(LastCommandRequest {}).await;
     assert_ne!(last.unwrap().into_inner().outcome(), Outcome::DaemonLost);

@@ -1,5 +1,5 @@
-//! What goes on in sessions, for those who watch: from any record on, each once, over restarts and while
-//! old ones are removed; the last command; and what is listed.
+//! Events of sessions: a watch starts after any record and gets each record once, across restarts
+//! and the removal of old ones. Also the last command, and lists of sessions and artifacts.
 
 mod client;
 mod full_disk;
@@ -17,12 +17,15 @@ use jig::api::v1::{
     CreateDirectoryRequest, Event, WatchEventsRequest, WatchEventsResponse,
     event_service_client::EventServiceClient, watch_events_response::Item,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 use tonic::{Request, Status, Streaming};
 
-use crate::support::{Daemon, Refusal, promptly, with_metadata};
+use crate::{
+    invoke::json_of,
+    support::{Daemon, Refusal, promptly, with_metadata},
+};
 
-/// Somebody who watches.
+/// A watch of a session.
 struct EventWatch(Streaming<WatchEventsResponse>);
 
 impl EventWatch {
@@ -31,7 +34,7 @@ impl EventWatch {
         Self::of(daemon, watch_request(after_sequence)).await
     }
 
-    /// Watches as is asked, on a connection of its own.
+    /// Watches on a connection of its own.
     async fn of(daemon: &Daemon, request: impl tonic::IntoRequest<WatchEventsRequest>) -> Self {
         Self::try_of(daemon, request).await.unwrap()
     }
@@ -41,14 +44,14 @@ impl EventWatch {
         request: impl tonic::IntoRequest<WatchEventsRequest>,
     ) -> Result<Self, Refusal> {
         let mut client = EventServiceClient::new(daemon.new_connection());
-        let answer = promptly("it is answered", client.watch_events(request)).await;
+        let answer = promptly("the daemon opens the watch", client.watch_events(request)).await;
         let stream = answer.map_err(|status| Refusal::from_status(&status))?;
         Ok(Self(stream.into_inner()))
     }
 
-    /// What comes next; nothing at the end.
+    /// The next item; nothing at the end of the stream.
     async fn try_next(&mut self) -> Result<Option<Item>, Status> {
-        let next = promptly("something comes", self.0.message()).await?;
+        let next = promptly("the watch continues or ends", self.0.message()).await?;
         Ok(next.map(|response| response.item.unwrap()))
     }
 
@@ -56,11 +59,10 @@ impl EventWatch {
         self.try_next().await.unwrap()
     }
 
-    /// The next event.
     async fn next_event(&mut self) -> Event {
         match self.next().await {
             Some(Item::Event(event)) => event,
-            other => panic!("an event, and not {other:?}"),
+            item => panic!("expected an event, got {item:?}"),
         }
     }
 
@@ -70,7 +72,7 @@ impl EventWatch {
         while let Some(item) = self.next().await {
             match item {
                 Item::Event(event) => events.push(event),
-                other => panic!("an event, and not {other:?}"),
+                item => panic!("expected an event, got {item:?}"),
             }
         }
         events
@@ -81,12 +83,12 @@ fn watch_request(after_sequence: u64) -> WatchEventsRequest {
     WatchEventsRequest { after_sequence, ..WatchEventsRequest::default() }
 }
 
-/// What is there, without waiting for more.
+/// The existing records, without following new ones.
 fn snapshot_request(after_sequence: u64) -> WatchEventsRequest {
     WatchEventsRequest { follow: Some(false), ..watch_request(after_sequence) }
 }
 
-fn in_session<T>(session: &str, message: T) -> Request<T> {
+pub(crate) fn in_session<T>(session: &str, message: T) -> Request<T> {
     with_metadata("jig-session", session, message)
 }
 
@@ -96,7 +98,7 @@ async fn make_directory(daemon: &Daemon, path: &str) {
     daemon.tools().create_directory(request).await.unwrap();
 }
 
-/// The records that a session has.
+/// The records of a session.
 pub(crate) fn records(daemon: &Daemon, session: &str) -> Vec<Value> {
     let path = format!("sessions/{session}/events.jsonl");
     let text = fs::read_to_string(daemon.state_dir().join(path)).unwrap();
@@ -106,8 +108,7 @@ pub(crate) fn records(daemon: &Daemon, session: &str) -> Vec<Value> {
 
 /// The record that an event carries.
 fn event_record(event: &Event) -> Value {
-    let record = event.record.clone().unwrap();
-    let record = json_of(prost_types::value::Kind::StructValue(record));
+    let record = json_of(event.record.as_ref().unwrap());
     assert_eq!(record["sequence"], event.sequence);
     assert_eq!(record["step"], event.step);
     assert_eq!(record["event"], event.r#type);
@@ -115,32 +116,10 @@ fn event_record(event: &Event) -> Value {
     assert_eq!(record["call_id"], event.call_id);
     assert_eq!(record["request_id"], event.request_id);
     assert_eq!(record["time"], event.time.unwrap().to_string());
+
     record
 }
 
-fn json_of(value: prost_types::value::Kind) -> Value {
-    use prost_types::value::Kind;
-
-    let inner = |value: prost_types::Value| json_of(value.kind.unwrap());
-    match value {
-        Kind::NullValue(_) => Value::Null,
-        Kind::NumberValue(number) if number.fract() == 0.0 => {
-            #[expect(clippy::cast_possible_truncation, reason = "it has no fraction")]
-            let number = number as i64;
-            json!(number)
-        }
-        Kind::NumberValue(number) => json!(number),
-        Kind::StringValue(text) => text.into(),
-        Kind::BoolValue(flag) => flag.into(),
-        Kind::StructValue(object) => {
-            let fields = object.fields.into_iter();
-            Value::Object(fields.map(|(name, value)| (name, inner(value))).collect())
-        }
-        Kind::ListValue(list) => list.values.into_iter().map(inner).collect(),
-    }
-}
-
-/// The numbers of events.
 fn sequences(events: &[Event]) -> Vec<u64> {
     events.iter().map(|event| event.sequence).collect()
 }

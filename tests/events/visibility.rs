@@ -1,4 +1,4 @@
-//! Who may see what goes on, and what is not to be seen.
+//! Visibility of events: by workspace, by tool, and without secrets.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -29,23 +29,27 @@ async fn key_of_other_workspace_sees_no_events() {
     let keys = Arc::new(KeyFile::new());
     let first = keys.add_key("first", "invoke", &["--for-workspace", "workspace"]);
     let other = keys.add_key("other", "invoke", &["--for-workspace", "other"]);
-    let looks = keys.add_key("looks", "read", &["--for-workspace", "workspace"]);
+    let read_key = keys.add_key("looks", "read", &["--for-workspace", "workspace"]);
+
     let named = format!("other={}", folder.path().display());
     let setup = Setup::new().arguments(&["--workspace", &named]);
     let daemon = start_daemon_with_keys(setup, &keys).await;
-    let mut watches = EventWatch::of(&daemon, with_key(&looks, watch_request(0))).await;
-    let mut elsewhere = EventWatch::of(&daemon, with_key(&other, watch_request(0))).await;
+    let mut watch = EventWatch::of(&daemon, with_key(&read_key, watch_request(0))).await;
+    let mut other_watch = EventWatch::of(&daemon, with_key(&other, watch_request(0))).await;
     daemon.run(with_key(&first, shell("echo 1"))).await;
-    let event = watches.next_event().await;
+
+    let event = watch.next_event().await;
     assert_eq!(super::event_record(&event)["principal"], "key:first");
-    watches.next_event().await;
+
+    watch.next_event().await;
     daemon.run(with_key(&other, shell("echo 2"))).await;
-    let event = super::event_record(&elsewhere.next_event().await);
+    let event = super::event_record(&other_watch.next_event().await);
     assert_eq!(
         [&event["principal"], &event["workspace"], &event["sequence"]],
         [&"key:other".into(), &"other".into(), &serde_json::Value::from(1)]
     );
-    for key in [&first, &looks, &other] {
+
+    for key in [&first, &read_key, &other] {
         let listed = session_names(&daemon, with_key(key, ListSessionsRequest::default())).await;
         assert_eq!(listed, ["default"]);
         let events = EventWatch::of(&daemon, with_key(key, snapshot_request(0)))
@@ -54,14 +58,15 @@ async fn key_of_other_workspace_sees_no_events() {
             .await;
         assert_eq!(events.len(), 2);
     }
-    let mut hidden = with_key(&looks, watch_request(0));
+
+    let mut hidden = with_key(&read_key, watch_request(0));
     let name = "other".parse().unwrap();
     hidden.metadata_mut().insert("jig-workspace", name);
     let refusal = EventWatch::try_of(&daemon, hidden).await.err().unwrap();
     assert_eq!(refusal.reason, "UNKNOWN_WORKSPACE");
 }
 
-/// Whoever makes such a call is asked about it.
+/// A rule that requires approval for commands with the text `asked`.
 const ASK_RULE_TABLE: &str =
     "[[policy.rules]]\nname = \"ask\"\ntool = \"run\"\npattern = \"asked\"\naction = \"ask\"";
 
@@ -73,18 +78,21 @@ async fn key_limited_to_tools_sees_only_their_calls() {
     let admin = keys.add_key("admin", "admin", &["--for-tool", "read_file"]);
     let writes = keys.add_key("writes", "invoke", &["--for-tool", "write_file"]);
     let daemon = start_daemon_with_keys(Setup::new().workspace_table(ASK_RULE_TABLE), &keys).await;
+
     std::fs::write(daemon.file("f"), "text").unwrap();
     let follow = WatchEventsRequest { keep_alive_sec: Some(1), ..watch_request(0) };
     let mut follows = EventWatch::of(&daemon, with_key(&reads, follow)).await;
-    let written = async |count| {
-        let are_there = async || records(&daemon, "default").len() == count;
-        eventually("it is recorded", are_there).await;
+    let wait_for_records = async |count| {
+        let recorded = async || records(&daemon, "default").len() == count;
+        eventually("the calls are recorded", recorded).await;
     };
     daemon.run(with_key(&all, shell("echo hidden"))).await;
     let mut asked = with_key(&all, shell("echo asked"));
+
     asked.set_timeout(std::time::Duration::from_millis(300));
     daemon.try_run(asked).await.unwrap_err();
-    written(4).await;
+    wait_for_records(4).await;
+
     let read = ReadFileRequest { path: "f".to_owned(), ..ReadFileRequest::default() };
     let read = daemon.tools().read_file(with_key(&all, read)).await;
     read.unwrap();
@@ -94,38 +102,47 @@ async fn key_limited_to_tools_sees_only_their_calls() {
         sha256: "0".repeat(64),
         ..UploadStart::default()
     });
+
     let parts = tokio_stream::iter([UploadRequest { part: Some(start) }]);
     let mut transfers = TransferServiceClient::new(daemon.channel());
     let cut_off = transfers.upload(with_key(&writes, parts)).await;
     cut_off.unwrap_err();
-    written(8).await;
+    wait_for_records(8).await;
 
     let watched_sequences = async |key: &str, request| {
         let mut watching = EventWatch::of(&daemon, with_key(key, request)).await;
         sequences(&watching.remaining_events().await)
     };
     assert_eq!(watched_sequences(&all, snapshot_request(0)).await, (1..=8).collect::<Vec<_>>());
+
     for key in [&reads, &admin] {
         assert_eq!(watched_sequences(key, snapshot_request(0)).await, [5, 6]);
-        assert_eq!(watched_sequences(key, snapshot_request(5)).await, [6], "it goes on there");
+        assert_eq!(
+            watched_sequences(key, snapshot_request(5)).await,
+            [6],
+            "the watch resumes after record 5"
+        );
         let of_types = WatchEventsRequest {
             types: vec!["tool_call_started".to_owned(), "approval_requested".to_owned()],
             ..snapshot_request(0)
         };
         assert_eq!(watched_sequences(key, of_types).await, [5]);
     }
+
     assert_eq!(watched_sequences(&writes, snapshot_request(0)).await, [7, 8]);
-    // Who follows is told how far that is, and of no gap.
+
+    // A following watch gets the position in keep-alives, and no gap.
     let mut seen = Vec::new();
     loop {
         match follows.next().await.unwrap() {
             Item::Event(event) => seen.push(event.sequence),
-            Item::KeepAlive(place) if place.last_sequence < 8 => {}
-            Item::KeepAlive(place) => break assert_eq!(place.last_sequence, 8),
+            Item::KeepAlive(keep_alive) if keep_alive.last_sequence < 8 => {}
+            Item::KeepAlive(keep_alive) => break assert_eq!(keep_alive.last_sequence, 8),
             other => panic!("{other:?}"),
         }
     }
     assert_eq!(seen, [5, 6]);
+
     let beyond = EventWatch::try_of(&daemon, with_key(&reads, snapshot_request(9))).await;
     let refusal: Refusal = beyond.err().unwrap();
     assert_eq!(refusal.reason, "INVALID_PARAMS");
@@ -134,6 +151,7 @@ async fn key_limited_to_tools_sees_only_their_calls() {
 #[tokio::test]
 async fn events_omit_environment_and_stdin() {
     const HIDDEN: &str = "n0t-t0-be-seen";
+
     let daemon = Daemon::start().await;
     let request = RunRequest {
         env: HashMap::from([("SECRET".to_owned(), HIDDEN.to_owned())]).into_iter().collect(),
@@ -145,9 +163,12 @@ async fn events_omit_environment_and_stdin() {
         .last_command(jig::api::v1::LastCommandRequest {})
         .await
         .unwrap();
+
     assert!(!format!("{last:?}").contains(HIDDEN), "{last:?}");
+
     let events = EventWatch::of(&daemon, snapshot_request(0)).await.remaining_events().await;
     assert!(!format!("{events:?}").contains(HIDDEN), "{events:?}");
+
     let started = super::event_record(&events[0]);
     assert_eq!(started["params"]["stdin"], "<14 bytes>");
 }

@@ -1,4 +1,4 @@
-//! Many who watch at one time.
+//! Many concurrent watches.
 
 use jig::api::v1::{WatchEventsRequest, watch_events_response::Item};
 use tokio::task::JoinSet;
@@ -9,11 +9,11 @@ use crate::support::{Daemon, Setup, eventually, full_size};
 #[tokio::test]
 async fn every_watcher_sees_calls_of_every_client() {
     let daemon = Setup::new().exclusive().start().await;
+
     let (clients, calls) = (8_usize, full_size(500, 40));
-    let all = u64::try_from(clients * calls * 2).unwrap();
+    let event_count = u64::try_from(clients * calls * 2).unwrap();
     let mut watchers = JoinSet::new();
     for number in 0..20 {
-        // Some from the beginning, some on the way.
         let mut watching = EventWatch::from(&daemon, 0).await;
         watchers.spawn(async move {
             let mut events = Vec::new();
@@ -23,6 +23,7 @@ async fn every_watcher_sees_calls_of_every_client() {
             (number, events)
         });
     }
+
     let mut callers = JoinSet::new();
     for client in 0..clients {
         let mut tools = daemon.tools_on_new_connection();
@@ -34,9 +35,11 @@ async fn every_watcher_sees_calls_of_every_client() {
             }
         });
     }
+
     callers.join_all().await;
     let file = records(&daemon, "default");
-    assert_eq!(u64::try_from(file.len()).unwrap(), all);
+    assert_eq!(u64::try_from(file.len()).unwrap(), event_count);
+
     for (number, events) in watchers.join_all().await {
         let seen: Vec<_> = events.iter().map(event_record).collect();
         assert_eq!(seen, file, "watcher {number}");
@@ -46,22 +49,28 @@ async fn every_watcher_sees_calls_of_every_client() {
 #[tokio::test]
 async fn stalled_watcher_costs_no_memory_and_misses_nothing() {
     let daemon = Daemon::start().await;
+
     let mut slow = Vec::new();
     for _ in 0..10 {
         slow.push(EventWatch::from(&daemon, 0).await);
     }
+
     let calls = full_size(20_000, 1_000);
     make_directory(&daemon, "before").await;
     let before = daemon.resident_bytes();
+
     for number in 0..calls {
         make_directory(&daemon, &format!("d{}", number % 100)).await;
     }
+
     let after = daemon.resident_bytes();
     assert!(after < before + (16 << 20), "{before} to {after}");
+
     let mut last = slow.pop().unwrap();
     drop(slow);
-    let all = u64::try_from(calls + 1).unwrap() * 2;
-    for expected in 1..=all {
+    let event_count = u64::try_from(calls + 1).unwrap() * 2;
+
+    for expected in 1..=event_count {
         assert_eq!(last.next_event().await.sequence, expected);
     }
 }
@@ -69,29 +78,35 @@ async fn stalled_watcher_costs_no_memory_and_misses_nothing() {
 #[tokio::test]
 async fn watchers_are_limited_per_session_and_caller() {
     let daemon = Daemon::start().await;
+
     let mut watching = Vec::new();
     for _ in 0..64 {
         watching.push(EventWatch::from(&daemon, 0).await);
     }
+
     let refusal = EventWatch::try_of(&daemon, watch_request(0)).await.err().unwrap();
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
-    // Of a caller, also those of sessions that are not there.
-    let mut others = Vec::new();
+
+    // The limit per caller also counts watches of sessions that do not exist.
+    let mut other_watches = Vec::new();
     for number in 0..64 {
         let session = format!("none-{number}");
-        others.push(EventWatch::of(&daemon, in_session(&session, watch_request(0))).await);
+        other_watches.push(EventWatch::of(&daemon, in_session(&session, watch_request(0))).await);
     }
+
     let another = in_session("another", watch_request(0));
     let refusal = EventWatch::try_of(&daemon, another).await.err().unwrap();
     assert_eq!(refusal.metadata["limit"], "128", "{refusal:?}");
-    drop(others);
-    eventually("there is a place for another", async || {
+
+    drop(other_watches);
+    eventually("a watch of another session is accepted", async || {
         let another = in_session("another", watch_request(0));
         EventWatch::try_of(&daemon, another).await.is_ok()
     })
     .await;
+
     drop(watching);
-    eventually("there is a place again", async || {
+    eventually("a watch is accepted again", async || {
         EventWatch::try_of(&daemon, watch_request(0)).await.is_ok()
     })
     .await;
@@ -107,6 +122,7 @@ async fn type_filter_omits_other_events() {
     };
     let mut watching = EventWatch::of(&daemon, of_types).await;
     make_directory(&daemon, "d").await;
+
     match watching.next().await {
         Some(Item::KeepAlive(_)) => {}
         other => panic!("{other:?}"),
@@ -116,6 +132,7 @@ async fn type_filter_omits_other_events() {
 #[tokio::test]
 async fn watch_can_start_at_the_tail() {
     let daemon = Daemon::start().await;
+
     let tail = |tail| WatchEventsRequest { tail: Some(tail), ..watch_request(0) };
     let keep_alive_sequence = async |watching: &mut EventWatch| match watching.next().await {
         Some(Item::KeepAlive(keep_alive)) => keep_alive.last_sequence,
@@ -123,21 +140,26 @@ async fn watch_can_start_at_the_tail() {
     };
     let mut none = EventWatch::of(&daemon, tail(0)).await;
     assert_eq!(keep_alive_sequence(&mut none).await, 0);
+
     make_directory(&daemon, "one").await;
     assert_eq!(none.next_event().await.sequence, 1);
+
     let mut new = EventWatch::of(&daemon, tail(0)).await;
     let mut some = EventWatch::of(&daemon, tail(1)).await;
     let mut all = EventWatch::of(&daemon, tail(9)).await;
-    let places = [
+    let positions = [
         keep_alive_sequence(&mut new).await,
         keep_alive_sequence(&mut some).await,
         keep_alive_sequence(&mut all).await,
     ];
-    assert_eq!(places, [2, 1, 0]);
+
+    assert_eq!(positions, [2, 1, 0]);
+
     make_directory(&daemon, "two").await;
     for (watching, first) in [(&mut new, 3), (&mut some, 2), (&mut all, 1)] {
         assert_eq!(watching.next_event().await.sequence, first);
     }
+
     let both = WatchEventsRequest {
         after_sequence: 1,
         types: vec!["patch_applied".to_owned(), "tool_call_ended".to_owned()],
