@@ -1,4 +1,4 @@
-//! The tools that Anthropic's models are trained on; the text editor by its commands.
+//! The tools that Anthropic's models are trained on. The text editor has a row per command.
 
 use super::rows;
 

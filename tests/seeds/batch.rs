@@ -1,4 +1,4 @@
-//! Several calls at once, as a document writes requests and answers.
+//! Batches, with requests and responses in the form of their document.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +14,9 @@ use super::{
     matching::difference,
     scenario::{dialect_of, parse},
 };
-use crate::{invoke::batch::batch_result_json as written_result, support::Refusal};
+use crate::{invoke::batch::batch_result_json, support::Refusal};
 
-/// A batch, and what must come of it.
+/// A batch and its expected response.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BatchScenario {
@@ -26,30 +26,31 @@ pub(super) struct BatchScenario {
     files: BTreeMap<String, Json>,
     /// The request as JSON text.
     request: String,
-    /// `ok`, `mode`, `results` and `tool_messages` as JSON text. What the messages hold is written as the JSON that it is.
+    /// `ok`, `mode`, `results` and `tool_messages` as JSON text. The content of messages is written
+    /// as JSON, not as a string.
     response: Option<String>,
-    /// Fields of the request that are told, where it is refused.
+    /// The invalid fields that a rejection names.
     #[serde(default)]
     refused: Vec<String>,
 }
 
 impl BatchScenario {
-    /// Makes it; answers what was not as it must be.
-    pub(super) async fn mismatch(&self, stage: &Fixture, document: &str) -> Option<String> {
-        stage.reset_workspace(&self.files);
+    /// Runs the batch. Returns the first mismatch.
+    pub(super) async fn mismatch(&self, fixture: &Fixture, document: &str) -> Option<String> {
+        fixture.reset_workspace(&self.files);
         let request = batch_request(document, &parse(&self.request));
-        let mut client = InvokeServiceClient::new(stage.daemon().channel());
+        let mut client = InvokeServiceClient::new(fixture.daemon().channel());
         match (client.invoke_batch(request).await, &self.response) {
-            (Ok(response), Some(wanted)) => {
-                difference(&parse(wanted), &response_json(response.into_inner()), "it")
+            (Ok(response), Some(expected)) => {
+                difference(&parse(expected), &response_json(response.into_inner()), "response")
             }
-            (Ok(response), None) => Some(format!("it was not refused: {response:?}")),
+            (Ok(response), None) => Some(format!("the batch was not rejected: {response:?}")),
             (Err(status), _) => {
                 let refusal = Refusal::from_status(&status);
                 let mut fields = refusal.invalid_fields();
                 fields.sort_unstable();
-                let is_so = refusal.reason == "INVALID_PARAMS" && fields == self.refused;
-                (!is_so).then(|| format!("{refusal:?}"))
+                let is_expected = refusal.reason == "INVALID_PARAMS" && fields == self.refused;
+                (!is_expected).then(|| format!("{refusal:?}"))
             }
         }
     }
@@ -81,7 +82,7 @@ fn text(json: &Json) -> String {
     json.as_str().unwrap().to_owned()
 }
 
-/// An answer as a document writes it: what is not there is left out.
+/// A response in the form of a document: absent fields are omitted.
 fn response_json(response: InvokeBatchResponse) -> Json {
     let messages = response.tool_messages.iter().map(|message| {
         let content: Json = serde_json::from_str(&message.content).unwrap();
@@ -93,7 +94,7 @@ fn response_json(response: InvokeBatchResponse) -> Json {
         })
     });
     let messages: Json = messages.collect();
-    let results: Json = response.results.iter().map(written_result).collect();
+    let results: Json = response.results.iter().map(batch_result_json).collect();
     json!({
         "ok": response.ok,
         "mode": response.mode,

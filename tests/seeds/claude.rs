@@ -1,4 +1,5 @@
-//! The Claude Agent SDK (row C): its allowlist, its tasks, many calls at once, and the scenarios of its tools.
+//! The Claude Agent SDK (rows C): allowlist, tasks, concurrent calls, and the scenarios of its
+//! tools.
 
 use jig::api::v1::{
     CancelJobRequest, GetJobRequest, InvokeRequest, InvokeStatus, JobState, ToolFormat,
@@ -17,7 +18,7 @@ rows!("claude":
     c10_notebook_edit c12_environment c13_timeouts c16_errors
 );
 
-/// As many file operations as its document has at once.
+/// Number of concurrent file operations in the document.
 const CONCURRENT_FILE_CALLS: usize = 100;
 
 fn request(tool: &str, params: Json) -> InvokeRequest {
@@ -29,7 +30,7 @@ fn request(tool: &str, params: Json) -> InvokeRequest {
     }
 }
 
-/// Starts a task; answers the id of its job.
+/// Starts a task and returns the id of its job.
 async fn start_task(daemon: &Daemon, command: &str) -> String {
     let started = invoke(daemon, "s", request("Task", json!({ "command": command }))).await;
     assert_eq!(started.status(), InvokeStatus::Success, "{started:?}");
@@ -42,17 +43,18 @@ async fn start_task(daemon: &Daemon, command: &str) -> String {
 async fn job_state(daemon: &Daemon, job_id: &str) -> JobState {
     let mut jobs = JobServiceClient::new(daemon.channel());
     let job_id = job_id.to_owned();
-    let got = jobs.get_job(GetJobRequest { job_id }).await;
-    got.unwrap().into_inner().job.unwrap().state()
+    let response = jobs.get_job(GetJobRequest { job_id }).await;
+    response.unwrap().into_inner().job.unwrap().state()
 }
 
 #[tokio::test]
 async fn c09_task_runs_in_background() {
     let daemon = Daemon::start().await;
     let job = start_task(&daemon, "until [ -e go ]; do sleep 0.05; done; echo done > out").await;
-    eventually("it runs", async || job_state(&daemon, &job).await == JobState::Running).await;
+    eventually("the task runs", async || job_state(&daemon, &job).await == JobState::Running).await;
     std::fs::write(daemon.file("go"), "").unwrap();
-    eventually("it ends", async || job_state(&daemon, &job).await == JobState::Succeeded).await;
+    eventually("the task ends", async || job_state(&daemon, &job).await == JobState::Succeeded)
+        .await;
     assert_eq!(std::fs::read(daemon.file("out")).unwrap(), b"done\n");
 }
 
@@ -60,11 +62,12 @@ async fn c09_task_runs_in_background() {
 async fn c09_a_task_is_cancelled() {
     let daemon = Daemon::start().await;
     let job = start_task(&daemon, "touch started; sleep 100000").await;
-    eventually("it runs", async || daemon.file("started").exists()).await;
+    eventually("the task runs", async || daemon.file("started").exists()).await;
     let mut jobs = JobServiceClient::new(daemon.channel());
     let request = CancelJobRequest { job_id: job.clone() };
     jobs.cancel_job(request).await.unwrap();
-    eventually("it ends", async || job_state(&daemon, &job).await == JobState::Cancelled).await;
+    eventually("the task ends", async || job_state(&daemon, &job).await == JobState::Cancelled)
+        .await;
 }
 
 #[tokio::test]
@@ -120,13 +123,16 @@ async fn c11_allowlist_hides_other_tools() {
         listed.names,
         ["Read", "Write", "Edit", "MultiEdit", "Glob", "Grep", "Bash", "Task"]
     );
+
     let refused = invoke(&daemon, "s", request("LS", json!({}))).await;
     let error = refused.error.unwrap();
     assert_eq!(error.error_type, "tool_disabled");
     assert!(error.message.contains("disabled LS"), "{}", error.message);
     assert_eq!(json_of(refused.data.unwrap())["is_error"], true);
+
     let unknown = invoke(&daemon, "s", request("Nothing", json!({}))).await;
     assert!(!unknown.text.contains("LS"), "{}", unknown.text);
+
     let listed = list_tools(&daemon, "agentbench", ToolFormat::JsonSchema).await;
     assert_eq!(listed.names, ["list_files", "read_file", "search", "run"]);
 }
@@ -134,6 +140,7 @@ async fn c11_allowlist_hides_other_tools() {
 #[tokio::test]
 async fn c14_100_file_operations_at_once() {
     let daemon = Setup::new().exclusive().start().await;
+
     let mut tasks = tokio::task::JoinSet::new();
     let daemon = std::sync::Arc::new(daemon);
     for number in 0..CONCURRENT_FILE_CALLS {
@@ -148,9 +155,11 @@ async fn c14_100_file_operations_at_once() {
             assert_eq!(json_of(read.data.unwrap())["content"], session.as_str());
         });
     }
-    while let Some(done) = tasks.join_next().await {
-        done.unwrap();
+
+    while let Some(task) = tasks.join_next().await {
+        task.unwrap();
     }
+
     let listed = invoke(&daemon, "s", request("Glob", json!({"pattern": "d/*"}))).await;
     assert_eq!(json_of(listed.data.unwrap())["count"], CONCURRENT_FILE_CALLS as f64);
 }

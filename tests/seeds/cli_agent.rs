@@ -1,4 +1,4 @@
-//! The CLI agent (row D): its pages, what each of its tools is, and the scenarios of its tools.
+//! The CLI agent (rows D): pages, properties of its tools, and their scenarios.
 
 use jig::api::v1::{InvokeRequest, InvokeStatus, ToolFormat};
 use serde_json::{Value as Json, json};
@@ -29,6 +29,7 @@ async fn d01_each_tool_states_whether_it_is_read_only() {
     let daemon = Daemon::start().await;
     let listed = list_tools(&daemon, "cli_agent", ToolFormat::JsonSchema).await;
     let tools: Json = serde_json::from_str(&listed.tools_json).unwrap();
+
     for (name, is_read_only) in [
         ("create_file", false),
         ("read_file", true),
@@ -50,22 +51,28 @@ async fn d01_each_tool_states_whether_it_is_read_only() {
 #[tokio::test]
 async fn d05_a_large_directory_is_listed_page_by_page() {
     let daemon = Daemon::start().await;
+
     for number in 0..2500 {
         std::fs::write(daemon.file(&format!("f{number:04}")), "").unwrap();
     }
-    let mut seen = Vec::new();
+
+    let mut listed = Vec::new();
     let mut token = Json::Null;
-    for last in [false, false, true] {
+    for is_last_page in [false, false, true] {
         let params = json!({ "page_token": token });
         let page = invoke(&daemon, "s", request("list_dir", params)).await;
         assert_eq!(page.status(), InvokeStatus::Success, "{page:?}");
+
         let data = json_of(page.data.unwrap());
         let output = data["output"].as_str().unwrap();
         let names = output.lines().filter_map(|line| line.strip_prefix("  f"));
-        seen.extend(names.map(|name| name.parse::<u32>().unwrap()));
+        listed.extend(names.map(|name| name.parse::<u32>().unwrap()));
+
         assert_eq!(data["metadata"]["total_entries"], 2500.0);
+
         token = data["metadata"]["next_page_token"].clone();
-        assert_eq!(token.is_null(), last);
+        assert_eq!(token.is_null(), is_last_page);
     }
-    assert!(seen.into_iter().eq(0..2500));
+
+    assert!(listed.into_iter().eq(0..2500));
 }

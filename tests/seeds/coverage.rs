@@ -1,4 +1,4 @@
-//! That no tool of any dialect has fewer scenarios than it must.
+//! Every tool of every vocabulary has a minimum number of scenarios.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,8 @@ use super::{
 use crate::invoke::{call, try_invoke};
 use jig::api::v1::ToolFormat;
 
-/// Fewest scenarios of a tool.
 const MIN_SCENARIOS_PER_TOOL: usize = 10;
 
-/// All dialects.
 const DOCUMENTS: [&str; 8] = [
     "contract",
     "agentbench",
@@ -26,40 +24,45 @@ const DOCUMENTS: [&str; 8] = [
     "anthropic",
 ];
 
-/// Tools whose scenarios are tests in Rust, with how many they are. `Task` goes on when it is answered: it is
-/// followed, cancelled, and refused for nine reasons, by the tests `c09_…` of `tests/seeds/claude.rs`.
-/// Jobs are waited for in eight dialects, and by keys that may and may not, by the tests of `tests/invoke/model_output.rs`.
+/// Numbers of scenarios that are tests in Rust, by vocabulary and tool. `Task` continues after its
+/// response: the tests `c09_…` of `tests/seeds/claude.rs` watch it, cancel it, and have it rejected
+/// for nine reasons. The tests of `tests/invoke/wait_job.rs` call `wait_job` in eight vocabularies,
+/// and with keys that may and may not use it.
 const RUST_SCENARIO_COUNTS: [(&str, &str, usize); 2] =
     [("claude", "Task", 11), ("contract", "wait_job", 8)];
 
 #[tokio::test]
 async fn every_tool_has_enough_scenarios() {
-    let stage = Fixture::new(DaemonVariant::Web).await;
-    let refusal = try_invoke(stage.daemon(), call("zulu", "x", json!({}))).await;
+    let fixture = Fixture::new(DaemonVariant::Web).await;
+    let refusal = try_invoke(fixture.daemon(), call("zulu", "x", json!({}))).await;
     let message = refusal.unwrap_err().message;
-    let (_, known) = message.split_once("use one of ").unwrap();
+    let (_, dialects) = message.split_once("use one of ").unwrap();
+
     for dialect in DOCUMENTS.map(dialect_of) {
-        assert!(known.contains(dialect), "{message}");
+        assert!(dialects.contains(dialect), "{message}");
     }
-    assert_eq!(known.matches(", ").count() + 2, DOCUMENTS.len(), "{message}");
-    let mut of_contract = BTreeMap::new();
+    assert_eq!(dialects.matches(", ").count() + 2, DOCUMENTS.len(), "{message}");
+
+    let mut contract_counts = BTreeMap::new();
     for document in DOCUMENTS {
         let mut counts = scenario_counts(document);
-        for (of, tool, count) in RUST_SCENARIO_COUNTS {
-            if of == document {
+        for (tool_document, tool, count) in RUST_SCENARIO_COUNTS {
+            if tool_document == document {
                 *counts.entry(tool.to_owned()).or_insert(0) += count;
             }
         }
+
         let dialect = dialect_of(document);
-        let listed = list_tools(stage.daemon(), dialect, ToolFormat::JsonSchema).await;
+        let listed = list_tools(fixture.daemon(), dialect, ToolFormat::JsonSchema).await;
         for tool in listed.names {
-            // A dialect may borrow tools of the contract, which comes first.
-            let count = counts.get(&tool).or_else(|| of_contract.get(&tool));
+            // A vocabulary may include tools of the contract, whose counts come first.
+            let count = counts.get(&tool).or_else(|| contract_counts.get(&tool));
             let count = count.copied().unwrap_or_default();
             assert!(count >= MIN_SCENARIOS_PER_TOOL, "{document} {tool}: {count} scenarios");
         }
+
         if document == "contract" {
-            of_contract = counts;
+            contract_counts = counts;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! DraCode (row B): what its vendors are answered, and the scenarios of its tools.
+//! DraCode (rows B): message formats of its vendors, and the scenarios of its tools.
 
 use jig::api::v1::{
     BatchCall, InvokeBatchRequest, ToolFormat, invoke_service_client::InvokeServiceClient,
@@ -19,7 +19,7 @@ rows!("dracode":
 /// The id of the document's `tool_use`.
 const TOOL_USE_ID: &str = "toolu_01A2B3C4D5E6F7";
 
-/// What goes back to a vendor's model that has called `read_file` for `Program.cs`.
+/// The messages for a vendor's model that has called `read_file` for `Program.cs`.
 async fn read_program(daemon: &Daemon, format: ToolFormat) -> Json {
     let call = BatchCall {
         call_id: TOOL_USE_ID.to_owned(),
@@ -35,6 +35,7 @@ async fn read_program(daemon: &Daemon, format: ToolFormat) -> Json {
     };
     let mut client = InvokeServiceClient::new(daemon.channel());
     let answer = client.invoke_batch(request).await.unwrap().into_inner();
+
     serde_json::from_str(&answer.messages_json).unwrap()
 }
 

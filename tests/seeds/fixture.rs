@@ -1,4 +1,4 @@
-//! A daemon whose workspace holds what a scenario says, and nothing else.
+//! A daemon whose workspace holds exactly the files of a scenario.
 
 use std::{
     collections::BTreeMap,
@@ -25,21 +25,21 @@ pub(super) enum DaemonVariant {
     /// As root, with `bin` of the workspace in `PATH`.
     #[default]
     Plain,
-    /// As an ordinary user, to whom the files belong.
+    /// As an ordinary user that owns the files.
     User,
-    /// With a workspace of its own that has room for 2 MiB; what it holds cannot be looked at.
+    /// With a workspace on a disk of 2 MiB, whose files the test cannot read.
     SmallDisk,
-    /// As an ordinary user on a host that gives no sandbox.
+    /// As an ordinary user on a host without sandboxes.
     NoSandbox,
-    /// With a workspace of which the operator protects `safe`.
+    /// With a workspace in which the path `safe` is protected.
     Protected,
-    /// Where nothing may be run.
+    /// With the tool `run` disabled.
     NoRun,
-    /// With a web of its own (see [`web`]), in which something may be fetched: all tools are there.
+    /// With a web of its own (see [`web`]). Fetching is allowed, so that all tools exist.
     Web,
 }
 
-/// The daemon, and as whom it runs.
+/// A daemon and how it was started.
 #[derive(Debug)]
 pub(super) struct Fixture {
     daemon: Daemon,
@@ -47,7 +47,6 @@ pub(super) struct Fixture {
 }
 
 impl Fixture {
-    /// Starts one.
     pub(super) async fn new(start: DaemonVariant) -> Self {
         let setup = match start {
             DaemonVariant::Plain => Setup::new().arguments(&["--path", "/workspace/bin"]),
@@ -64,37 +63,41 @@ impl Fixture {
         if start == DaemonVariant::Web {
             web::serve(&daemon);
         }
+
         Self { daemon, start }
     }
 
-    /// The daemon.
     pub(super) fn daemon(&self) -> &Daemon {
         &self.daemon
     }
 
-    /// Has the workspace hold these files only. A text is what a file holds; an object is
-    /// `{link = TARGET}`, `{dir = true}`, `{hex = BYTES}` or `{text = …}`, with a `mode` perhaps; `{1..20}` in a
-    /// name stands for 20 of them; `"."` is the workspace itself.
+    /// Makes the workspace hold exactly these files. A string is the content of a file. An object
+    /// is `{link = TARGET}`, `{dir = true}`, `{hex = BYTES}` or `{text = …}`, optionally with a
+    /// `mode`. `{1..20}` in a name stands for 20 files, and `"."` is the workspace itself.
     pub(super) fn reset_workspace(&self, files: &BTreeMap<String, Json>) {
         let workspace = self.daemon.workspace();
         fs::set_permissions(&workspace, fs::Permissions::from_mode(0o755)).unwrap();
         for entry in fs::read_dir(&workspace).unwrap() {
             let entry = entry.unwrap();
-            match entry.file_type().unwrap().is_dir() {
-                true => fs::remove_dir_all(entry.path()).unwrap(),
-                false => fs::remove_file(entry.path()).unwrap(),
+            if entry.file_type().unwrap().is_dir() {
+                fs::remove_dir_all(entry.path()).unwrap();
+            } else {
+                fs::remove_file(entry.path()).unwrap();
             }
         }
-        for (name, what) in files {
+
+        for (name, spec) in files {
             for name in expand_name(name) {
-                create_entry(&workspace.join(name), what);
+                create_entry(&workspace.join(name), spec);
             }
         }
+
         if matches!(self.start, DaemonVariant::User | DaemonVariant::NoSandbox) {
             chown_recursively(&workspace);
         }
-        for (name, what) in files {
-            if let Some(mode) = what.get("mode") {
+
+        for (name, spec) in files {
+            if let Some(mode) = spec.get("mode") {
                 let mode = u32::from_str_radix(mode.as_str().unwrap(), 8).unwrap();
                 let permissions = fs::Permissions::from_mode(mode);
                 fs::set_permissions(workspace.join(name), permissions).unwrap();
@@ -102,25 +105,29 @@ impl Fixture {
         }
     }
 
-    /// Where files are not as these say, and how. `false` is one that must not be there.
+    /// The first file that differs from its expected state. `false` means that the file must not
+    /// exist.
     pub(super) fn files_mismatch(&self, files: &BTreeMap<String, Json>) -> Option<String> {
-        files.iter().find_map(|(name, what)| {
+        files.iter().find_map(|(name, spec)| {
             let path = self.daemon.file(name);
-            let is_so = match expand(what.clone()) {
-                Json::Bool(is_there) => path.symlink_metadata().is_ok() == is_there,
-                Json::String(text) => fs::read(&path).is_ok_and(|held| held == text.as_bytes()),
-                Json::Object(of) if of.contains_key("dir") => path.is_dir(),
-                Json::Object(of) => {
-                    fs::read(&path).is_ok_and(|held| Some(held) == entry_bytes(&of))
+            let is_expected = match expand(spec.clone()) {
+                Json::Bool(exists) => path.symlink_metadata().is_ok() == exists,
+                Json::String(text) => {
+                    fs::read(&path).is_ok_and(|content| content == text.as_bytes())
                 }
-                other => panic!("{other}"),
+                Json::Object(fields) if fields.contains_key("dir") => path.is_dir(),
+                Json::Object(fields) => {
+                    fs::read(&path).is_ok_and(|content| Some(content) == entry_bytes(&fields))
+                }
+                spec => panic!("{spec}"),
             };
-            let held = || fs::read(&path).map(|held| String::from_utf8_lossy(&held).into_owned());
-            (!is_so).then(|| format!("{name} is {:.500?}, and not {what}", held()))
+            let content =
+                || fs::read(&path).map(|content| String::from_utf8_lossy(&content).into_owned());
+            (!is_expected).then(|| format!("{name} is {:.500?}, expected {spec}", content()))
         })
     }
 
-    /// The records of a session.
+    /// The records of a session; none if the session does not exist.
     pub(super) fn records(&self, session: &str) -> Vec<Json> {
         let path = format!("sessions/{session}/events.jsonl");
         let text = fs::read_to_string(self.daemon.state_dir().join(path)).unwrap_or_default();
@@ -128,7 +135,7 @@ impl Fixture {
     }
 }
 
-/// Calls a tool by name, in a session of this name.
+/// Calls a tool by name in a session.
 pub(super) async fn invoke(
     daemon: &Daemon,
     session: &str,
@@ -141,7 +148,6 @@ pub(super) async fn invoke(
     }
 }
 
-/// Lists the tools of a dialect.
 pub(super) async fn list_tools(
     daemon: &Daemon,
     dialect: &str,
@@ -156,7 +162,7 @@ pub(super) async fn list_tools(
     client.list_tools(request).await.unwrap().into_inner()
 }
 
-/// A structure of protobuf as JSON.
+/// A protobuf structure as JSON, with all numbers as floats.
 pub(super) fn json_of(structure: Struct) -> Json {
     let fields = structure.fields.into_iter();
     let fields = fields.map(|(name, value)| (name, json_of_value(value)));
@@ -174,7 +180,7 @@ fn json_of_value(value: prost_types::Value) -> Json {
     }
 }
 
-/// JSON as a structure of protobuf.
+/// JSON as a protobuf structure.
 pub(super) fn structure_of(json: Json) -> Struct {
     let Json::Object(fields) = json else {
         panic!("{json}");
@@ -197,7 +203,7 @@ fn value_of(json: Json) -> prost_types::Value {
     prost_types::Value { kind: Some(kind) }
 }
 
-/// The names that one stands for: `f{1..3}` for `f0001`, `f0002` and `f0003`.
+/// Expands a name: `f{1..3}` stands for `f0001`, `f0002` and `f0003`.
 fn expand_name(name: &str) -> Vec<String> {
     let range = name.split_once('{').and_then(|(before, rest)| {
         let (range, after) = rest.split_once('}')?;
@@ -212,24 +218,24 @@ fn expand_name(name: &str) -> Vec<String> {
     }
 }
 
-fn create_entry(path: &Path, what: &Json) {
+fn create_entry(path: &Path, spec: &Json) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
-    match expand(what.clone()) {
+    match expand(spec.clone()) {
         Json::String(text) => fs::write(path, text).unwrap(),
-        Json::Object(of) if of.contains_key("link") => {
-            symlink(of["link"].as_str().unwrap(), path).unwrap();
+        Json::Object(fields) if fields.contains_key("link") => {
+            symlink(fields["link"].as_str().unwrap(), path).unwrap();
         }
-        Json::Object(of) if of.contains_key("dir") => fs::create_dir_all(path).unwrap(),
-        Json::Object(of) => fs::write(path, entry_bytes(&of).unwrap()).unwrap(),
-        other => panic!("{other}"),
+        Json::Object(fields) if fields.contains_key("dir") => fs::create_dir_all(path).unwrap(),
+        Json::Object(fields) => fs::write(path, entry_bytes(&fields).unwrap()).unwrap(),
+        spec => panic!("{spec}"),
     }
 }
 
-fn entry_bytes(of: &Map<String, Json>) -> Option<Vec<u8>> {
-    if let Some(text) = of.get("text") {
+fn entry_bytes(fields: &Map<String, Json>) -> Option<Vec<u8>> {
+    if let Some(text) = fields.get("text") {
         return Some(text.as_str()?.as_bytes().to_vec());
     }
-    let hex = of.get("hex")?.as_str()?.as_bytes();
+    let hex = fields.get("hex")?.as_str()?.as_bytes();
     let pairs = hex.chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
     Some(pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect())
 }

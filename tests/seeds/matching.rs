@@ -1,25 +1,25 @@
-//! Values as the scenarios write them: long ones by how they are made, answers by what must be true of them.
+//! Values in scenarios: generators of long values, and patterns that responses must match.
 
 use serde_json::{Map, Value as Json};
 use sha2::{Digest as _, Sha256};
 
-/// What a value of a scenario stands for. `{"$repeat": [TEXT, TIMES]}` is a text many times,
-/// `{"$lines": [FIRST, LAST, "line {}"]}` are numbered lines, `{"$join": [...]}` is several of these, and
-/// `{"$sha256": TEXT}` is the sum of one.
+/// Expands a value of a scenario. `{"$repeat": [TEXT, TIMES]}` repeats a text,
+/// `{"$lines": [FIRST, LAST, "line {}"]}` makes numbered lines, `{"$join": [...]}` joins several of
+/// these, and `{"$sha256": TEXT}` is the digest of one.
 pub(super) fn expand(json: Json) -> Json {
     match json {
         Json::Array(items) => items.into_iter().map(expand).collect(),
         Json::Object(fields) => match single_field(&fields) {
-            Some(("$repeat", Json::Array(of))) => {
-                let [Json::String(text), times] = &of[..] else {
-                    panic!("{of:?}");
+            Some(("$repeat", Json::Array(argument))) => {
+                let [Json::String(text), times] = &argument[..] else {
+                    panic!("{argument:?}");
                 };
                 let times = usize::try_from(times.as_u64().unwrap()).unwrap();
                 text.repeat(times).into()
             }
-            Some(("$lines", Json::Array(of))) => {
-                let [first, last, Json::String(text)] = &of[..] else {
-                    panic!("{of:?}");
+            Some(("$lines", Json::Array(argument))) => {
+                let [first, last, Json::String(text)] = &argument[..] else {
+                    panic!("{argument:?}");
                 };
                 let numbers = first.as_u64().unwrap()..=last.as_u64().unwrap();
                 let lines = numbers.map(|number| text.replace("{}", &number.to_string()) + "\n");
@@ -30,10 +30,10 @@ pub(super) fn expand(json: Json) -> Json {
                 let texts = parts.map(|part| part.as_str().unwrap().to_owned());
                 texts.collect::<String>().into()
             }
-            Some(("$sha256", of)) => {
-                let text = expand(of.clone());
-                let sum = Sha256::digest(text.as_str().unwrap());
-                let digits = sum.iter().map(|byte| format!("{byte:02x}"));
+            Some(("$sha256", argument)) => {
+                let text = expand(argument.clone());
+                let digest = Sha256::digest(text.as_str().unwrap());
+                let digits = digest.iter().map(|byte| format!("{byte:02x}"));
                 digits.collect::<String>().into()
             }
             _ => {
@@ -45,40 +45,44 @@ pub(super) fn expand(json: Json) -> Json {
     }
 }
 
-/// Where `found` is not as `wanted` says, and how, or nothing. Numbers are equal by their value. In `wanted`,
-/// `{"$any": "number"}` (or another type) is any value of that type, `{"$has": [...]}` a text that has all of these in
-/// it, `{"$with": {...}}` an object that has these fields among others, and `{"$count": N}` a list of so many.
-pub(super) fn difference(wanted: &Json, found: &Json, place: &str) -> Option<String> {
-    let differs = || Some(format!("{place}: {} and not {}", abbreviate(found), abbreviate(wanted)));
+/// The first difference between `found` and `wanted`. Numbers are compared by value. In `wanted`,
+/// `{"$any": "number"}` (or another type) matches any value of that type, `{"$has": [...]}` a text
+/// that contains all of these, `{"$with": {...}}` an object that has these fields among others, and
+/// `{"$count": N}` a list of N items.
+pub(super) fn difference(wanted: &Json, found: &Json, path: &str) -> Option<String> {
+    let differs =
+        || Some(format!("{path}: {}, expected {}", abbreviate(found), abbreviate(wanted)));
     match (wanted, found) {
         (Json::Object(fields), _)
             if single_field(fields).is_some_and(|(name, _)| name.starts_with('$')) =>
         {
-            let (name, of) = single_field(fields).unwrap();
-            let is_so = match (name, of, found) {
+            let (name, argument) = single_field(fields).unwrap();
+            let is_match = match (name, argument, found) {
                 ("$any", Json::String(kind), found) => kind == json_type(found),
                 ("$has", Json::Array(parts), Json::String(text)) => {
                     let mut parts = parts.iter().map(|part| part.as_str().unwrap());
                     parts.all(|part| text.contains(part))
                 }
-                ("$count", of, Json::Array(items)) => of.as_u64() == Some(items.len() as u64),
+                ("$count", argument, Json::Array(items)) => {
+                    argument.as_u64() == Some(items.len() as u64)
+                }
                 ("$with", Json::Object(some), Json::Object(all)) => {
                     return some.iter().find_map(|(name, wanted)| {
                         let found = all.get(name).unwrap_or(&Json::Null);
-                        difference(wanted, found, &format!("{place}.{name}"))
+                        difference(wanted, found, &format!("{path}.{name}"))
                     });
                 }
                 _ => false,
             };
-            if is_so { None } else { differs() }
+            if is_match { None } else { differs() }
         }
         (Json::Object(wanted), Json::Object(found)) => {
             if let Some(name) = found.keys().find(|name| !wanted.contains_key(*name)) {
-                return Some(format!("{place}.{name} is not wanted: {}", abbreviate(&found[name])));
+                return Some(format!("{path}.{name} is unexpected: {}", abbreviate(&found[name])));
             }
             wanted.iter().find_map(|(name, wanted)| match found.get(name) {
-                Some(found) => difference(wanted, found, &format!("{place}.{name}")),
-                None => Some(format!("{place}.{name} is not there: {}", abbreviate(wanted))),
+                Some(found) => difference(wanted, found, &format!("{path}.{name}")),
+                None => Some(format!("{path}.{name} is missing: {}", abbreviate(wanted))),
             })
         }
         (Json::Array(wanted), Json::Array(found)) => {
@@ -87,7 +91,7 @@ pub(super) fn difference(wanted: &Json, found: &Json, place: &str) -> Option<Str
             }
             let mut pairs = wanted.iter().zip(found).enumerate();
             pairs.find_map(|(index, (wanted, found))| {
-                difference(wanted, found, &format!("{place}[{index}]"))
+                difference(wanted, found, &format!("{path}[{index}]"))
             })
         }
         (Json::Number(wanted), Json::Number(found)) if wanted.as_f64() == found.as_f64() => None,
@@ -96,7 +100,7 @@ pub(super) fn difference(wanted: &Json, found: &Json, place: &str) -> Option<Str
     }
 }
 
-/// A value for people.
+/// A value as JSON text, shortened for messages.
 pub(super) fn abbreviate(json: &Json) -> String {
     let text = json.to_string();
     match text.char_indices().nth(1500) {
@@ -130,7 +134,7 @@ mod tests {
 
     #[test]
     fn difference_finds_mismatches() {
-        for (wanted, found, is_so) in [
+        for (wanted, found, is_match) in [
             (json!({"a": 1}), json!({"a": 1.0}), true),
             (json!({"a": 1}), json!({"a": 1, "b": 2}), false),
             (json!({"a": 1, "b": 2}), json!({"a": 1}), false),
@@ -144,11 +148,13 @@ mod tests {
             (json!({"$count": 2}), json!([2, 1]), true),
         ] {
             let difference = difference(&wanted, &found, "");
-            assert_eq!(difference.is_none(), is_so, "{wanted} {found} {difference:?}");
+            assert_eq!(difference.is_none(), is_match, "{wanted} {found} {difference:?}");
         }
-        let made = json!({"$join": [{"$lines": [9, 10, "l{}"]}, {"$repeat": ["x", 3]}]});
-        assert_eq!(expand(made), json!("l9\nl10\nxxx"));
-        let sum = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(expand(json!({"$sha256": "abc"})), json!(sum));
+
+        let generator = json!({"$join": [{"$lines": [9, 10, "l{}"]}, {"$repeat": ["x", 3]}]});
+        assert_eq!(expand(generator), json!("l9\nl10\nxxx"));
+
+        let digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(expand(json!({"$sha256": "abc"})), json!(digest));
     }
 }

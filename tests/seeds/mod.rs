@@ -1,6 +1,6 @@
-//! The source documents, row by row (`design/SEEDS.md`): what each asks for, through a running daemon. And, tool by
-//! tool, the contract, and the dialects that vendors train their models on. The scenarios are data, one file or
-//! folder per document; a test is one row of it, and is named after it.
+//! The source documents, row by row (`design/SEEDS.md`), checked on a running daemon. Also, tool by
+//! tool, the contract and the vocabularies that vendors train their models on. The scenarios are
+//! data: one file or folder per document. Each test runs one row and has its name.
 
 mod agentbench;
 mod anthropic;
@@ -18,7 +18,7 @@ mod scenario;
 mod schemas;
 mod web;
 
-/// A test for each row of a document: all of its scenarios.
+/// Defines a test for each row of a document, which runs all scenarios of the row.
 macro_rules! rows {
     ($document:literal: $($row:ident)*) => {
         $(

@@ -1,5 +1,5 @@
-//! RauskuClaw (row E): what its registry lists, and the scenarios of its tools and batches. What becomes of the jobs
-//! of batches is in `tests/invoke/batch.rs`.
+//! RauskuClaw (rows E): its registry, and the scenarios of its tools and batches. Jobs of batches
+//! are tested in `tests/invoke/batch_jobs.rs`.
 
 use jig::api::v1::{
     BatchCall, BatchMode, InvokeBatchRequest, ToolFormat, WaitJobRequest,
@@ -30,6 +30,7 @@ async fn e01_only_enabled_tools_are_listed() {
 #[tokio::test]
 async fn e12_jobs_have_uuids_and_ulids() {
     let daemon = Daemon::start().await;
+
     let request = InvokeBatchRequest {
         calls: vec![BatchCall {
             call_id: "a".to_owned(),
@@ -44,10 +45,12 @@ async fn e12_jobs_have_uuids_and_ulids() {
     let mut client = InvokeServiceClient::new(daemon.channel());
     let response = client.invoke_batch(request).await.unwrap().into_inner();
     assert_eq!((response.ok, &*response.mode), (true, "async"));
+
     let uuid = response.results[0].job_id.clone();
     let parts: Vec<_> = uuid.split('-').map(str::len).collect();
     assert_eq!(parts, [8, 4, 4, 4, 12], "{uuid}");
     assert!(!uuid.contains(|letter: char| !letter.is_ascii_hexdigit() && letter != '-'));
+
     let mut jobs = JobServiceClient::new(daemon.channel());
     let mut wait = async |job_id: String| {
         let request = WaitJobRequest { job_id, ..WaitJobRequest::default() };

@@ -1,4 +1,4 @@
-//! Whether the definitions of tools are true: what their schemas say of parameters and answers.
+//! Compares the schemas of tools with actual parameters and results.
 
 use std::collections::BTreeMap;
 
@@ -11,22 +11,21 @@ use super::{
     scenario::dialect_of,
 };
 
-/// The definitions of the tools of a document.
+/// The compiled schemas of the tools of a document.
 #[derive(Debug)]
 pub(super) struct Schemas(BTreeMap<String, Definition>);
 
 #[derive(Debug)]
 struct Definition {
     input: Validator,
-    /// Where answers are described.
+    /// The schema of results, if the tool has one.
     output: Option<Validator>,
 }
 
 impl Schemas {
-    /// As the daemon lists them.
-    pub(super) async fn of(stage: &Fixture, document: &str) -> Self {
+    pub(super) async fn of(fixture: &Fixture, document: &str) -> Self {
         let dialect = dialect_of(document);
-        let listed = list_tools(stage.daemon(), dialect, ToolFormat::JsonSchema).await;
+        let listed = list_tools(fixture.daemon(), dialect, ToolFormat::JsonSchema).await;
         let tools: Vec<Json> = serde_json::from_str(&listed.tools_json).unwrap();
         let definitions = tools.iter().map(|tool| {
             let validator = |schema| jsonschema::validator_for(schema).unwrap();
@@ -36,11 +35,11 @@ impl Schemas {
             };
             (tool["name"].as_str().unwrap().to_owned(), definition)
         });
+
         Self(definitions.collect())
     }
 
-    /// Whether parameters that the tool takes fit, unless they are `beyond` what its schema says, which they must be
-    /// then.
+    /// Checks parameters that the tool accepts. Parameters `beyond` the schema must violate it.
     pub(super) fn params_mismatch(
         &self,
         tool: &str,
@@ -49,17 +48,17 @@ impl Schemas {
     ) -> Option<String> {
         let error = self.0.get(tool)?.input.iter_errors(params).next();
         match (error, beyond) {
-            (Some(error), false) => Some(format!("parameters that its schema refuses: {error}")),
-            (None, true) => Some("parameters that are not beyond its schema".to_owned()),
+            (Some(error), false) => Some(format!("the schema rejects the parameters: {error}")),
+            (None, true) => Some("the schema accepts the parameters".to_owned()),
             (Some(_), true) | (None, false) => None,
         }
     }
 
-    /// What is not as its schema says in what a tool has answered.
+    /// The first violation of the schema in a result.
     pub(super) fn answer_mismatch(&self, tool: &str, data: &Json) -> Option<String> {
         let output = self.0.get(tool)?.output.as_ref()?;
         let error = output.iter_errors(data).next()?;
-        let place = error.instance_path();
-        Some(format!("an answer that its schema refuses at {place}: {error}"))
+        let path = error.instance_path();
+        Some(format!("the schema rejects the result at {path}: {error}"))
     }
 }
