@@ -10,14 +10,16 @@ const TREE: &str = "mkdir -p t/d; echo text > t/d/f; chmod 640 t/d/f; echo x > t
 
 async fn trees_survive_archives(setup: Setup) {
     let daemon = setup.start().await;
+
     run_script(&daemon, TREE).await;
     let list = "cd t && find . -printf '%p %y %m %u %g %Ts %l\\n' | sort";
-    let same = |made: &str| {
+    let round_trip = |archive: &str| {
         format!(
-            "({list}) > want; rm -rf out; mkdir out; {made}; (cd out && {list}) > got; diff want got"
+            "({list}) > want; rm -rf out; mkdir out; {archive}; (cd out && {list}) > got; diff want got"
         )
     };
-    for made in [
+
+    for archive in [
         "tar c t | tar xp -C out",
         "tar --numeric-owner -czf t.tgz t && tar -xzpf t.tgz -C out",
         "tar -cJf t.txz t && tar -xpf t.txz -C out",
@@ -26,12 +28,14 @@ async fn trees_survive_archives(setup: Setup) {
         "cp -a t out/",
         "rsync -aH t out/",
     ] {
-        run_script(&daemon, &same(made)).await;
+        run_script(&daemon, &round_trip(archive)).await;
     }
+
     let owners = run_script(&daemon, "tar tvf t.tar | awk '{print $2}' | sort -u; tar tvf t.tgz --numeric-owner | awk '{print $2}' | sort -u | tr / ' '; id -u; id -g").await;
     let lines: Vec<&str> = owners.lines().collect();
     assert_eq!(lines[0], "root/root");
     assert_eq!(lines[1], format!("{} {}", lines[2], lines[3]));
+
     let lines = "echo a > a && zip -q z.zip a && unzip -p z.zip | grep a && zip -qr zt.zip t -x t/fifo && unzip -tq zt.zip
         echo a | gzip | zcat && echo a | xz | xzcat && echo a | bzip2 | bzcat && echo a | zstd -q | zstd -dq
         ar rc a.ar a && ar t a.ar
@@ -45,7 +49,7 @@ async fn rsync_keeps_copies_in_sync(setup: Setup) {
     let script = "rsync -a --delete t/ copy/; rm t/run; echo more >> t/d/f; rsync -ai --delete t/ copy/ | sort; diff -r t/d copy/d; test ! -e copy/run; \
         rsync -a --link-dest=../copy t/ snapshot/; test copy/d/f -ef snapshot/d/f; rsync -anc t/ copy/ | wc -l";
     let output = run_script(&daemon, script).await;
-    // Times differ, too, unless both were written in one second.
+    // Times differ too, unless both were written within one second.
     let normalized = output.replace(".d..t...... ./\n", "").replace(">f.st", ">f.s.");
     assert_eq!(normalized, "*deleting   run\n>f.s....... d/f\n0\n", "{output}");
 }

@@ -57,8 +57,9 @@ END
 
 async fn make_builds_a_project(setup: Setup) {
     let daemon = setup.start().await;
+
     run_script(&daemon, PROJECT).await;
-    let built = run_script(
+    let output = run_script(
         &daemon,
         "make -j8 >/dev/null; build/program; make -j8 | tail -1; touch include/sum.h; make -j2 | grep -c main.c; \
          make clean >/dev/null; make -j4 below | grep -c part_; gcc -o shared -Iinclude src/main.c -Lbuild -l:libsum.so -lm -Wl,-rpath,'$ORIGIN/build'; \
@@ -66,12 +67,14 @@ async fn make_builds_a_project(setup: Setup) {
     )
     .await;
     let upto = "make: 'build/program' is up to date.";
-    let lines: Vec<&str> = built.lines().collect();
-    assert_eq!((lines[0], lines[1], lines[2]), ("42 6", upto, "1"), "{built}");
-    assert_eq!(&lines[4..], ["42 6", "7", "1"], "{built}");
-    // Makes share their jobs through a FIFO, from version 4.4 on, or a pipe.
+    let lines: Vec<&str> = output.lines().collect();
+    assert_eq!((lines[0], lines[1], lines[2]), ("42 6", upto, "1"), "{output}");
+    assert_eq!(&lines[4..], ["42 6", "7", "1"], "{output}");
+
+    // Processes of make share job tokens through a FIFO since version 4.4, through a pipe before.
     let jobs = "printf 'all: a b c\\na b c:\\n\\t@echo $$MAKEFLAGS\\n' > jobs.mk; make -j3 -f jobs.mk | grep -c jobserver-auth";
     assert_eq!(run_script(&daemon, jobs).await, "3\n");
+
     let fifo = "mkfifo tokens; exec 3<> tokens; printf ++ >&3; MAKEFLAGS='-j3 --jobserver-auth=3,3' make -f jobs.mk 3<&3 | wc -l";
     assert_eq!(run_script(&daemon, fifo).await, "3\n");
 }
@@ -105,6 +108,7 @@ cd out && ctest | grep -c '100% tests passed'
 
 async fn sanitizers_report_memory_errors_and_races(setup: Setup) {
     let daemon = setup.start().await;
+
     let sources = r#"
 cat > overflow.c <<'END'
 #include <stdlib.h>
@@ -125,9 +129,11 @@ gcc -g -fsanitize=address,undefined -o overflow overflow.c
 gcc -g -fsanitize=thread -o race race.c
 "#;
     run_script(&daemon, sources).await;
-    let found = try_script(&daemon, "ASAN_OPTIONS=detect_leaks=0 ./overflow", &[]).await;
-    assert!(found.stderr.contains("heap-buffer-overflow"), "{}", found.stderr);
-    // Where the kernel shuffles addresses more than it can bear, it executes itself once more without.
-    let found = try_script(&daemon, "setarch -R ./race", &[]).await;
-    assert!(found.stderr.contains("data race"), "{}", found.stderr);
+    let response = try_script(&daemon, "ASAN_OPTIONS=detect_leaks=0 ./overflow", &[]).await;
+    assert!(response.stderr.contains("heap-buffer-overflow"), "{}", response.stderr);
+
+    // `setarch -R` turns address randomization off. ThreadSanitizer re-executes itself without it
+    // if the kernel randomizes more than it supports.
+    let response = try_script(&daemon, "setarch -R ./race", &[]).await;
+    assert!(response.stderr.contains("data race"), "{}", response.stderr);
 }

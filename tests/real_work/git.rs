@@ -1,4 +1,4 @@
-//! Git.
+//! Git: everyday commands, and ownership of repositories.
 
 use super::{run_script, with_each_daemon};
 use crate::support::Setup;
@@ -7,6 +7,7 @@ with_each_daemon!(everyday_git_commands_work, git_trusts_repository_made_by_host
 
 async fn everyday_git_commands_work(setup: Setup) {
     let daemon = setup.start().await;
+
     let script = r#"
 git config --global user.name agent
 git config --global user.email agent@localhost
@@ -35,6 +36,7 @@ git grep -n fifty
     let output = run_script(&daemon, script).await;
     let lines: Vec<&str> = output.lines().collect();
     assert_eq!(lines[0], "side main first ", "{output}");
+
     for expected in [" 1 file changed, 1 insertion(+)", "v1", "hook ran", "numbers:50:fifty"] {
         assert!(lines.contains(&expected), "{expected}: {output}");
     }
@@ -43,19 +45,23 @@ git grep -n fifty
 async fn git_trusts_repository_made_by_host(setup: Setup) {
     let owner = setup.workspace_uid();
     let daemon = setup.start().await;
-    // Git refuses a repository of somebody else's. The workspace's owner is the command's user.
-    let made = std::process::Command::new("git")
+
+    // Git rejects a repository of another user. In the sandbox, files of the workspace's owner
+    // belong to the user of commands.
+    let status = std::process::Command::new("git")
         .args(["init", "-q"])
         .current_dir(daemon.workspace())
         .env("HOME", "/nonexistent")
         .env("GIT_CONFIG_GLOBAL", "/dev/null")
         .status()
         .unwrap();
-    assert!(made.success());
+    assert!(status.success());
+
     let owner = format!("{owner}:{owner}");
-    let given =
+    let chowned =
         std::process::Command::new("chown").arg("-R").arg(owner).arg(daemon.workspace()).status();
-    assert!(given.unwrap().success());
+    assert!(chowned.unwrap().success());
+
     let script = "echo x > x; git add x; git -c user.name=a -c user.email=a@b commit -qm x; git status --porcelain; git log --format=%s";
     assert_eq!(run_script(&daemon, script).await, "x\n");
 }

@@ -6,7 +6,7 @@ use crate::support::Setup;
 with_each_daemon!(go_builds_and_tests);
 
 async fn go_builds_and_tests(setup: Setup) {
-    // Where the tarball of its makers is unpacked to, and where Debian links it.
+    // Where the official tarball is unpacked, in addition to the path of the Debian package.
     let daemon = setup.arguments(&["--path", "/usr/local/go/bin"]).start().await;
     let script = r#"
 export GOFLAGS=-mod=mod GOPROXY=off GOTOOLCHAIN=local

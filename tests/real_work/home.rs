@@ -1,4 +1,4 @@
-//! Home directories: fresh ones, those that are kept, and what is bound for caches.
+//! Home directories: ephemeral and persistent ones, and binds for caches.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf};
 
@@ -14,7 +14,7 @@ with_each_daemon!(
 
 const PERSISTENT_HOME: &str = "home = \"persistent\"";
 
-/// The homes that are kept, on the host.
+/// The persistent home directories, on the host.
 fn host_homes(daemon: &Daemon) -> Vec<PathBuf> {
     let entries = fs::read_dir(daemon.state_dir().join("homes"));
     let entries = entries.into_iter().flatten();
@@ -24,29 +24,37 @@ fn host_homes(daemon: &Daemon) -> Vec<PathBuf> {
 async fn persistent_home_survives_runs_and_restarts(setup: Setup) {
     let owner = setup.workspace_uid();
     let daemon = setup.workspace_table(PERSISTENT_HOME).start().await;
+
     let script = "stat -c '%U %G' ~; stat -c %a ~; ls -A ~; mkdir -p ~/.cache/x; echo kept > ~/.cache/x/f; echo ~";
     assert_eq!(run_script(&daemon, script).await, "agent agent\n700\n/home/agent\n");
     assert_eq!(run_script(&daemon, "cat ~/.cache/x/f; echo more >> ~/.cache/x/f").await, "kept\n");
-    // On the host its files belong to whom those of the workspace do.
+
+    // On the host, its files belong to the owner of the workspace.
     let [home] = host_homes(&daemon).try_into().unwrap();
     for path in [home.clone(), home.join(".cache/x/f")] {
-        let found = path.metadata().unwrap();
-        assert_eq!((found.uid(), found.gid()), (owner, owner), "{}", path.display());
+        let metadata = path.metadata().unwrap();
+        assert_eq!((metadata.uid(), metadata.gid()), (owner, owner), "{}", path.display());
     }
+
     let state = daemon.state_dir().metadata().unwrap();
-    assert_eq!(state.mode() & 0o77, 0, "nobody else can enter it");
-    // Runs at the same time share it; temporary files they do not.
-    let waits = "mkfifo ~/meet; touch /tmp/own; echo waiting; cat ~/meet";
-    let mut watch = daemon.start_process(start_request(shell(waits))).await;
+    assert_eq!(state.mode() & 0o77, 0, "other users cannot enter the state directory");
+
+    // Concurrent runs share the home directory, but not temporary files.
+    let wait_script = "mkfifo ~/meet; touch /tmp/own; echo waiting; cat ~/meet";
+    let mut watch = daemon.start_process(start_request(shell(wait_script))).await;
     watch.read_until("waiting\n").await;
     assert_eq!(run_script(&daemon, "echo met > ~/meet; ls /tmp").await, "");
+
     watch.wait_for_exit().await;
     assert!(watch.stdout_text().ends_with("met\n"));
-    // Nothing in it gains rights, and no device can be in it.
+
+    // It is mounted without setuid and device files.
     let flags = run_script(&daemon, "findmnt -no OPTIONS --target ~").await;
     assert!(flags.contains("nosuid") && flags.contains("nodev"), "{flags}");
+
     let daemon = daemon.restart().await;
     assert_eq!(run_script(&daemon, "cat ~/.cache/x/f").await, "kept\nmore\n");
+
     let layers = daemon.info().await.isolation.unwrap().layers;
     let scratch = layers.iter().find(|layer| layer.name == "scratch").unwrap();
     assert!(scratch.detail.contains("persists (sandbox.home)"), "{}", scratch.detail);
@@ -61,7 +69,7 @@ async fn ephemeral_home_starts_empty(setup: Setup) {
 }
 
 async fn persistent_home_is_not_limited_by_tmp_bytes(setup: Setup) {
-    // More than the memory of the run and the size of its temporary files: it lies on a disk.
+    // More than the limits of memory and of temporary files: the home directory is on a disk.
     let setup = setup.workspace_table(&format!(
         "{PERSISTENT_HOME}\n[limits]\nmemory_bytes = 100_000_000\ntmp_bytes = 20_000_000"
     ));
@@ -73,6 +81,7 @@ async fn persistent_home_is_not_limited_by_tmp_bytes(setup: Setup) {
 
 async fn persistent_home_gives_no_access_beyond_itself(setup: Setup) {
     let daemon = setup.workspace_table(PERSISTENT_HOME).start().await;
+
     let script = "echo kept > ~/f; echo own > w; mkfifo ~/fifo; ln -s /etc/passwd ~/link; \
         python3 -c 'import os, socket; os.chdir(os.environ[\"HOME\"]); socket.socket(socket.AF_UNIX).bind(\"socket\")'";
     run_script(&daemon, script).await;
@@ -91,7 +100,8 @@ async fn persistent_home_gives_no_access_beyond_itself(setup: Setup) {
         let failed = failing_lines(&daemon, line).await;
         assert_eq!(failed.len(), 1, "{line}");
     }
-    // Neither what lies in it nor its mode is in the next daemon's way, nor in the next run's.
+
+    // Neither its content nor its mode disturbs the next daemon or the next run.
     run_script(&daemon, "echo kept > ~/f; mkfifo ~/fifo; ln -s / ~/link; chmod 000 ~").await;
     let daemon = daemon.restart().await;
     let script = "pwd; stat -c %a ~; chmod 700 ~; cat ~/f; rm ~/*; ls -A ~";
@@ -102,26 +112,29 @@ async fn persistent_home_gives_no_access_beyond_itself(setup: Setup) {
 async fn persistent_home_can_fill_its_disk() {
     let fill = "head -c 9000000 /dev/zero > ~/fill";
     let setup = || Setup::new().workspace_table(PERSISTENT_HOME);
-    // With the state on it, nothing is run until there is room.
+
+    // On the disk of the state directory: no command runs until there is space.
     let daemon = setup().state_on_small_disk("").start().await;
     let response = daemon.run(shell(fill)).await;
     assert!(response.stderr.contains("No space left"), "{response:?}");
-    // In the session that there is, a page may have room for one more record.
+
+    // In another session, as the existing one may have space for one more record in its last page.
     let run = with_metadata("jig-session", "another", shell("touch ran"));
     let refusal = Refusal::from_status(&daemon.try_run(run).await.unwrap_err());
     assert_eq!(refusal.reason, "NO_SPACE", "{refusal:?}");
     assert!(refusal.message.contains("state directory"), "{refusal:?}");
     assert!(!daemon.file("ran").exists());
-    let seen_by_the_daemon = PathBuf::from(format!("/proc/{}/root", daemon.pid()));
-    let homes = daemon.state_dir().join("homes");
-    let homes = seen_by_the_daemon.join(homes.strip_prefix("/").unwrap());
-    let home = fs::read_dir(homes).unwrap().next().unwrap().unwrap().path();
+
+    let home =
+        fs::read_dir(daemon.own_state_file("homes")).unwrap().next().unwrap().unwrap().path();
     fs::remove_file(home.join("fill")).unwrap();
     assert_eq!(daemon.output(shell("ls -A ~")).await, "");
-    // With a disk of its own, it is in nobody's way, and a command can empty it.
+
+    // On a disk of its own: other commands still run, and a command can free the space.
     let daemon = setup().state_on_small_disk("homes").start().await;
     let response = daemon.run(shell(fill)).await;
     assert!(response.stderr.contains("No space left"), "{response:?}");
+
     let response = daemon.run(shell("echo beside; ls ~; rm ~/fill")).await;
     assert_eq!(response.stdout, "beside\nfill\n", "{response:?}");
     assert_eq!(response.artifact_error, "");
@@ -139,6 +152,7 @@ async fn each_workspace_has_its_own_home() {
     let run = async |workspace: &str, script: &str| {
         daemon.output(with_metadata("jig-workspace", workspace, shell(script))).await
     };
+
     for workspace in ["one", "two", "..three"] {
         assert_eq!(run(workspace, "ls -A ~; echo x > ~/of-${PWD##*/}").await, "");
     }
@@ -146,6 +160,7 @@ async fn each_workspace_has_its_own_home() {
     assert_eq!(run("two", "rm ~/*; ls -A ~").await, "");
     assert_eq!(run("one", "ls -A ~").await, "of-workspace\n");
     assert_eq!(run("..three", "ls -A ~").await, "");
+
     let mut names: Vec<String> = host_homes(&daemon)
         .iter()
         .map(|home| home.file_name().unwrap().to_str().unwrap()[..4].to_owned())
@@ -164,18 +179,19 @@ async fn home_belongs_to_the_workspace_owner() {
 
 #[tokio::test]
 async fn bound_caches_are_shared_between_runs() {
-    let [caches, kept] = [0, 1].map(|_| tempfile::tempdir().unwrap());
-    let settings = kept.path().join("npmrc");
+    let [caches, config_folder] = [0, 1].map(|_| tempfile::tempdir().unwrap());
+    let settings = config_folder.path().join("npmrc");
     fs::write(&settings, "fund=false\n").unwrap();
     let setup = Setup::new().arguments(&[
         "--bind",
         &format!("{}:/cache", caches.path().display()),
-        // What programs read in /etc can be added; what the sandbox makes there stays its own.
+        // Files can be added to /etc. Those that the sandbox creates there stay as they are.
         "--bind-ro",
         &format!("{}:/etc/npmrc", settings.display()),
     ]);
     let daemon = setup.start().await;
     run_script(&daemon, "echo kept > /cache/f; ! echo x >> /etc/npmrc").await;
+
     assert_eq!(daemon.output(argv(&["cat", "/cache/f", "/etc/npmrc"])).await, "kept\nfund=false\n");
     assert_eq!(fs::read_to_string(caches.path().join("f")).unwrap(), "kept\n");
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Puts there what the tests of real work use and a machine may lack: programs by apt, pytest by pip.
-# What is there already is left alone.
+# Installs what the tests of real work use and a machine may lack: programs with apt, pytest with pip.
+# Existing installations stay unchanged.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 tools=${JIG_TOOLS_DIR:-target/tools}
 
-# Each program, and the package that brings it.
+# Each program, and the package that provides it.
 missing=()
 while read -r program package; do
   command -v "$program" >/dev/null || missing+=("$package")

@@ -1,4 +1,4 @@
-//! Java.
+//! Java: compiler, threads, processes, sockets and files.
 
 use super::{run_script, with_each_daemon};
 use crate::support::Setup;

@@ -130,6 +130,7 @@ END
 /usr/bin/python3 work.py
 "#;
     assert_eq!(run_script(&daemon, script).await, "{\"done\": true}\n");
+
     let lines = "/usr/bin/python3 -m compileall -q work.py
         /usr/bin/python3 -m timeit -n 1 pass
         /usr/bin/python3 -c 'import webbrowser, tkinter' || /usr/bin/python3 -c 'import curses, readline, lzma, bz2, dbm'

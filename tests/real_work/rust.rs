@@ -18,6 +18,7 @@ async fn cargo_builds_and_tests(setup: Setup) {
     let path = format!("{MOUNTED_DIRECTORY}/bin");
     let setup = setup.mounting_directory(&toolchain()).arguments(&["--path", &path]);
     let daemon = setup.start().await;
+
     let script = r#"
 cargo new --quiet --lib sample && cd sample
 mkdir part && cat > part/Cargo.toml <<'END'

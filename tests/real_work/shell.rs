@@ -1,5 +1,4 @@
-//! What every script uses: the shell itself, the tools of the system, and what they are told about
-//! the machine.
+//! The basis of every script: the shell, system tools, and what they report about the machine.
 
 use super::{failing_lines, run_script, with_each_daemon};
 use crate::support::Setup;

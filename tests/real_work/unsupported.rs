@@ -1,12 +1,12 @@
-//! What does not work in the sandbox, as docs/isolation.md lists it: each fails at once, and says why as far as
-//! the program at hand can.
+//! Commands that do not work in the sandbox, as listed in docs/isolation.md: each fails at once,
+//! with the reason as far as the program reports it.
 
 use super::{run_script, try_script, with_each_daemon};
 use crate::support::Setup;
 
 with_each_daemon!(unsupported_commands_fail_with_a_reason, leak_sanitizer_fails_without_ptrace);
 
-/// A command, and what it says.
+/// Commands and the errors they report.
 const FAILING_COMMANDS: &[(&str, &str)] = &[
     ("strace true", "Operation not permitted"),
     ("gdb -q -batch -ex run /bin/true", "Operation not permitted"),
@@ -28,15 +28,15 @@ const FAILING_COMMANDS: &[(&str, &str)] = &[
 
 async fn unsupported_commands_fail_with_a_reason(setup: Setup) {
     let daemon = setup.start().await;
-    let mut wrong = Vec::new();
+    let mut unexpected = Vec::new();
     for (line, reason) in FAILING_COMMANDS {
         let response = try_script(&daemon, line, &[]).await;
         let output = format!("{}{}", response.stdout, response.stderr);
         if response.exit_code == Some(0) || !output.contains(reason) {
-            wrong.push(format!("{line}: {:?} {output}", response.exit_code));
+            unexpected.push(format!("{line}: {:?} {output}", response.exit_code));
         }
     }
-    assert_eq!(wrong, [""; 0]);
+    assert_eq!(unexpected, [""; 0]);
 }
 
 async fn leak_sanitizer_fails_without_ptrace(setup: Setup) {
