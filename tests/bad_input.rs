@@ -1,4 +1,4 @@
-//! Requests that are refused before anything is started. Each would leave a file behind if it were.
+//! Requests that are rejected before anything starts. Each would create a file if it ran.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use tonic::{Request, Status};
 
 use crate::support::{Daemon, Refusal, argv, shell};
 
-/// A command that shows that it was run.
+/// A command that leaves a file if it runs.
 const MARKER_COMMAND: &str = "touch /workspace/ran";
 
 fn marker_shell() -> RunRequest {
@@ -24,8 +24,7 @@ fn with_env(name: &str, value: &str) -> RunRequest {
     RunRequest { env: [(name.to_owned(), value.to_owned())].into(), ..marker_shell() }
 }
 
-/// Each of these requests must be refused as breaking rules, naming one field that contains the
-/// text.
+/// Checks that each request is rejected with an invalid field whose name contains the given text.
 async fn check_invalid_fields(daemon: &Daemon, requests: Vec<(RunRequest, &str)>) {
     for (request, field) in requests {
         let refusal = daemon.run_failing(request, "INVALID_PARAMS").await;
@@ -36,7 +35,7 @@ async fn check_invalid_fields(daemon: &Daemon, requests: Vec<(RunRequest, &str)>
             "{refusal:?}"
         );
     }
-    assert!(!daemon.file("ran").exists(), "something was started");
+    assert!(!daemon.file("ran").exists(), "a command was started");
 }
 
 #[tokio::test]
@@ -44,6 +43,7 @@ async fn exactly_one_of_command_and_argv_must_be_given() {
     let daemon = Daemon::start().await;
     let both = RunRequest { argv: marker_argv().argv, ..marker_shell() };
     let neither = RunRequest::default();
+
     for request in [both, neither] {
         let refusal = daemon.run_failing(request, "INVALID_PARAMS").await;
         assert!(!refusal.violations.is_empty(), "{refusal:?}");
@@ -82,6 +82,7 @@ async fn invalid_variable_names_are_rejected() {
 #[tokio::test]
 async fn numbers_out_of_range_are_rejected() {
     let daemon = Daemon::start().await;
+
     let timeout = |seconds| RunRequest { timeout_sec: Some(seconds), ..marker_shell() };
     let output = |bytes| RunRequest { max_output_bytes: Some(bytes), ..marker_shell() };
     let requests = vec![
@@ -92,6 +93,7 @@ async fn numbers_out_of_range_are_rejected() {
         (output(u32::MAX), "max_output_bytes"),
     ];
     check_invalid_fields(&daemon, requests).await;
+
     daemon.output(timeout(86_400)).await;
     daemon.output(output(10 << 20)).await;
 }
@@ -99,6 +101,7 @@ async fn numbers_out_of_range_are_rejected() {
 #[tokio::test]
 async fn oversized_fields_are_rejected_and_never_truncated() {
     let daemon = Daemon::start().await;
+
     let long = "x".repeat(131_072);
     let huge = "x".repeat(2 << 20);
     let requests = vec![
@@ -110,20 +113,23 @@ async fn oversized_fields_are_rejected_and_never_truncated() {
         (RunRequest { stdin: vec![b'x'; (8 << 20) + 1].into(), ..marker_shell() }, "stdin"),
     ];
     check_invalid_fields(&daemon, requests).await;
-    // Each word is short enough, and all of them are more than the kernel takes (2 MiB).
+
+    // Each argument is short enough, but together they exceed the limit of the kernel (2 MiB).
     let mut many = vec!["touch", "/workspace/ran"];
-    let word = "x".repeat(100_000);
-    many.extend(std::iter::repeat_n(word.as_str(), 22));
+    let argument = "x".repeat(100_000);
+    many.extend(std::iter::repeat_n(argument.as_str(), 22));
     daemon.run_failing(argv(&many), "INVALID_PARAMS").await;
     let too_many: Vec<&str> =
         ["touch", "/workspace/ran"].into_iter().chain(std::iter::repeat_n("x", 65_535)).collect();
     daemon.run_failing(argv(&too_many), "INVALID_PARAMS").await;
+
     assert!(!daemon.file("ran").exists());
 }
 
 #[tokio::test]
 async fn all_invalid_fields_are_reported_at_once() {
     let daemon = Daemon::start().await;
+
     let request = RunRequest {
         command: Some("touch /workspace/ran \0".to_owned()),
         cwd: Some("a\0b".to_owned()),
@@ -136,12 +142,15 @@ async fn all_invalid_fields_are_reported_at_once() {
     };
     let refusal = daemon.run_failing(request, "INVALID_PARAMS").await;
     let fields = refusal.invalid_fields();
+
     for field in ["command", "cwd", "timeout_sec", "max_output_bytes"] {
         let count = fields.iter().filter(|found| **found == field).count();
         assert_eq!(count, 1, "{field}: {refusal:?}");
     }
+
     let variables = fields.iter().filter(|found| found.starts_with("env")).count();
     assert_eq!(variables, 3, "{refusal:?}");
+
     for violation in &refusal.violations {
         assert!(refusal.message.contains(&violation.field), "{refusal:?}");
     }
@@ -169,16 +178,19 @@ async fn cwd_outside_workspace_is_a_path_escape() {
         let request = RunRequest { cwd: Some(cwd.to_owned()), ..marker_argv() };
         daemon.run_failing(request, "PATH_ESCAPE").await;
     }
+
     assert!(!daemon.file("ran").exists());
 }
 
 #[tokio::test]
 async fn kernel_limits_are_reported_by_field() {
     let daemon = Daemon::start().await;
-    // By execve(2): of all arguments together a quarter of the stack, 2 MiB; of a name 255 bytes, of a path 4,096.
-    let much = "x".repeat((128 << 10) - 1);
+
+    // Limits of execve(2): all arguments together a quarter of the stack, 2 MiB; a name 255 bytes;
+    // a path 4,096 bytes.
+    let long_argument = "x".repeat((128 << 10) - 1);
     for (request, field) in [
-        (argv(&[&["printf"] as &[&str], &[&*much; 20]].concat()), "argv"),
+        (argv(&[&["printf"] as &[&str], &[&*long_argument; 20]].concat()), "argv"),
         (argv(&[&"x".repeat(300)]), "argv[0]"),
         (argv(&[&"./x".repeat(2000)]), "argv[0]"),
         (RunRequest { cwd: Some("x".repeat(300)), ..marker_argv() }, "cwd"),
@@ -186,6 +198,7 @@ async fn kernel_limits_are_reported_by_field() {
         let refusal = daemon.run_failing(request, "INVALID_PARAMS").await;
         assert_eq!(refusal.invalid_fields(), [field], "{refusal:?}");
     }
+
     std::os::unix::fs::symlink("loop", daemon.file("loop")).unwrap();
     let request = RunRequest { cwd: Some("loop".to_owned()), ..marker_argv() };
     daemon.run_failing(request, "SYMLINK_BLOCKED").await;
@@ -207,6 +220,7 @@ async fn missing_or_invalid_cwd_is_reported() {
             assert!(refusal.message.contains(cwd), "{refusal:?}");
         }
     }
+
     assert!(!daemon.file("ran").exists());
 }
 
@@ -233,12 +247,14 @@ async fn unknown_workspace_is_rejected() {
 #[tokio::test]
 async fn rejected_requests_use_no_sandbox() {
     let daemon = Daemon::start().await;
+
     for _ in 0..20 {
         daemon.run_failing(RunRequest::default(), "INVALID_PARAMS").await;
         daemon.run_failing(argv(&["no-such-program"]), "COMMAND_NOT_FOUND").await;
         let outside = RunRequest { cwd: Some("..".to_owned()), ..marker_shell() };
         daemon.run_failing(outside, "PATH_ESCAPE").await;
     }
+
     let counts = daemon.info().await.counts.unwrap();
     assert_eq!((counts.runs_active, counts.sandboxes_quarantined), (0, 0));
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
@@ -248,6 +264,7 @@ async fn rejected_requests_use_no_sandbox() {
 #[tokio::test]
 async fn unknown_enum_values_are_rejected_with_the_valid_ones() {
     let daemon = Daemon::start().await;
+
     fs::write(daemon.file("f"), "old").unwrap();
     let path = || "f".to_owned();
     let expect_invalid_params = |answer: Result<(), Status>, field: &str, value: &str| {
@@ -259,8 +276,10 @@ async fn unknown_enum_values_are_rejected_with_the_valid_ones() {
     let mut tools = daemon.tools();
     let request = ReadFileRequest { path: path(), encoding: Some(9), ..Default::default() };
     expect_invalid_params(tools.read_file(request).await.map(drop), "encoding", "ENCODING_BASE64");
+
     let request = WriteFileRequest { path: path(), mode: Some(-1), ..Default::default() };
     expect_invalid_params(tools.write_file(request).await.map(drop), "mode", "WRITE_MODE_APPEND");
+
     let edit = |occurrence| Edit {
         old_string: "old".to_owned(),
         new_string: "new".to_owned(),
@@ -273,6 +292,7 @@ async fn unknown_enum_values_are_rejected_with_the_valid_ones() {
     };
     let answer = tools.edit_file(request).await.map(drop);
     expect_invalid_params(answer, "edits[1].occurrence", "OCCURRENCE_FIRST");
+
     let notebook = || EditNotebookRequest {
         path: path(),
         cell_index: Some(0),
@@ -281,6 +301,7 @@ async fn unknown_enum_values_are_rejected_with_the_valid_ones() {
     };
     let request = EditNotebookRequest { mode: Some(77), ..notebook() };
     expect_invalid_params(tools.edit_notebook(request).await.map(drop), "mode", "CELL_EDIT_INSERT");
+
     let request = EditNotebookRequest { cell_type: Some(77), ..notebook() };
     expect_invalid_params(
         tools.edit_notebook(request).await.map(drop),

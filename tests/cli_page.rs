@@ -44,12 +44,14 @@ fn append(page: &mut String, command: &[&str]) {
         .output()
         .unwrap();
     assert!(output.status.success(), "{command:?}: {output:?}");
+
     let help = String::from_utf8(output.stdout).unwrap();
 
     let is_root = command.len() == 1;
     let own = if is_root { help.as_str() } else { help.split(SHARED_OPTIONS).next().unwrap() };
     let level = "#".repeat(command.len().min(3) + 1);
     append_section(page, &format!("{level} {}", command.join(" ")), own);
+
     for subcommand in subcommands(&help) {
         append(page, &[command, &[subcommand]].concat());
     }
@@ -63,8 +65,8 @@ fn append_section(page: &mut String, title: &str, help: &str) {
     page.push_str("```\n\n");
 }
 
-/// Appends a line of help in lines of at most [`MAX_COLUMNS`], which keep its indentation and, after
-/// an option or a command, that of its description.
+/// Appends a line of help, wrapped at [`MAX_COLUMNS`]. Wrapped lines keep the indentation, or that
+/// of the description of an option or command.
 fn append_wrapped(page: &mut String, line: &str) {
     let text = line.trim_start();
     let mut indent = line.len() - text.len();
@@ -73,6 +75,7 @@ fn append_wrapped(page: &mut String, line: &str) {
         indent += text.len() - description.trim_start().len();
         let _term = write!(current, "{term:width$}", width = indent - current.len());
     }
+
     let rest = &line[current.len().min(line.len())..];
     let mut is_empty = true;
     for word in rest.split_whitespace() {
@@ -81,12 +84,15 @@ fn append_wrapped(page: &mut String, line: &str) {
             current = " ".repeat(indent);
             is_empty = true;
         }
+
         if !is_empty {
             current.push(' ');
         }
+
         current.push_str(word);
         is_empty = false;
     }
+
     writeln!(page, "{}", current.trim_end()).unwrap();
 }
 
@@ -99,6 +105,7 @@ fn subcommands(help: &str) -> Vec<&str> {
     if !usage.ends_with("<COMMAND>") && !usage.ends_with("[COMMAND]") {
         return Vec::new();
     }
+
     let listed = after_usage.split("\nOptions:\n").next().unwrap();
     let names = listed.lines().filter_map(|line| {
         let line = line.strip_prefix("  ").filter(|line| !line.starts_with(' '))?;

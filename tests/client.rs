@@ -1,4 +1,4 @@
-//! The command `jig`, as people use it: embedded in one call, and with a daemon elsewhere.
+//! The command `jig`, with an embedded daemon and with a running one.
 
 use std::{
     fs::{self, File},
@@ -27,32 +27,37 @@ fn run_jig(directory: &Path, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// What a terminal gets when `jig` runs on it, without its own colours and progress.
+/// The output of `jig` on a terminal, without colours and progress.
 fn run_jig_on_terminal(directory: &Path, arguments: &[&str]) -> String {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+
     let terminal = openpt(flags).unwrap();
     grantpt(&terminal).unwrap();
     unlockpt(&terminal).unwrap();
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let jigs = File::from(open(ptsname(&terminal, "").unwrap(), flags, Mode::empty()).unwrap());
+    let terminal_end =
+        File::from(open(ptsname(&terminal, "").unwrap(), flags, Mode::empty()).unwrap());
     let mut child = Command::new(env!("CARGO_BIN_EXE_jig"))
         .args(arguments)
         .current_dir(directory)
         .env_clear()
         .env("PATH", "/usr/bin:/bin")
         .stdin(Stdio::null())
-        .stdout(jigs.try_clone().unwrap())
-        .stderr(jigs)
+        .stdout(terminal_end.try_clone().unwrap())
+        .stderr(terminal_end)
         .spawn()
         .unwrap();
+
     let mut shown = Vec::new();
-    // It ends with an error when nobody holds the other side any more.
+
+    // Reading fails once the other end is closed.
     let _ended = File::from(terminal).read_to_end(&mut shown);
     child.wait().unwrap();
     let mut shown = String::from_utf8(shown).unwrap();
-    for ours in ["\r", "\x1b[2K", "\x1b[31m", "\x1b[32m", "\x1b[35m", "\x1b[36m", "\x1b[0m"] {
-        shown = shown.replace(ours, "");
+    for sequence in ["\r", "\x1b[2K", "\x1b[31m", "\x1b[32m", "\x1b[35m", "\x1b[36m", "\x1b[0m"] {
+        shown = shown.replace(sequence, "");
     }
+
     shown
 }
 
@@ -60,7 +65,7 @@ fn utf8(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// Runs `jig`, which must exit with `code`; answers what it wrote to standard output.
+/// Runs `jig`, which must exit with `code`, and returns its standard output.
 fn run_expecting_exit(directory: &Path, arguments: &[&str], code: i32) -> String {
     let output = run_jig(directory, arguments);
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
@@ -82,16 +87,20 @@ fn embedded_daemon_lives_as_long_as_the_call() {
 #[test]
 fn jig_run_exits_like_its_command() {
     let folder = tempfile::tempdir().unwrap();
+
     let here = folder.path();
+
     // One argument is a command line, what follows `--` is a program and its arguments.
     assert_eq!(run_expecting_exit(here, &["run", "echo $((1 + 1))"], 0), "2\n");
     assert_eq!(run_expecting_exit(here, &["run", "--", "echo", "$((1 + 1))"], 0), "$((1 + 1))\n");
+
     run_expecting_exit(here, &["run", "exit 7"], 7);
     run_expecting_exit(here, &["run", "kill -SEGV $$"], 128 + 11);
     run_expecting_exit(here, &["run", "--timeout", "1", "sleep 100"], 124);
     let output = run_jig(here, &["run", "--", "no-such-program"]);
     assert_eq!(output.status.code(), Some(125));
     assert!(utf8(&output.stderr).contains("COMMAND_NOT_FOUND"), "{output:?}");
+
     let output = run_jig(here, &["run", "echo out; echo err >&2"]);
     assert_eq!(
         (utf8(&output.stdout), utf8(&output.stderr)),
@@ -108,17 +117,22 @@ async fn address_option_selects_the_daemon() {
     let unix = format!("unix:{}", daemon.socket().display());
     let tcp = format!("127.0.0.1:{}", daemon.port());
     let nowhere = tempfile::tempdir().unwrap();
+
     for address in [&unix, &tcp] {
         let here = nowhere.path();
-        let on = |arguments: &[&'static str]| [&["--address", address], arguments].concat();
-        assert_eq!(run_expecting_exit(here, &on(&["run", "pwd"]), 0), "/workspace\n");
-        run_expecting_exit(here, &on(&["health"]), 0);
-        run_expecting_exit(here, &on(&["health", "jig.v1.ToolService"]), 0);
-        let json = run_expecting_exit(here, &on(&["--json", "run", "echo hi; exit 3"]), 3);
+        let with_address =
+            |arguments: &[&'static str]| [&["--address", address], arguments].concat();
+        assert_eq!(run_expecting_exit(here, &with_address(&["run", "pwd"]), 0), "/workspace\n");
+
+        run_expecting_exit(here, &with_address(&["health"]), 0);
+        run_expecting_exit(here, &with_address(&["health", "jig.v1.ToolService"]), 0);
+        let json =
+            run_expecting_exit(here, &with_address(&["--json", "run", "echo hi; exit 3"]), 3);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["outcome"], "OUTCOME_EXITED", "{json}");
         assert_eq!(json["exit_code"], 3, "{json}");
         assert_eq!(json["stdout"], "hi\n", "{json}");
+
         let path = json["stdout_path"].as_str().unwrap();
         let read = ["--address", address, "artifact", path];
         assert_eq!(run_expecting_exit(here, &read, 0), "hi\n");
@@ -130,8 +144,10 @@ async fn signal_ends_jig_while_its_output_is_unread() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("big"), ("x".repeat(999) + "\n").repeat(1000)).unwrap();
     let address = format!("unix:{}", daemon.socket().display());
-    let elsewhere = ["--address", &address];
-    for (connection, workspace) in [(&elsewhere[..], Path::new("/")), (&[], &daemon.workspace())] {
+    let with_address = ["--address", &address];
+
+    for (connection, workspace) in [(&with_address[..], Path::new("/")), (&[], &daemon.workspace())]
+    {
         for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
             for arguments in
                 [&["--json", "read", "big"][..], &["run", "--max-output", "2000000", "cat big >&2"]]
@@ -146,10 +162,11 @@ async fn signal_ends_jig_while_its_output_is_unread() {
                     .spawn()
                     .unwrap();
                 let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
-                // It has begun to print, and the pipe has no room for the rest.
+
+                // `jig` has started to print, and the pipe is too small for the rest.
                 let mut byte = [0];
                 match arguments[0] {
-                    // What the command has written, behind what jig says.
+                    // The output of the command, after the messages of jig.
                     "run" => {
                         while byte != *b"x" {
                             stderr.as_mut().unwrap().read_exact(&mut byte).unwrap();
@@ -157,13 +174,15 @@ async fn signal_ends_jig_while_its_output_is_unread() {
                     }
                     _ => stdout.as_mut().unwrap().read_exact(&mut byte).unwrap(),
                 }
+
                 kill_process(Pid::from_child(&child), signal).unwrap();
                 let mut status = None;
-                eventually("the signal ends it", async || {
+                eventually("the signal ends jig", async || {
                     status = child.try_wait().unwrap();
                     status.is_some()
                 })
                 .await;
+
                 let ended = status.unwrap().code();
                 assert_eq!(ended, Some(code), "{signal:?} {arguments:?}");
             }
@@ -174,7 +193,7 @@ async fn signal_ends_jig_while_its_output_is_unread() {
 #[test]
 fn cli_errors_name_the_remedy() {
     let folder = tempfile::tempdir().unwrap();
-    for (arguments, code, says) in [
+    for (arguments, code, expected) in [
         (&["--address", "unix:/nowhere/jig.sock", "run", "true"][..], 125, "jig serve"),
         (&["--address", "nonsense", "health"], 1, "nonsense"),
         (&["--address", "nonsense", "ls"], 64, "nonsense"),
@@ -188,7 +207,7 @@ fn cli_errors_name_the_remedy() {
     ] {
         let output = run_jig(folder.path(), arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
-        assert!(utf8(&output.stderr).contains(says), "{arguments:?}: {output:?}");
+        assert!(utf8(&output.stderr).contains(expected), "{arguments:?}: {output:?}");
     }
 }
 
@@ -196,10 +215,12 @@ fn cli_errors_name_the_remedy() {
 async fn bench_prints_its_ratios_beside_a_bare_process() {
     let _turn = Daemon::start().await;
     let folder = tempfile::tempdir().unwrap();
+
     let arguments =
         "bench run --count 40 --clients 2 --stream 8 --starts 2 --sleeping 20 --sequence 40";
     let arguments: Vec<&str> = arguments.split(' ').collect();
     let report = run_expecting_exit(folder.path(), &arguments, 0);
+
     for part in [
         "bare posix_spawn",
         "jig run, sandboxed",
@@ -221,12 +242,14 @@ async fn bench_prints_its_ratios_beside_a_bare_process() {
 fn terminal_output_escapes_control_characters() {
     const NAME: &str = "e\x1b[5mBLINK\n\u{9b}7m";
     const SHOWN: &str = r#""e\033[5mBLINK\n\302\2337m""#;
+
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();
     fs::create_dir(here.join("w")).unwrap();
     let here = here.join("w");
     fs::write(here.join(NAME), "needle \x1b]0;title\x07\n").unwrap();
     let line = r"needle \033]0;title\a";
+
     for (arguments, shown) in [
         (&["ls"][..], format!("{SHOWN}\n")),
         (&["ls", "-l"], format!(" {SHOWN}\n")),
@@ -241,17 +264,20 @@ fn terminal_output_escapes_control_characters() {
     ] {
         let output = run_jig_on_terminal(&here, arguments);
         assert!(output.contains(&shown), "{arguments:?}: {output}");
-        let orders = |character: char| character.is_control() && character != '\n';
-        assert!(!output.contains(orders), "{arguments:?}: {output:?}");
+        let is_control = |character: char| character.is_control() && character != '\n';
+        assert!(!output.contains(is_control), "{arguments:?}: {output:?}");
     }
-    // There, of a long file, not all is shown.
+
+    // On a terminal, long files are shown in part.
     let lines = "x\n".repeat(12_000);
     fs::write(here.join("long"), &lines).unwrap();
     let shown = run_jig_on_terminal(&here, &["read", "long"]);
     assert!(shown.contains("2000 of 12000 lines in the middle are omitted"));
     assert!(run_expecting_exit(&here, &["read", "long"], 0) == lines);
+
     fs::remove_file(here.join("long")).unwrap();
-    // Programs get names as they are.
+
+    // In a pipe, names are not escaped.
     assert_eq!(run_expecting_exit(&here, &["ls"], 0), format!("{NAME}\n"));
     assert_eq!(run_expecting_exit(&here, &["search", "needle"], 0), format!("{NAME}:1:1:needle\n"));
 }
@@ -260,11 +286,12 @@ fn terminal_output_escapes_control_characters() {
 fn request_id_needs_one_call_of_a_running_daemon() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("d")).unwrap();
-    let elsewhere = ["--address", "unix:nowhere", "--request-id", "id"];
+    let with_address = ["--address", "unix:nowhere", "--request-id", "id"];
+
     for arguments in [
         &["run", "--request-id", "id", "true"][..],
-        &[&elsewhere[..], &["cp", "-r", "d", ":d"]].concat(),
-        &[&elsewhere[..], &["rules", "rm", "a", "b"]].concat(),
+        &[&with_address[..], &["cp", "-r", "d", ":d"]].concat(),
+        &[&with_address[..], &["rules", "rm", "a", "b"]].concat(),
     ] {
         let output = run_jig(folder.path(), arguments);
         let stderr = utf8(&output.stderr);
@@ -276,13 +303,16 @@ fn request_id_needs_one_call_of_a_running_daemon() {
 #[test]
 fn completions_and_manual_pages_cover_the_arguments() {
     let folder = tempfile::tempdir().unwrap();
+
     let here = folder.path();
     for shell in ["bash", "zsh", "fish"] {
         let script = run_expecting_exit(here, &["completions", shell], 0);
         assert!(script.contains("approvals"), "{shell}: {script}");
     }
+
     let page = run_expecting_exit(here, &["man"], 0);
     assert!(page.contains(".TH jig 1"), "{page}");
+
     run_expecting_exit(here, &["man", "share/man1"], 0);
     let run = fs::read_to_string(here.join("share/man1/jig-run.1")).unwrap();
     assert!(run.contains("minimum"), "{run}");

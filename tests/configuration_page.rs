@@ -1,11 +1,11 @@
-//! docs/configuration.md, compared with the daemon.
+//! Compares docs/configuration.md with the daemon.
 
 use std::{collections::BTreeSet, fs};
 
 use crate::support::run_jigd;
 
 const PAGE: &str = include_str!("../docs/configuration.md");
-/// No table has it.
+/// A key that no table has.
 const UNKNOWN_KEY: &str = "no_such_key";
 
 #[test]
@@ -13,15 +13,18 @@ fn documented_default_file_is_accepted() {
     let (_, rest) = PAGE.split_once("```toml jigd\n").unwrap();
     let (file, _) = rest.split_once("```").unwrap();
     let folder = tempfile::tempdir().unwrap();
+
     for name in ["project", "toolchain"] {
         fs::create_dir(folder.path().join(name)).unwrap();
     }
+
     let path = folder.path().join("jig.toml");
     let root = folder.path().display().to_string();
     let state = folder.path().join("state").display().to_string();
     fs::write(&path, file.replace("/srv", &root)).unwrap();
     let path = path.to_str().unwrap();
     let output = run_jigd(&["--check", "--config", path, "--state-dir", &state]);
+
     let report = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{report}");
     assert!(report.contains("workspace project at "), "{report}");
@@ -36,6 +39,7 @@ fn every_key_has_a_row_and_every_row_a_key() {
     });
     let names: BTreeSet<String> = names.filter(|name| !name.is_empty()).collect();
     assert!(names.len() > 10, "{names:?}");
+
     for (header, mut documented) in tables {
         if header.is_empty() {
             documented.extend(names.iter().cloned());
@@ -44,7 +48,7 @@ fn every_key_has_a_row_and_every_row_a_key() {
     }
 }
 
-/// The tables of the page: the header in the file, empty for the top level, and the keys.
+/// The tables of the page, as header in the file and keys. The header of the top level is empty.
 fn documented_tables() -> Vec<(String, BTreeSet<String>)> {
     let (_, rest) = PAGE.split_once("\n## Keys by table\n").unwrap();
     let (section, _) = rest.split_once("\n## ").unwrap();
@@ -62,15 +66,17 @@ fn documented_tables() -> Vec<(String, BTreeSet<String>)> {
         .collect()
 }
 
-/// The keys of a table that the daemon names in the error about an unknown one.
+/// The keys of a table, as the error about an unknown key lists them.
 fn known_keys(header: &str) -> BTreeSet<String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.toml");
+
     fs::write(&path, format!("{header}\n{UNKNOWN_KEY} = 1\n")).unwrap();
     let output = run_jigd(&["--check", "--config", path.to_str().unwrap()]);
     let error = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     let expected = format!("`{UNKNOWN_KEY}`, expected ");
     let (_, known) = error.split_once(&expected).expect(&error);
     let known = known.lines().next().unwrap();
+
     known.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }

@@ -1,8 +1,9 @@
-//! What the daemon itself may touch: its own files, whatever it holds open.
+//! Confinement of the daemon itself: it may touch only its own files, even through open
+//! descriptors.
 //!
-//! No path of a caller's leads out of a workspace, so the wall behind that is looked at from where
-//! no path is needed: a directory that the daemon has open is moved out of the workspace, as only
-//! somebody on the host can.
+//! No path of a caller leads out of a workspace. So these tests reach the second boundary without a
+//! path: they move a directory that the daemon has open out of the workspace, which only a process
+//! on the host can do.
 
 use std::{
     fs,
@@ -15,24 +16,27 @@ use tonic::Status;
 
 use crate::support::{Daemon, HostProgram, Refusal, Setup, eventually};
 
-/// Deletes a directory that is moved to `elsewhere` while that goes on. Answers what the call
-/// answers, and how many entries the daemon has left there.
+/// Moves a directory to `elsewhere` while the daemon deletes it. Returns the result of the call and
+/// the number of remaining entries.
 async fn delete_while_moved(
     daemon: &Daemon,
     elsewhere: &Path,
-    make: impl Fn(PathBuf),
+    create_entry: impl Fn(PathBuf),
 ) -> (Result<u32, Status>, usize) {
     let tree = daemon.file("tree");
     let moved = elsewhere.join("tree");
     let count = |folder: &Path| fs::read_dir(folder).unwrap().count();
     let mut entries = 10_000;
+
     loop {
         fs::create_dir(&tree).unwrap();
         let owner = daemon.workspace().metadata().unwrap();
         chown(&tree, Some(owner.uid()), Some(owner.gid())).unwrap();
+
         for entry in 0..entries {
-            make(tree.join(entry.to_string()));
+            create_entry(tree.join(entry.to_string()));
         }
+
         let modified = || fs::metadata(&tree).ok().and_then(|tree| tree.modified().ok());
         let before = modified();
         let mut tools = daemon.tools();
@@ -41,17 +45,21 @@ async fn delete_while_moved(
             let answer = tools.delete_path(request).await?;
             Ok(answer.into_inner().deleted_count)
         });
-        eventually("something is deleted", async || modified() != before).await;
+        eventually("the daemon deletes entries", async || modified() != before).await;
+
         let is_moved = fs::rename(&tree, &moved).is_ok();
-        let goes_on = is_moved && count(&moved) > entries / 10;
+        let is_deleting = is_moved && count(&moved) > entries / 10;
         let answer = call.await.unwrap();
-        if goes_on {
+
+        if is_deleting {
             return (answer, count(&moved));
         }
-        // It was over too soon.
+
+        // The deletion ended before the move.
         if is_moved {
             fs::remove_dir_all(&moved).unwrap();
         }
+
         entries *= 2;
     }
 }
@@ -98,7 +106,8 @@ async fn daemon_without_landlock_logs_a_warning() {
         panic!("{log}");
     };
     assert!(warning.contains("Landlock") && warning.contains("lsm="), "{warning}");
-    // That the tests above look at Landlock and at nothing else.
+
+    // Shows that the tests above depend on Landlock alone.
     let elsewhere = tempfile::tempdir().unwrap();
     let (answer, remaining) = delete_while_moved(&daemon, elsewhere.path(), create_file).await;
     answer.unwrap();

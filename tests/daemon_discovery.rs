@@ -1,4 +1,4 @@
-//! Which daemon `jig` uses where none is named, and what it says about that.
+//! Which daemon `jig` uses if none is named, and its messages about that.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::support::{DAEMON_UID, Daemon, HostProgram, copy_program};
 
-/// `jig` where nothing listens but what is in `runtime`: in a network of its own.
+/// Runs `jig` in a network namespace of its own: it can find only the sockets in `runtime`.
 fn run_jig(here: &Path, runtime: &Path, arguments: &[&str]) -> Output {
     Command::new("unshare")
         .args(["--net", env!("CARGO_BIN_EXE_jig")])
@@ -33,7 +33,7 @@ fn stderr_expecting_exit(output: &Output, code: i32) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// A folder in which the daemon's socket has the name by which it is looked for.
+/// A runtime directory with the socket of the daemon under its default name.
 fn runtime_directory(daemon: &Daemon) -> TempDir {
     let folder = tempfile::tempdir_in(daemon.socket().parent().unwrap()).unwrap();
     fs::hard_link(daemon.socket(), folder.path().join("jig.sock")).unwrap();
@@ -45,6 +45,7 @@ async fn command_finds_daemon_of_its_user() {
     let daemon = Daemon::start().await;
     let runtime = runtime_directory(&daemon);
     let here = tempfile::tempdir().unwrap();
+
     for arguments in [
         &["ps"][..],
         &["health"],
@@ -55,8 +56,8 @@ async fn command_finds_daemon_of_its_user() {
         &["exec", "--keep", "true"],
     ] {
         let output = run_jig(here.path(), runtime.path(), arguments);
-        let says = stderr_expecting_exit(&output, 0);
-        assert!(says.contains("jig: using the daemon at unix:"), "{says}");
+        let stderr = stderr_expecting_exit(&output, 0);
+        assert!(stderr.contains("jig: using the daemon at unix:"), "{stderr}");
     }
 }
 
@@ -79,22 +80,24 @@ async fn commands_without_a_daemon_report_the_same_error() {
         &["batch", "x"],
         &["exec", "--detach", "true"],
     ] {
-        let says = stderr_expecting_exit(&run_jig(here.path(), here.path(), arguments), 64);
+        let stderr = stderr_expecting_exit(&run_jig(here.path(), here.path(), arguments), 64);
         let expected = "no daemon given, and none found: use --address or JIG_ADDRESS";
-        assert!(says.contains(expected), "{arguments:?}: {says}");
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
     }
 }
 
 #[tokio::test]
 async fn running_daemon_is_used_only_in_its_workspace() {
     let daemon = Daemon::start().await;
+
     let runtime = runtime_directory(&daemon);
     let elsewhere = tempfile::tempdir().unwrap();
-    let own = "jig: no running daemon serves this directory: starting one for this call\n";
+    let own_daemon_message =
+        "jig: no running daemon serves this directory: starting one for this call\n";
 
     let output = run_jig(&daemon.workspace(), runtime.path(), &["run", "echo here > a; id -u"]);
-    let says = stderr_expecting_exit(&output, 0);
-    assert!(says.contains("it serves this directory as workspace workspace"), "{says}");
+    let stderr = stderr_expecting_exit(&output, 0);
+    assert!(stderr.contains("it serves this directory as workspace workspace"), "{stderr}");
     assert!(daemon.file("a").exists());
     assert_eq!(daemon.info().await.counts.unwrap().calls_finished, 1);
 
@@ -102,13 +105,17 @@ async fn running_daemon_is_used_only_in_its_workspace() {
     fs::create_dir(&inside).unwrap();
     for (here, arguments) in [
         (elsewhere.path(), &["run", "echo there > b"][..]),
-        // Another directory, although the daemon serves the one above it.
+        // A subdirectory of a workspace is not the workspace.
         (&inside, &["run", "echo there > b"]),
     ] {
-        assert_eq!(stderr_expecting_exit(&run_jig(here, runtime.path(), arguments), 0), own);
+        assert_eq!(
+            stderr_expecting_exit(&run_jig(here, runtime.path(), arguments), 0),
+            own_daemon_message
+        );
         assert!(here.join("b").exists());
     }
-    // A level that it does not give, and a workspace that it does not have.
+
+    // An unknown workspace is an error of the running daemon.
     let arguments = ["--workspace", "other", "ls"];
     stderr_expecting_exit(&run_jig(&daemon.workspace(), runtime.path(), &arguments), 1);
     assert_eq!(daemon.info().await.counts.unwrap().calls_finished, 1);
@@ -118,14 +125,17 @@ async fn running_daemon_is_used_only_in_its_workspace() {
 async fn socket_of_another_user_is_never_used() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.sock");
+
     let listener = UnixListener::bind(&path).unwrap();
     listener.set_nonblocking(true).unwrap();
     chown(&path, Some(DAEMON_UID), Some(DAEMON_UID)).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
-    let says = stderr_expecting_exit(&run_jig(folder.path(), folder.path(), &["ps"]), 64);
-    assert!(says.contains(&format!("belongs to user {DAEMON_UID}")), "{says}");
-    let says = stderr_expecting_exit(&run_jig(folder.path(), folder.path(), &["run", "true"]), 0);
-    assert!(says.contains(&format!("belongs to user {DAEMON_UID}")), "{says}");
+    let stderr = stderr_expecting_exit(&run_jig(folder.path(), folder.path(), &["ps"]), 64);
+    assert!(stderr.contains(&format!("belongs to user {DAEMON_UID}")), "{stderr}");
+
+    let stderr = stderr_expecting_exit(&run_jig(folder.path(), folder.path(), &["run", "true"]), 0);
+    assert!(stderr.contains(&format!("belongs to user {DAEMON_UID}")), "{stderr}");
+
     let refused = listener.accept().unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::WouldBlock);
 }
@@ -133,22 +143,23 @@ async fn socket_of_another_user_is_never_used() {
 #[tokio::test]
 async fn silent_listener_is_ignored() {
     let folder = tempfile::tempdir().unwrap();
-    let _mute = UnixListener::bind(folder.path().join("jig.sock")).unwrap();
+    let _silent_listener = UnixListener::bind(folder.path().join("jig.sock")).unwrap();
     for (arguments, code) in
         [(&["ps"][..], 64), (&["health"], 64), (&["approvals", "list"], 64), (&["run", "true"], 0)]
     {
         let output = run_jig(folder.path(), folder.path(), arguments);
-        let says = stderr_expecting_exit(&output, code);
+        let stderr = stderr_expecting_exit(&output, code);
         for part in ["ignoring the listener at", "does not answer", "--address"] {
-            assert!(says.contains(part), "{arguments:?}: {says}");
+            assert!(stderr.contains(part), "{arguments:?}: {stderr}");
         }
     }
 }
 
 #[tokio::test]
 async fn default_port_is_probed() {
-    // Both in one network, in which nothing else is; commands have no part in it.
+    // Daemon and client share a network namespace of their own. Commands are not in it.
     let folder = tempfile::tempdir().unwrap();
+
     let script = r#"
         ip link set lo up
         mkdir served && cd served
@@ -157,7 +168,7 @@ async fn default_port_is_probed() {
         until grep -q listening ../log; do kill -0 %1 && sleep 0.05; done
         "$1" run 'echo made > file'
         "$1" ps
-        # A daemon of another user is none.
+        # A daemon of another user is ignored.
         setpriv --reuid 12345 --regid 12345 --clear-groups "$1" ps
     "#;
     let output = Command::new("unshare")
@@ -168,16 +179,16 @@ async fn default_port_is_probed() {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let says = String::from_utf8(output.stderr).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(
-        says.contains("using the daemon at 127.0.0.1:50051: it serves this directory"),
-        "{says}"
+        stderr.contains("using the daemon at 127.0.0.1:50051: it serves this directory"),
+        "{stderr}"
     );
-    assert!(says.contains("jig: using the daemon at 127.0.0.1:50051\n"), "{says}");
-    assert!(folder.path().join("served/file").exists(), "{says}");
+    assert!(stderr.contains("jig: using the daemon at 127.0.0.1:50051\n"), "{stderr}");
+    assert!(folder.path().join("served/file").exists(), "{stderr}");
 }
 
-/// `jig` of an ordinary user on a host without namespaces, in a directory of that user.
+/// Runs `jig` as an ordinary user on a host without namespaces, in a directory of that user.
 fn run_jig_without_namespaces(
     home: &str,
     variables: &[(&str, &str)],
@@ -189,7 +200,8 @@ fn run_jig_without_namespaces(
     let here = folder.path().join("here");
     fs::create_dir(&here).unwrap();
     chown(&here, Some(DAEMON_UID), Some(DAEMON_UID)).unwrap();
-    // The directory of the build may be closed to others.
+
+    // The user may have no access to the build directory.
     let program = folder.path().join("jig");
     copy_program(Path::new(env!("CARGO_BIN_EXE_jig")), &program);
     let user = DAEMON_UID.to_string();
@@ -210,18 +222,21 @@ fn run_jig_without_namespaces(
 #[tokio::test]
 async fn error_without_namespaces_names_a_working_command() {
     let _turn = Daemon::start().await;
+
     for (arguments, line) in [
         (&["run", "id -u"][..], "jig run --minimum-level L1 …"),
         (&["exec", "id -u"], "jig exec --minimum-level L1 …"),
         (&["--json", "run", "id -u"], "jig run --minimum-level L1 …"),
     ] {
         let output = run_jig_without_namespaces("/nowhere", &[], arguments);
-        let says = stderr_expecting_exit(&output, 125) + &String::from_utf8(output.stdout).unwrap();
-        assert!(says.contains("SANDBOX_UNAVAILABLE") && says.contains(line), "{says}");
+        let stderr =
+            stderr_expecting_exit(&output, 125) + &String::from_utf8(output.stdout).unwrap();
+        assert!(stderr.contains("SANDBOX_UNAVAILABLE") && stderr.contains(line), "{stderr}");
         if arguments[0] != "--json" {
-            assert!(says.trim_end().ends_with(line), "{says}");
+            assert!(stderr.trim_end().ends_with(line), "{stderr}");
         }
     }
+
     let user = format!("{DAEMON_UID}\n");
     for (variables, arguments) in [
         (&[][..], &["run", "--minimum-level", "L1", "id -u"][..]),
@@ -229,23 +244,25 @@ async fn error_without_namespaces_names_a_working_command() {
         (&[("JIG_MINIMUM_LEVEL", "L1")], &["exec", "id -u"]),
     ] {
         let output = run_jig_without_namespaces("/nowhere", variables, arguments);
-        let says = stderr_expecting_exit(&output, 0);
+        let stderr = stderr_expecting_exit(&output, 0);
         let line = "; commands get L1; for L3: ";
-        assert_eq!(says.matches(line).count(), 1, "{says}");
-        assert_eq!(says.lines().count(), 2, "{says}");
+        assert_eq!(stderr.matches(line).count(), 1, "{stderr}");
+        assert_eq!(stderr.lines().count(), 2, "{stderr}");
         assert_eq!(String::from_utf8(output.stdout).unwrap(), user);
     }
-    // What runs no command is not about its isolation.
+
+    // Calls that run no command print nothing about isolation.
     let variables = [("JIG_MINIMUM_LEVEL", "L1")];
     let output = run_jig_without_namespaces("/nowhere", &variables, &["ls"]);
     assert_eq!(stderr_expecting_exit(&output, 0).lines().count(), 1);
+
     for (variables, arguments) in [
         (&[][..], &["run", "--minimum-level", "L0", "id"][..]),
         (&[("JIG_MINIMUM_LEVEL", "L9")], &["run", "id"]),
     ] {
-        let says =
+        let stderr =
             stderr_expecting_exit(&run_jig_without_namespaces("/", variables, arguments), 125);
-        assert!(says.contains("must be L3, L2 or L1"), "{says}");
+        assert!(stderr.contains("must be L3, L2 or L1"), "{stderr}");
     }
 }
 
@@ -253,6 +270,7 @@ async fn error_without_namespaces_names_a_working_command() {
 async fn root_and_home_directories_need_confirmation_as_workspace() {
     let _turn = Daemon::start().await;
     let folder = tempfile::tempdir().unwrap();
+
     let home = folder.path().join("home");
     fs::create_dir_all(home.join("project")).unwrap();
     let run = |here: &Path, arguments: &[&str]| {
@@ -266,22 +284,26 @@ async fn root_and_home_directories_need_confirmation_as_workspace() {
             .output()
             .unwrap()
     };
-    let says = stderr_expecting_exit(&run(Path::new("/"), &["run", "touch ran"]), 125);
-    assert!(says.contains("the root directory cannot be a workspace"), "{says}");
+
+    let stderr = stderr_expecting_exit(&run(Path::new("/"), &["run", "touch ran"]), 125);
+    assert!(stderr.contains("the root directory cannot be a workspace"), "{stderr}");
+
     for here in [home.as_path(), folder.path()] {
         for (arguments, code) in
             [(&["run", "touch ran"][..], 125), (&["write", "ran", "--text", "x"], 64)]
         {
-            let says = stderr_expecting_exit(&run(here, arguments), code);
-            assert!(says.contains("--allow-home"), "{says}");
+            let stderr = stderr_expecting_exit(&run(here, arguments), code);
+            assert!(stderr.contains("--allow-home"), "{stderr}");
             assert!(!here.join("ran").exists());
         }
-        let says = stderr_expecting_exit(&run(here, &["serve", "--check"]), 78);
-        assert!(says.contains("--workspace"), "{says}");
+        let stderr = stderr_expecting_exit(&run(here, &["serve", "--check"]), 78);
+        assert!(stderr.contains("--workspace"), "{stderr}");
     }
+
     stderr_expecting_exit(&run(&home, &["run", "--allow-home", "touch ran"]), 0);
     assert!(home.join("ran").exists());
-    // One advice with all that it takes, where the state directory would be inside.
+
+    // The advice is complete, also if the state directory would be inside the workspace.
     let state = home.join("state");
     let check = |arguments: &[&str]| {
         Command::new(env!("CARGO_BIN_EXE_jig"))
@@ -296,10 +318,11 @@ async fn root_and_home_directories_need_confirmation_as_workspace() {
             .output()
             .unwrap()
     };
-    let says = stderr_expecting_exit(&check(&[]), 78);
+    let stderr = stderr_expecting_exit(&check(&[]), 78);
     let home_path = home.display().to_string();
     let advice = format!("confirm with --workspace {home_path} --state-dir DIRECTORY");
-    assert!(says.contains(&advice), "{says}");
+    assert!(stderr.contains(&advice), "{stderr}");
+
     let elsewhere = folder.path().join("elsewhere").display().to_string();
     let arguments = ["--workspace", &home_path, "--state-dir", &elsewhere];
     stderr_expecting_exit(&check(&arguments), 0);
@@ -312,8 +335,9 @@ async fn root_and_home_directories_need_confirmation_as_workspace() {
 async fn home_directory_falls_back_to_the_user_database() {
     let _turn = Daemon::start().await;
     let users = fs::read_to_string("/etc/passwd").unwrap();
-    let own = users.lines().find(|line| line.split(':').nth(2) == Some("0"));
-    let home = own.unwrap().split(':').nth(5).unwrap();
+    let root_line = users.lines().find(|line| line.split(':').nth(2) == Some("0"));
+    let home = root_line.unwrap().split(':').nth(5).unwrap();
+
     for variables in [&[][..], &[("HOME", "")]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
         command
@@ -322,8 +346,8 @@ async fn home_directory_falls_back_to_the_user_database() {
             .env("PATH", "/usr/bin:/bin")
             .envs(variables.iter().copied())
             .stdin(Stdio::null());
-        let says = stderr_expecting_exit(&command.args(["run", "true"]).output().unwrap(), 125);
-        assert!(says.contains("--allow-home"), "{variables:?}: {says}");
+        let stderr = stderr_expecting_exit(&command.args(["run", "true"]).output().unwrap(), 125);
+        assert!(stderr.contains("--allow-home"), "{variables:?}: {stderr}");
     }
 }
 
@@ -334,7 +358,7 @@ async fn non_utf8_directory_is_rejected_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
     fs::create_dir(&here).unwrap();
-    let says = stderr_expecting_exit(&run_jig(&here, folder.path(), &["ls"]), 1);
-    assert!(says.contains(r"caf\xE9"), "{says}");
-    assert!(says.contains("is not UTF-8: rename it"), "{says}");
+    let stderr = stderr_expecting_exit(&run_jig(&here, folder.path(), &["ls"]), 1);
+    assert!(stderr.contains(r"caf\xE9"), "{stderr}");
+    assert!(stderr.contains("is not UTF-8: rename it"), "{stderr}");
 }

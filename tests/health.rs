@@ -1,12 +1,12 @@
-//! Health: under which names it is reported, and that it says so when connections cannot be accepted or
-//! the state directory is lost.
+//! Health: the names it is reported under, and how it changes when connections cannot be accepted
+//! or the state directory is lost.
 
 use std::{collections::BTreeSet, fs, os::unix::net::UnixStream, process::Command};
 
 use jig::api::{FILE_DESCRIPTOR_SET, v1::CreateDirectoryRequest};
 use prost::Message as _;
 use prost_types::FileDescriptorSet;
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use rustix::process::Signal;
 use tonic::{Code, transport::Channel};
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -23,7 +23,7 @@ async fn check_health(channel: Channel, service: &str) -> Result<ServingStatus, 
     answer.map(|answer| answer.into_inner().status()).map_err(|status| status.code())
 }
 
-/// The names whose health is one of these.
+/// Whether all names have the expected health.
 async fn all_have_status(daemon: &Daemon, names: &[&str], expected: ServingStatus) -> bool {
     for name in names {
         if check_health(daemon.channel(), name).await != Ok(expected) {
@@ -33,11 +33,11 @@ async fn all_have_status(daemon: &Daemon, names: &[&str], expected: ServingStatu
     true
 }
 
-/// Waits until all is well, or nothing but that the process lives.
+/// Waits until all services have the expected health. Liveness must always be serving.
 async fn wait_for_health(daemon: &Daemon, expected: ServingStatus) {
     let names =
         ["", "readiness", "jig.v1.ToolService", "jig.v1.CatalogService", "jig.v1.DaemonService"];
-    eventually("the health is another", async || all_have_status(daemon, &names, expected).await)
+    eventually("the health changes", async || all_have_status(daemon, &names, expected).await)
         .await;
     let liveness = check_health(daemon.channel(), "liveness").await;
     assert_eq!(liveness, Ok(ServingStatus::Serving));
@@ -47,28 +47,24 @@ fn lines_containing<'a>(log: &'a str, text: &str) -> Vec<&'a str> {
     log.lines().filter(|line| line.contains(text)).collect()
 }
 
-/// Gives a daemon a limit of descriptors; returns what it was.
-fn set_descriptor_limit(daemon: &Daemon, limit: u64) -> u64 {
-    let new = Rlimit { current: Some(limit), maximum: getrlimit(Resource::Nofile).maximum };
-    let old = prlimit(Pid::from_raw(daemon.pid()), Resource::Nofile, new).unwrap();
-    old.current.unwrap_or(1 << 20)
-}
-
 #[tokio::test]
 async fn every_service_reports_its_health() {
     let daemon = Daemon::start().await;
+
     let files = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap().file;
-    let ours = files.iter().filter(|file| file.package() == "jig.v1");
-    let services: BTreeSet<_> = ours
+    let contract_files = files.iter().filter(|file| file.package() == "jig.v1");
+    let services: BTreeSet<_> = contract_files
         .flat_map(|file| &file.service)
         .map(|service| format!("jig.v1.{}", service.name()))
         .collect();
     assert!(services.len() > 9, "{services:?}");
+
     let standard = ["", "liveness", "readiness", "grpc.health.v1.Health"];
     for name in services.iter().map(String::as_str).chain(standard) {
         let status = check_health(daemon.channel(), name).await;
         assert_eq!(status, Ok(ServingStatus::Serving), "{name}");
     }
+
     let unknown = check_health(daemon.channel(), "jig.v1.NoService").await;
     assert_eq!(unknown, Err(Code::NotFound));
 }
@@ -88,24 +84,30 @@ async fn daemon_without_sandboxes_is_live_but_not_ready() {
 #[tokio::test]
 async fn descriptor_shortage_is_logged_once_per_episode() {
     let daemon = Setup::new().listen_tcp().start().await;
-    // Made before: health is watched on it.
+
+    // The connection for health checks opens before the shortage.
     wait_for_health(&daemon, ServingStatus::Serving).await;
     for episode in 1..=2 {
-        let limited = set_descriptor_limit(&daemon, 0);
-        // Two listeners lack them, one line says so.
+        let usual_limit = daemon.set_descriptor_limit(0);
+
+        // Two listeners lack descriptors, and the log has one line.
         let unix = UnixStream::connect(daemon.socket()).unwrap();
         let tcp = std::net::TcpStream::connect(("127.0.0.1", daemon.port())).unwrap();
         wait_for_health(&daemon, ServingStatus::NotServing).await;
-        set_descriptor_limit(&daemon, limited);
+
+        daemon.set_descriptor_limit(usual_limit);
         wait_for_health(&daemon, ServingStatus::Serving).await;
+
         drop((unix, tcp));
         let log = daemon.log();
         let warnings = lines_containing(&log, "no connection can be accepted");
         assert_eq!(warnings.len(), episode, "{log}");
         assert!(warnings.iter().all(|line| line.contains("ulimit -n")), "{log}");
-        let again = lines_containing(&log, "connections are accepted again");
-        assert_eq!(again.len(), episode, "{log}");
+
+        let recoveries = lines_containing(&log, "connections are accepted again");
+        assert_eq!(recoveries.len(), episode, "{log}");
     }
+
     let status = check_health(daemon.new_connection(), "").await;
     assert_eq!(status, Ok(ServingStatus::Serving));
 }
@@ -115,18 +117,23 @@ async fn epoll_shortage_is_logged_once_and_recovers() {
     let shortage = EpollShortage::new();
     let daemon = shortage.apply_to(Setup::new()).start().await;
     wait_for_health(&daemon, ServingStatus::Serving).await;
+
     shortage.begin();
-    // It is accepted, and cannot be driven.
-    let lost = check_health(daemon.new_connection(), "").await;
-    assert!(lost.is_err(), "{lost:?}");
+
+    // The connection is accepted, but cannot be polled.
+    let unanswered = check_health(daemon.new_connection(), "").await;
+    assert!(unanswered.is_err(), "{unanswered:?}");
+
     wait_for_health(&daemon, ServingStatus::NotServing).await;
     shortage.end();
-    // Also without a client that connects.
+
+    // Also if no client connects.
     wait_for_health(&daemon, ServingStatus::Serving).await;
     let log = daemon.log();
     let warnings = lines_containing(&log, "no connection can be accepted");
     assert_eq!(warnings.len(), 1, "{log}");
     assert!(warnings[0].contains("fs.epoll.max_user_watches"), "{log}");
+
     let status = check_health(daemon.new_connection(), "").await;
     assert_eq!(status, Ok(ServingStatus::Serving));
 }
@@ -134,46 +141,55 @@ async fn epoll_shortage_is_logged_once_and_recovers() {
 #[tokio::test]
 async fn lost_state_directory_rejects_calls_with_request_ids() {
     let daemon = Daemon::start().await;
-    let under = |id: &str, path: &str| {
+
+    let create_request = |id: &str, path: &str| {
         let path = path.to_owned();
         with_metadata("jig-request-id", id, CreateDirectoryRequest { path })
     };
-    daemon.tools().create_directory(under("before", "a")).await.unwrap();
+    daemon.tools().create_directory(create_request("before", "a")).await.unwrap();
     let (state, aside) = (daemon.state_dir(), daemon.sibling_path("aside"));
+
     for replaced in [false, true] {
         fs::rename(&state, &aside).unwrap();
         if replaced {
             let copied = Command::new("cp").arg("-r").args([&aside, &state]).status();
             assert!(copied.unwrap().success());
         }
-        // At once, and not only when somebody looks.
+
+        // Calls are rejected at once, before the next health check.
         for path in ["b", "a"] {
-            let refused = daemon.tools().create_directory(under("after", path)).await;
+            let refused = daemon.tools().create_directory(create_request("after", path)).await;
             let refusal = Refusal::from_status(&refused.unwrap_err());
             assert_eq!(refusal.reason, "STATE_LOST");
             assert!(refusal.message.contains("removed or replaced"), "{refusal:?}");
         }
+
         wait_for_health(&daemon, ServingStatus::NotServing).await;
         assert!(!daemon.file("b").exists());
-        // What needs no claim goes on.
+
+        // Calls without a request id still work.
         daemon.output(shell("true")).await;
         if replaced {
             fs::remove_dir_all(&state).unwrap();
         }
+
         fs::rename(&aside, &state).unwrap();
         wait_for_health(&daemon, ServingStatus::Serving).await;
     }
-    daemon.tools().create_directory(under("after", "b")).await.unwrap();
+
+    daemon.tools().create_directory(create_request("after", "b")).await.unwrap();
     let log = daemon.log();
     assert_eq!(lines_containing(&log, "rejecting calls that need it").len(), 2, "{log}");
     assert_eq!(lines_containing(&log, "is in place again").len(), 2, "{log}");
     assert_eq!(lines_containing(&log, "internal error in a call"), [""; 0]);
-    // Noticed without a call, too, also where only the lock is gone, which another daemon would take.
+
+    // Also noticed without a call, and if only the lock file is missing, which another daemon would
+    // take.
     fs::remove_file(state.join("lock")).unwrap();
     wait_for_health(&daemon, ServingStatus::NotServing).await;
 }
 
-/// Runs `jig`, which must fail with `code`; returns what it reports.
+/// Runs `jig`, which must fail with `code`, and returns its output.
 fn run_failing_jig(daemon: &Daemon, arguments: &[&str], code: i32) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_jig"))
         .arg("--json")
@@ -197,22 +213,28 @@ async fn calls_without_request_ids_report_a_lost_state_directory() {
         (&["cp", "change", ":copy"], 1),
         (&["job", "submit", "run", "command=true"], 1),
     ];
-    let of_session: [(&[&str], i32); 2] = [(&["mkdir", "directory"], 1), (&["exec", "true"], 125)];
+    let session_changes: [(&[&str], i32); 2] =
+        [(&["mkdir", "directory"], 1), (&["exec", "true"], 125)];
+
     for (was_used, is_replaced) in [(false, false), (true, false), (true, true)] {
         let daemon = Daemon::start().await;
+
         fs::write(daemon.file("old"), "old\n").unwrap();
         fs::write(daemon.file("change"), change).unwrap();
         if was_used {
             daemon.output(shell("true")).await;
         }
+
         fs::remove_dir_all(daemon.state_dir()).unwrap();
         if is_replaced {
             fs::create_dir(daemon.state_dir()).unwrap();
         }
+
         wait_for_health(&daemon, ServingStatus::NotServing).await;
-        // Whether a session can be recorded is another question where it is open already.
-        let of_session = of_session.iter().filter(|_| !was_used);
-        for (arguments, code) in changes.iter().chain(of_session) {
+
+        // A session that is already open can still be recorded.
+        let session_changes = session_changes.iter().filter(|_| !was_used);
+        for (arguments, code) in changes.iter().chain(session_changes) {
             let report = run_failing_jig(&daemon, arguments, *code);
             assert!(
                 report.contains("STATE_LOST"),
@@ -222,6 +244,7 @@ async fn calls_without_request_ids_report_a_lost_state_directory() {
         assert_eq!(fs::read_to_string(daemon.file("old")).unwrap(), "old\n");
         assert!(!daemon.file("new").exists() && !daemon.file("copy").exists());
         assert_eq!(daemon.state_dir().exists(), is_replaced);
+
         let log = daemon.log();
         assert_eq!(lines_containing(&log, "internal error in a call"), [""; 0], "{log}");
     }
@@ -230,8 +253,8 @@ async fn calls_without_request_ids_report_a_lost_state_directory() {
 #[tokio::test]
 async fn draining_daemon_is_live_but_not_ready() {
     let daemon = Setup::new().arguments(&["--drain-timeout", "60s"]).start().await;
-    let mark = daemon.file("goes-on");
-    let running = daemon.spawn_run(shell("touch goes-on; while [ ! -e end ]; do sleep 0.1; done"));
+    let mark = daemon.file("running");
+    let running = daemon.spawn_run(shell("touch running; while [ ! -e end ]; do sleep 0.1; done"));
     eventually("the command runs", async || mark.exists()).await;
     daemon.signal(Signal::TERM);
     wait_for_health(&daemon, ServingStatus::NotServing).await;

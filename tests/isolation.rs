@@ -1,4 +1,4 @@
-//! What a command is and sees: the promise of the sandbox, looked at from inside and from outside.
+//! What a command is and sees: the guarantees of the sandbox, checked from inside and from outside.
 
 use std::{collections::BTreeMap, fs};
 
@@ -6,7 +6,7 @@ use crate::support::{
     Daemon, Mark, SECRET_VARIABLE, Setup, argv, compile_in_workspace, shell, status_field,
 };
 
-/// What may be in the root directory of a command.
+/// Allowed entries of the root directory of a command.
 const ALLOWED_ROOT_ENTRIES: &[&str] = &[
     "bin",
     "dev",
@@ -34,6 +34,7 @@ fn status_fields(status: &str) -> BTreeMap<&str, &str> {
 #[tokio::test]
 async fn command_has_no_privileges() {
     let daemon = Daemon::start().await;
+
     let status = daemon.output(argv(&["cat", "/proc/self/status"])).await;
     let status = status_fields(&status);
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
@@ -43,7 +44,8 @@ async fn command_has_no_privileges() {
     assert_eq!(status.get("Seccomp"), Some(&"2"));
     assert_eq!(status.get("TracerPid"), Some(&"0"));
     assert_eq!(status.get("Groups").map_or("", |groups| groups), "");
-    assert_eq!(status.get("NSpid"), status.get("Pid"), "no outer namespace is seen");
+    assert_eq!(status.get("NSpid"), status.get("Pid"), "no outer PID namespace is visible");
+
     for signals in ["SigBlk", "SigIgn"] {
         assert_eq!(status.get(signals), Some(&"0000000000000000"), "{signals}");
     }
@@ -53,6 +55,7 @@ async fn command_has_no_privileges() {
 async fn command_is_not_root_inside_or_outside() {
     for setup in [Setup::new(), Setup::new().user(12345)] {
         let daemon = setup.start().await;
+
         let uid = daemon.info().await.workspaces.first().unwrap().uid.to_string();
         assert_ne!(uid, "0");
         assert_eq!(
@@ -60,21 +63,30 @@ async fn command_is_not_root_inside_or_outside() {
             format!("{uid}\n{uid}\nagent\nagent\n")
         );
         assert_eq!(daemon.output(shell("umask")).await.trim_start_matches('0'), "22\n");
+
         let mark = Mark::new();
         let running = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
         let pid = *mark.wait_for_processes(1).await.first().unwrap();
+
         let ids = [uid.as_str(); 4].join("\t");
         assert_eq!(status_field(pid, "Uid").unwrap(), ids);
         assert_eq!(status_field(pid, "Gid").unwrap(), ids);
+
         for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
             assert_eq!(status_field(pid, set).unwrap(), "0000000000000000", "{set}");
         }
+
         for namespace in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"] {
-            let of =
+            let namespace_of =
                 |process: &str| fs::read_link(format!("/proc/{process}/ns/{namespace}")).unwrap();
-            assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
-            assert_ne!(of(&pid.to_string()), of(&daemon.pid().to_string()), "{namespace}");
+            assert_ne!(namespace_of(&pid.to_string()), namespace_of("self"), "{namespace}");
+            assert_ne!(
+                namespace_of(&pid.to_string()),
+                namespace_of(&daemon.pid().to_string()),
+                "{namespace}"
+            );
         }
+
         running.abort();
         mark.wait_until_gone().await;
     }
@@ -87,7 +99,7 @@ async fn command_sees_only_its_own_processes() {
     let other = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
     mark.wait_for_processes(1).await;
     let output = daemon.output(shell("echo $$; sleep 1000 & cd /proc; echo [0-9]*")).await;
-    assert_eq!(output, "2\n1 2 3\n", "its init, itself and its child");
+    assert_eq!(output, "2\n1 2 3\n", "the init, the command and its child");
     other.abort();
     mark.wait_until_gone().await;
 }
@@ -95,11 +107,14 @@ async fn command_sees_only_its_own_processes() {
 #[tokio::test]
 async fn command_has_only_a_loopback_interface() {
     let daemon = Daemon::start().await;
+
     let interfaces = daemon.output(shell("sed 1,2d /proc/net/dev | cut -d: -f1 | tr -d ' '")).await;
     assert_eq!(interfaces, "lo\n");
     assert_eq!(daemon.output(shell("sed 1d /proc/net/route")).await, "");
+
     let addresses = daemon.output(shell("grep -c . /proc/net/if_inet6")).await;
     assert_eq!(addresses, "1\n", "::1 only");
+
     // The interface works: two processes of a run talk over it.
     let (listen, reach) =
         (compile_in_workspace(&daemon, "listen"), compile_in_workspace(&daemon, "reach"));
@@ -121,20 +136,24 @@ async fn command_does_not_inherit_the_daemons_environment() {
 #[tokio::test]
 async fn root_directory_is_minimal_and_read_only() {
     let daemon = Daemon::start().await;
+
     let output = daemon.output(argv(&["ls", "/"])).await;
     let found: Vec<&str> = output.lines().collect();
     let unexpected: Vec<_> =
         found.iter().filter(|name| !ALLOWED_ROOT_ENTRIES.contains(name)).collect();
     assert!(unexpected.is_empty(), "{unexpected:?}");
-    for needed in ["bin", "dev", "etc", "home", "proc", "tmp", "usr", "workspace"] {
-        assert!(found.contains(&needed), "{needed}: {found:?}");
+
+    for required in ["bin", "dev", "etc", "home", "proc", "tmp", "usr", "workspace"] {
+        assert!(found.contains(&required), "{required}: {found:?}");
     }
+
     for path in
         ["/file", "/usr/file", "/etc/file", "/bin/file", "/dev/file", "/home/file", "/proc/file"]
     {
         let response = daemon.run(argv(&["touch", path])).await;
         assert_eq!(response.exit_code, Some(1), "{path}: {response:?}");
     }
+
     for path in ["/workspace", "/tmp", "/home/agent", "/dev/shm", "/run/lock", "/var/tmp/cache"] {
         let line = format!(
             "mkdir -p {path} && echo text > {path}/file && mkdir {path}/folder && cat {path}/file"
@@ -150,9 +169,10 @@ async fn host_and_daemon_files_are_hidden() {
     assert_eq!(daemon.output(shell("ls /home")).await, "agent\n");
     assert_eq!(daemon.output(shell("ls -A /var")).await, "run\ntmp\n");
     assert_eq!(daemon.output(shell("ls -A /run/ /var/run/ /var/tmp/")).await.lines().count(), 5);
+
     let (state, socket, workspace) = (daemon.state_dir(), daemon.socket(), daemon.workspace());
-    let own = [&state, &socket, &workspace].map(|path| path.to_str().unwrap());
-    for path in own.into_iter().chain([
+    let daemon_paths = [&state, &socket, &workspace].map(|path| path.to_str().unwrap());
+    for path in daemon_paths.into_iter().chain([
         "/root",
         "/var/log",
         "/var/cache",
@@ -183,6 +203,7 @@ async fn host_and_daemon_files_are_hidden() {
         assert_eq!(response.exit_code, Some(2), "{path}: {response:?}");
         assert!(response.stderr.contains("No such file"), "{path}: {response:?}");
     }
+
     let null = daemon.output(argv(&["stat", "-c", "%t:%T", "/dev/null"])).await;
     assert_eq!(null, "1:3\n");
 }
@@ -196,17 +217,19 @@ async fn commands_resolve_the_agent_user_by_name() {
     let output = daemon
         .output(shell("grep -v -e ^agent: -e ^nobody: -e ^root:x:0:0:root:/root:/usr/sbin/nologin$ /etc/passwd; true"))
         .await;
-    assert_eq!(output, "", "no user of the host");
+    assert_eq!(output, "", "no user of the host is listed");
 }
 
 #[tokio::test]
 async fn info_reports_the_isolation_of_commands() {
     let daemon = Daemon::start().await;
+
     let isolation = daemon.info().await.isolation.unwrap();
     assert!(isolation.ready);
     assert_eq!((isolation.level.as_str(), isolation.minimum_level.as_str()), ("L3", "L3"));
     assert_eq!(isolation.network, "none");
     assert_eq!(isolation.failure, None);
+
     let names: Vec<&str> = isolation.layers.iter().map(|layer| layer.name.as_str()).collect();
     for layer in [
         "user_namespace",
@@ -218,6 +241,7 @@ async fn info_reports_the_isolation_of_commands() {
     ] {
         assert!(names.contains(&layer), "{layer}: {names:?}");
     }
+
     let missing: Vec<_> = isolation.layers.iter().filter(|layer| !layer.applied).collect();
     assert!(missing.is_empty(), "{missing:?}");
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
@@ -226,12 +250,14 @@ async fn info_reports_the_isolation_of_commands() {
 #[tokio::test]
 async fn commands_of_an_unprivileged_daemon_are_isolated() {
     let daemon = Setup::new().user(12345).start().await;
+
     let secret = daemon.sibling_path("secret");
     fs::write(&secret, "readable by everybody").unwrap();
     let secret = secret.to_str().unwrap();
     let response = daemon.run(argv(&["cat", secret])).await;
     assert_eq!(response.exit_code, Some(1), "{response:?}");
-    // Its user is the daemon's own: only the namespaces stand between.
+
+    // Commands run as the user of the daemon: only namespaces protect it.
     let pid = daemon.pid();
     let response = daemon.run(shell(&format!("kill -9 {pid}; cat /proc/{pid}/environ"))).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");

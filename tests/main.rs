@@ -1,107 +1,105 @@
-//! The integration tests: one binary. Each test of behaviour starts the real daemon in a directory
-//! of its own and talks to it as its users do.
+//! The integration tests, in one binary. Each test of behaviour starts the real daemon in a
+//! directory of its own and calls it like a client.
 //!
-//! Those run as root, which sees every process and can start the daemon as anybody, and they need
-//! `gcc`, `git`, `curl`, `openssl`, `unshare`, `setpriv`, `ip`, `strip`, Python with pip in `/usr`, and
-//! what the scripts `install.sh` beside them put there: ripgrep, crun, qemu and two kernels.
-//! Nothing is skipped: a machine that cannot build sandboxes fails here. `JIG_TEST_PATIENCE_SEC`
-//! says how long to wait for what must happen (20 s), and `JIG_FULL=1` has tests run at full size.
-//! `JIG_TEST_CONTAINER=docker` or `podman` starts every daemon of root's in a container of that
-//! engine's defaults; `attack::containers` says what holds there.
+//! The tests run as root, which sees every process and can start the daemon as any user. They need
+//! `gcc`, `git`, `curl`, `openssl`, `unshare`, `setpriv`, `ip`, `strip`, Python with pip in `/usr`,
+//! and what the `install.sh` scripts of their directories install: ripgrep, crun, qemu and two
+//! kernels. No test is skipped: on a machine that cannot build sandboxes, tests fail.
+//!
+//! `JIG_TEST_PATIENCE_SEC` is the timeout of waits (20 s by default), and `JIG_FULL=1` runs tests
+//! at full size. `JIG_TEST_CONTAINER=docker` or `podman` starts every root daemon in a container
+//! with the defaults of that engine. `attack::containers` lists what holds there.
 
-#![allow(
-    clippy::wildcard_enum_match_arm,
-    reason = "tests name what they expect; everything else fails"
-)]
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+#![allow(clippy::wildcard_enum_match_arm, reason = "tests name expected values; all others fail")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 #![expect(
     clippy::disallowed_methods,
     reason = "tests start the daemon, the programs that attack it and their own tasks themselves"
 )]
 
-/// When calls may begin, and whose turn it is.
+/// Rates, permits and queues of calls.
 mod admission;
-/// What the operator lets in, and who is asked.
+/// Policy rules and approvals.
 mod approvals;
-/// What a hostile command tries, by the numbers of the catalogue of attacks.
+/// Hostile commands, by the numbers of the catalogue of attacks.
 mod attack;
-/// Clients that send a socket's path as authority.
+/// Clients that send a socket path as authority.
 mod authority;
-/// Requests that are refused before anything is started.
+/// Requests that are rejected before anything starts.
 mod bad_input;
-/// Who may call, and what.
+/// Authentication and authorization of callers.
 mod callers;
-/// The reference of the command line.
+/// The reference page of the command line.
 mod cli_page;
-/// Tools that are called by their names, with the command `jig`.
+/// Calls of tools with the command `jig`.
 mod cli_tools;
 /// The command `jig`.
 mod client;
-/// The documentation of the configuration.
+/// The reference page of the configuration.
 mod configuration_page;
-/// What the daemon itself may touch.
+/// Confinement of the daemon itself.
 mod confinement;
-/// The rules that the contract keeps, and its compatibility.
+/// Rules and compatibility of the contract.
 mod contract;
-/// Tools of the configuration.
+/// Tools defined in the configuration.
 mod custom_tools;
-/// Which daemon `jig` uses where none is named.
+/// Which daemon `jig` uses if none is named.
 mod daemon_discovery;
-/// Commands that have a network.
+/// Commands with a network.
 mod egress;
-/// What goes on in sessions, for those who watch.
+/// Events, results and retention of sessions.
 mod events;
 /// Fetching from the web.
 mod fetch;
-/// The tools that read and change files.
+/// Tools that read and change files.
 mod files;
-/// How the daemon reports that it is well.
+/// Health reports of the daemon.
 mod health;
-/// As whom commands run, and to whom the files belong that they make.
+/// The user of commands and the owner of their files.
 mod identity;
-/// Calls by the names of their tools, in any dialect, one or several at a time.
+/// Calls by tool name, in every vocabulary, single and in batches.
 mod invoke;
-/// What a command is and sees: the promise of the sandbox, looked at from inside and from outside.
+/// What a command is and sees in the sandbox.
 mod isolation;
-/// Calls that nobody waits for.
+/// Jobs: calls without a waiting caller.
 mod jobs;
-/// Other kernels than the host's.
+/// Kernels other than that of the host.
 mod kernels;
-/// Hosts that do not give the highest level of isolation.
+/// Hosts without the highest isolation level.
 mod levels;
-/// What ends a run from outside: deadlines, shutting down.
+/// Deadlines and shutdown.
 mod lifecycle;
 /// Limits of runs.
 mod limits;
-/// Calls that are refused before there is a request.
+/// Calls that are rejected before their message is decoded.
 mod malformed;
-/// Commands that are watched and fed while they run.
+/// Processes: commands with streamed input and output.
 mod processes;
-/// Random requests, by every door.
+/// Random requests through every interface.
 mod property;
-/// What developers run every day.
+/// Everyday work of developers.
 mod real_work;
-/// Calls with a request id: done once, answered as often as they are repeated.
+/// Request ids: repeated calls run once.
 mod requests;
-/// The contract of `Run` for commands that mean no harm.
+/// The contract of `Run` for ordinary commands.
 mod run;
-/// `jig run`, and every byte that its command writes.
+/// Output of `jig run`, complete and live.
 mod run_streams;
-/// A host that cannot isolate commands: none is run.
+/// Hosts that cannot isolate commands: no command runs.
 mod sandbox_unavailable;
-/// What the source documents ask for, row by row.
+/// Requirements of the source documents, row by row.
 mod seeds;
-/// Sessions: their records, their numbers, their artifacts.
+/// Sessions: records, step numbers and artifacts.
 mod sessions;
-/// Starting a daemon: what it refuses, and what it takes care of.
+/// Starting a daemon.
 mod start;
-/// Starting daemons, calling them, and looking at what they leave behind.
+/// Helpers: starting daemons, calling them, and inspecting their state.
 mod support;
-/// What a collector is told.
+/// Traces, metrics and logs.
 mod telemetry;
 /// The command `jig` on a terminal.
 mod terminal;
-/// The rules of this repository.
+/// Rules of this repository.
 mod tidy;
 /// Several workspaces of one daemon.
 mod workspaces;

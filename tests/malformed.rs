@@ -1,4 +1,5 @@
-//! Calls that are refused before there is a request: wrong methods, wrong protocols, messages that cannot be read. They carry what every refusal carries.
+//! Calls that are rejected before their message is decoded: unknown methods, wrong protocols,
+//! invalid messages. Their errors have the same details as all others.
 
 use std::{
     pin::Pin,
@@ -21,7 +22,7 @@ use crate::support::{Daemon, Refusal, promptly, shell};
 
 const RUN_PATH: &str = "/jig.v1.ToolService/Run";
 
-/// A body of one piece.
+/// A body of one chunk.
 struct SingleChunkBody(Option<Bytes>);
 
 impl HttpBody for SingleChunkBody {
@@ -36,7 +37,7 @@ impl HttpBody for SingleChunkBody {
     }
 }
 
-/// A message as gRPC frames it: flag, length, content.
+/// A gRPC frame: flag, length, content.
 fn grpc_frame(flag: u8, length: usize, content: &[u8]) -> Vec<u8> {
     let mut frame = vec![flag];
     frame.extend_from_slice(&u32::try_from(length).unwrap().to_be_bytes());
@@ -44,13 +45,13 @@ fn grpc_frame(flag: u8, length: usize, content: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A request that would be carried out if it were well-formed.
+/// A valid request for [`RUN_PATH`].
 fn valid_body() -> Vec<u8> {
     let message = shell("touch /workspace/ran").encode_to_vec();
     grpc_frame(0, message.len(), &message)
 }
 
-/// Sends bytes to a method, under headers that come on top of the usual ones.
+/// Sends bytes to a method. The headers add to or replace the usual ones.
 async fn send_raw(
     daemon: &Daemon,
     path: &str,
@@ -65,14 +66,15 @@ async fn send_raw(
     for (name, value) in usual.iter().chain(headers) {
         request.headers_mut().insert(*name, value.parse().unwrap());
     }
+
     let answer = daemon.channel().oneshot(request);
-    promptly("an answer", answer).await.unwrap()
+    promptly("the daemon answers", answer).await.unwrap()
 }
 
-/// The status of an answer without messages.
+/// The status of a response without messages.
 fn trailers_only_status(headers: &HeaderMap) -> Status {
     assert!(headers.contains_key("jig-call-id"), "{headers:?}");
-    Status::from_header_map(headers).expect("an answer without messages")
+    Status::from_header_map(headers).expect("the response is not a status without messages")
 }
 
 async fn send_refused(
@@ -97,7 +99,7 @@ async fn unknown_method_is_named_in_the_error() {
         "/",
     ] {
         let status = send_refused(&daemon, path, &[], valid_body()).await;
-        // Clients know what is not there by this code, which no reason of the contract has.
+        // Clients detect missing methods by this code, which no reason of the contract uses.
         assert_eq!(status.code(), Code::Unimplemented, "{path}");
         let info = status.get_details_error_info().expect(path);
         assert_eq!((info.reason.as_str(), info.domain.as_str()), ("UNKNOWN_TOOL", "jig.v1"));
@@ -108,19 +110,19 @@ async fn unknown_method_is_named_in_the_error() {
 #[tokio::test]
 async fn undecodable_message_is_invalid_params() {
     let daemon = Daemon::start().await;
-    for (what, body) in [
-        ("no message of this type", grpc_frame(0, 3, b"\xff\xff\xff")),
+    for (fault, body) in [
+        ("another message type", grpc_frame(0, 3, b"\xff\xff\xff")),
         ("text that is not UTF-8", grpc_frame(0, 4, b"\x0a\x02\xff\xfe")),
-        ("less than it says", grpc_frame(0, 100, b"\x0a\x01a")),
+        ("shorter than its length", grpc_frame(0, 100, b"\x0a\x01a")),
         ("no message", Vec::new()),
-        ("compressed by nothing", grpc_frame(1, 3, b"\x0a\x01a")),
-        ("no flag of gRPC", grpc_frame(9, 3, b"\x0a\x01a")),
+        ("compressed without encoding", grpc_frame(1, 3, b"\x0a\x01a")),
+        ("invalid gRPC flag", grpc_frame(9, 3, b"\x0a\x01a")),
     ] {
         for path in [RUN_PATH, "/jig.v1.ArtifactService/ReadArtifact"] {
             let status = send_refused(&daemon, path, &[], body.clone()).await;
             let refusal = Refusal::from_status(&status);
-            assert_eq!(refusal.reason, "INVALID_PARAMS", "{what}: {refusal:?}");
-            assert!(refusal.message.contains(path.trim_start_matches('/')), "{what}: {refusal:?}");
+            assert_eq!(refusal.reason, "INVALID_PARAMS", "{fault}: {refusal:?}");
+            assert!(refusal.message.contains(path.trim_start_matches('/')), "{fault}: {refusal:?}");
         }
     }
 }
@@ -128,12 +130,14 @@ async fn undecodable_message_is_invalid_params() {
 #[tokio::test]
 async fn oversized_message_is_rejected_with_the_limit() {
     let daemon = Daemon::start().await;
+
     let limit = 16 << 20;
     let status = send_refused(&daemon, RUN_PATH, &[], grpc_frame(0, limit + 1, b"")).await;
     let refused = Refusal::from_status(&status);
     assert_eq!(refused.reason, "RESOURCE_EXHAUSTED");
     assert!(refused.message.contains(&limit.to_string()), "{refused:?}");
-    // The same for a client that sends it whole.
+
+    // The same for a client that sends the whole message.
     let request = RunRequest { stdin: vec![0; limit].into(), ..shell("true") };
     daemon.run_failing(request, "RESOURCE_EXHAUSTED").await;
 }
@@ -141,11 +145,14 @@ async fn oversized_message_is_rejected_with_the_limit() {
 #[tokio::test]
 async fn unknown_compression_is_rejected_with_supported_ones() {
     let daemon = Daemon::start().await;
+
     let response = send_raw(&daemon, RUN_PATH, &[("grpc-encoding", "br")], valid_body()).await;
     assert_eq!(response.headers()["grpc-accept-encoding"], "identity");
+
     let status = trailers_only_status(response.headers());
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("br"), "{status:?}");
+
     let info = status.get_details_error_info().unwrap();
     assert_eq!((info.reason.as_str(), info.domain.as_str()), ("INVALID_PARAMS", "jig.v1"));
     assert!(!daemon.file("ran").exists());
@@ -154,6 +161,7 @@ async fn unknown_compression_is_rejected_with_supported_ones() {
 #[tokio::test]
 async fn other_content_types_are_rejected() {
     let daemon = Daemon::start().await;
+
     for content_type in ["text/plain", "application/json", "application/grpc-web+proto"] {
         let response =
             send_raw(&daemon, RUN_PATH, &[("content-type", content_type)], valid_body()).await;
@@ -163,6 +171,7 @@ async fn other_content_types_are_rejected() {
         assert_eq!(refusal.invalid_fields(), ["content-type"]);
     }
     assert!(!daemon.file("ran").exists());
+
     let response =
         send_raw(&daemon, RUN_PATH, &[("content-type", "application/grpc+proto")], valid_body())
             .await;
@@ -174,9 +183,11 @@ async fn other_content_types_are_rejected() {
 #[tokio::test]
 async fn health_service_and_streams_keep_their_error_codes() {
     let daemon = Daemon::start().await;
+
     let request = HealthCheckRequest { service: "jig.v1.NoService".to_owned() };
     let unknown = HealthClient::new(daemon.channel()).check(request).await;
     assert_eq!(unknown.unwrap_err().code(), Code::NotFound);
+
     let mut artifacts = ArtifactServiceClient::new(daemon.channel());
     let request = ReadArtifactRequest {
         path: "logs/tool_step_0001_stdout.txt".to_owned(),
@@ -184,6 +195,7 @@ async fn health_service_and_streams_keep_their_error_codes() {
     };
     let missing = artifacts.read_artifact(request).await.unwrap_err();
     assert_eq!(Refusal::from_status(&missing).reason, "ARTIFACT_NOT_FOUND");
+
     let response = daemon.run(shell("echo kept")).await;
     assert_eq!(daemon.artifact(&response.stdout_path).await.0, b"kept\n");
 }

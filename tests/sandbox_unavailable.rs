@@ -1,46 +1,53 @@
-//! A host that cannot isolate commands: none is run, and everybody is told why and what to change.
+//! Hosts that cannot isolate commands: no command runs, and errors name the cause and the remedy.
 
 use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::support::{Daemon, HostProgram, Setup, argv, daemon_binary, run_jigd, shell};
 
-/// A wrapper that makes the host one with `user.max_user_namespaces=0`.
+/// A wrapper that simulates a host with `user.max_user_namespaces=0`.
 fn compile_no_namespaces_wrapper() -> HostProgram {
     HostProgram::compile("no_namespaces")
 }
 
-/// Checks that a daemon runs nothing, and says at which step it cannot isolate, with which error of
-/// the kernel, and what to change.
+/// Checks that a daemon runs nothing, and reports the failed step of the isolation, the error of
+/// the kernel and the remedy.
 async fn check_runs_nothing(daemon: &Daemon, errnos: &[&str], remedy: &str) {
     assert_eq!(daemon.health().await, ServingStatus::NotServing);
+
     for request in [shell("touch ran"), argv(&["touch", "ran"])] {
         let refusal = daemon.run_failing(request, "SANDBOX_UNAVAILABLE").await;
-        let of = |name: &str| {
+        let metadata = |name: &str| {
             let value = refusal.metadata.get(name).map_or("", String::as_str);
             assert!(!value.is_empty(), "{name}: {refusal:?}");
             assert!(refusal.message.contains(value), "{name}: {refusal:?}");
             value.to_owned()
         };
-        assert!(!of("stage").is_empty());
-        assert!(errnos.contains(&of("errno").as_str()), "{refusal:?}");
-        // In a container, it is the option of the container that gives more.
-        let says = |text| of("remedy").contains(text);
+        assert!(!metadata("stage").is_empty());
+        assert!(errnos.contains(&metadata("errno").as_str()), "{refusal:?}");
+
+        // In a container, the remedy is an option of the container engine.
+        let remedy_contains = |text| metadata("remedy").contains(text);
         assert!(
-            says(remedy) || says("--security-opt seccomp=unconfined"),
-            "what is wrong is named: {refusal:?}"
+            remedy_contains(remedy) || remedy_contains("--security-opt seccomp=unconfined"),
+            "the remedy is named: {refusal:?}"
         );
     }
-    assert!(!daemon.file("ran").exists(), "a command was run without a sandbox");
+
+    assert!(!daemon.file("ran").exists(), "a command ran without a sandbox");
+
     let info = daemon.info().await;
     let isolation = info.isolation.unwrap();
     assert!(!isolation.ready);
     assert_eq!(isolation.level, "L0");
+
     let failure = isolation.failure.unwrap();
     assert!(errnos.contains(&failure.errno.as_str()), "{failure:?}");
     assert!(!failure.stage.is_empty(), "{failure:?}");
     assert!(failure.remedy.contains(remedy), "{failure:?}");
+
     let missing: Vec<_> = isolation.layers.iter().filter(|layer| !layer.applied).collect();
     assert!(!missing.is_empty());
+
     for layer in missing {
         assert!(!layer.detail.is_empty() && !layer.remedy.is_empty(), "{layer:?}");
     }
@@ -72,7 +79,7 @@ async fn seccomp_profile_without_namespaces_runs_nothing() {
 
 #[tokio::test]
 async fn root_that_cannot_change_user_runs_nothing() {
-    // Root of a user namespace with one user in it: whoever is to run the commands is not there.
+    // Root of a user namespace with a single user: the user of commands does not exist in it.
     let wrapper = ["unshare", "--user", "--mount", "--map-root-user"];
     let daemon = Setup::new().wrapped_by(wrapper).start().await;
     check_runs_nothing(&daemon, &["EPERM", "EINVAL"], "user").await;
@@ -88,9 +95,10 @@ async fn lower_minimum_level_never_disables_the_sandbox() {
         assert!(!daemon.file("ran").exists(), "{level}");
         assert_eq!(daemon.health().await, ServingStatus::NotServing, "{level}");
     }
+
     let refused = run_jigd(&["--minimum-level", "L0", "--workspace", "/tmp"]);
     assert_eq!(refused.status.code(), Some(78), "{refused:?}");
-    assert!(refused.stdout.is_empty(), "it does not start: {refused:?}");
+    assert!(refused.stdout.is_empty(), "the daemon does not start: {refused:?}");
 }
 
 #[tokio::test]
@@ -105,6 +113,7 @@ async fn file_tools_need_no_sandbox() {
 #[tokio::test]
 async fn check_reports_whether_commands_can_run() {
     let folder = tempfile::TempDir::with_prefix("jig-test-").unwrap();
+
     let workspace = folder.path().join("workspace");
     let state = folder.path().join("state");
     std::fs::create_dir(&workspace).unwrap();
@@ -115,25 +124,33 @@ async fn check_reports_whether_commands_can_run() {
         "--state-dir",
         state.to_str().unwrap(),
     ];
-    let good = run_jigd(&arguments);
-    assert_eq!(good.status.code(), Some(0), "{good:?}");
+
+    let working = run_jigd(&arguments);
+    assert_eq!(working.status.code(), Some(0), "{working:?}");
+
     let wrapper = compile_no_namespaces_wrapper();
-    let bad = std::process::Command::new(&wrapper.path)
+    let failing = std::process::Command::new(&wrapper.path)
         .arg(daemon_binary())
         .args(arguments)
         .output()
         .unwrap();
-    assert_eq!(bad.status.code(), Some(78), "{bad:?}");
-    let output_text =
-        format!("{}{}", String::from_utf8_lossy(&bad.stdout), String::from_utf8_lossy(&bad.stderr));
+    assert_eq!(failing.status.code(), Some(78), "{failing:?}");
+
+    let output_text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&failing.stdout),
+        String::from_utf8_lossy(&failing.stderr)
+    );
     assert!(
         output_text.contains("ENOSPC") && output_text.contains("user namespaces"),
         "{output_text}"
     );
     assert_eq!(run_jigd(&["--no-such-flag"]).status.code(), Some(64));
+
     let missing = folder.path().join("missing");
-    let absent = run_jigd(&["--check", "--workspace", missing.to_str().unwrap()]);
-    assert_eq!(absent.status.code(), Some(78), "{absent:?}");
+    let missing_workspace = run_jigd(&["--check", "--workspace", missing.to_str().unwrap()]);
+    assert_eq!(missing_workspace.status.code(), Some(78), "{missing_workspace:?}");
+
     let version = run_jigd(&["--version"]);
     assert_eq!(version.status.code(), Some(0));
     assert!(

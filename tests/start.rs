@@ -1,4 +1,4 @@
-//! Starting a daemon: what it refuses, what it says, and what it takes care of.
+//! Starting a daemon: rejected flags and configurations, warnings, sockets and signals.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::support::{
     with_metadata,
 };
 
-/// Runs `jigd`, which must end with `code` and say each of `parts` on standard error.
+/// Runs `jigd`, which must exit with `code` and print each of `parts` to standard error.
 fn check_startup_failure(arguments: &[&str], code: i32, parts: &[&str]) {
     let output = run_jigd(arguments);
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -30,14 +30,17 @@ fn check_startup_failure(arguments: &[&str], code: i32, parts: &[&str]) {
 fn invalid_flags_exit_64_and_invalid_configurations_exit_78() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
+
     fs::create_dir(path("ws")).unwrap();
     fs::write(path("bad.toml"), "[sandbox]\nminimum_levle = \"L3\"\n").unwrap();
     fs::write(path("file"), "").unwrap();
     check_startup_failure(&["--no-such-flag"], 64, &["--no-such-flag"]);
-    let all = ["--listen", "0.0.0.0:1", "--workspace", "/nowhere", "--network", "bridge"];
-    check_startup_failure(&all, 78, &["0.0.0.0:1", "/nowhere", "--network bridge"]);
+
+    let invalid_flags = ["--listen", "0.0.0.0:1", "--workspace", "/nowhere", "--network", "bridge"];
+    check_startup_failure(&invalid_flags, 78, &["0.0.0.0:1", "/nowhere", "--network bridge"]);
     check_startup_failure(&["--config", &path("bad.toml")], 78, &["minimum_levle"]);
-    for (flag, value, says) in [
+
+    for (flag, value, expected) in [
         ("--workspace", "/", "root directory"),
         ("--workspace", "/proc", "show the host"),
         ("--workspace", &path("file"), "not a directory"),
@@ -51,7 +54,7 @@ fn invalid_flags_exit_64_and_invalid_configurations_exit_78() {
         ("--minimum-level", "L9", "--minimum-level L9"),
         ("--drain-timeout", "soon", "30s or 12h"),
     ] {
-        // What is not looked at is right.
+        // All other flags are valid.
         let (workspace, state) = (path("ws"), path("state"));
         let mut arguments = vec![flag, value];
         if flag != "--workspace" {
@@ -60,8 +63,9 @@ fn invalid_flags_exit_64_and_invalid_configurations_exit_78() {
         if flag != "--state-dir" {
             arguments.extend(["--state-dir", &state]);
         }
-        check_startup_failure(&arguments, 78, &[says]);
+        check_startup_failure(&arguments, 78, &[expected]);
     }
+
     let output = run_jigd(&["--version"]);
     assert!(output.status.success());
     assert_eq!(
@@ -73,11 +77,14 @@ fn invalid_flags_exit_64_and_invalid_configurations_exit_78() {
 #[tokio::test]
 async fn socket_is_private_and_stale_one_is_replaced() {
     let daemon = Daemon::start().await;
+
     let mode = fs::metadata(daemon.socket()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "{mode:o}");
-    // Killed, so that its socket stays behind.
+
+    // A killed daemon leaves its socket behind.
     daemon.signal(Signal::KILL);
     let socket = daemon.socket();
+
     let daemon = daemon.restart().await;
     assert!(socket.exists());
     assert_eq!(daemon.output(shell("echo again")).await, "again\n");
@@ -86,6 +93,7 @@ async fn socket_is_private_and_stale_one_is_replaced() {
 #[tokio::test]
 async fn check_works_beside_a_running_daemon() {
     let daemon = Daemon::start().await;
+
     let listen = format!("unix:{}", daemon.socket().display());
     let workspace = daemon.file(".").display().to_string();
     let state = daemon.state_dir().display().to_string();
@@ -102,17 +110,21 @@ async fn check_works_beside_a_running_daemon() {
 async fn signal_to_every_process_drains_the_daemon() {
     let daemon = Setup::new().arguments(&["--drain-timeout", "60s"]).start().await;
     let mark = Mark::new();
+
     let call =
         daemon.spawn_run(mark.on(shell("until [ -e end ]; do sleep 0.05; done; echo finished")));
     mark.wait_for_processes(1).await;
+
     let daemon_processes = crate::support::descendants(daemon.pid());
-    // As a control group is signalled: each process by itself.
+
+    // As a control group is signalled: one process after the other.
     for process in &daemon_processes {
         if !mark.processes().contains(&process.pid) {
             let pid = Pid::from_raw(process.pid).unwrap();
-            let _gone_already = kill_process(pid, Signal::TERM);
+            let _may_have_exited = kill_process(pid, Signal::TERM);
         }
     }
+
     daemon.signal(Signal::TERM);
     fs::write(daemon.file("end"), "").unwrap();
     assert_eq!(call.await.unwrap().unwrap().stdout, "finished\n");
@@ -122,6 +134,7 @@ async fn signal_to_every_process_drains_the_daemon() {
 async fn ctrl_c_reaches_daemon_but_not_its_keeper() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
+
     fs::create_dir(path("ws")).unwrap();
     let mut command = Command::new(daemon_binary());
     command
@@ -133,15 +146,19 @@ async fn ctrl_c_reaches_daemon_but_not_its_keeper() {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0);
+
     let mut child = command.spawn().unwrap();
-    // From then on it knows what to do about a signal.
+
+    // From then on, the daemon handles signals.
     let mut first_line = String::new();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     output.read_line(&mut first_line).unwrap();
     assert!(first_line.starts_with("listening on"), "{first_line}");
+
     let group = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     kill_process_group(group, Signal::INT).unwrap();
-    eventually("it ends", async || child.try_wait().unwrap().is_some()).await;
+    eventually("the daemon exits", async || child.try_wait().unwrap().is_some()).await;
+
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{stderr}");
@@ -151,16 +168,19 @@ async fn ctrl_c_reaches_daemon_but_not_its_keeper() {
 #[tokio::test]
 async fn workspaces_are_separate() {
     let other = tempfile::tempdir().unwrap();
+
     fs::write(other.path().join("who"), "other").unwrap();
     let named = format!("other={}", other.path().display());
     let daemon = Setup::new().arguments(&["--workspace", &named]).start().await;
     fs::write(daemon.file("who"), "first").unwrap();
-    for (name, who) in [(None, "first"), (Some("other"), "other"), (Some("workspace"), "first")] {
+
+    for (name, content) in [(None, "first"), (Some("other"), "other"), (Some("workspace"), "first")]
+    {
         let request = match name {
             Some(name) => with_metadata("jig-workspace", name, shell("cat who")),
             None => Request::new(shell("cat who")),
         };
-        assert_eq!(daemon.output(request).await, who, "{name:?}");
+        assert_eq!(daemon.output(request).await, content, "{name:?}");
     }
 }
 
@@ -179,15 +199,18 @@ async fn invalid_metadata_is_rejected() {
 #[tokio::test]
 async fn rejected_request_leaves_no_record() {
     let daemon = Daemon::start().await;
-    let mut bad = shell("true");
-    bad.timeout_sec = Some(0);
-    daemon.run_failing(bad, "INVALID_PARAMS").await;
+
+    let mut invalid = shell("true");
+    invalid.timeout_sec = Some(0);
+    daemon.run_failing(invalid, "INVALID_PARAMS").await;
     let words = vec!["true".to_owned(); 1].into_iter().chain((0..200).map(|_| "x".repeat(11_000)));
     let mut large = shell("");
     large.command = None;
+
     large.argv = words.collect();
     daemon.run_failing(large, "INVALID_PARAMS").await;
     assert!(!daemon.state_dir().join("sessions/default/events.jsonl").exists());
+
     daemon.output(shell("true")).await;
     let events =
         fs::read_to_string(daemon.state_dir().join("sessions/default/events.jsonl")).unwrap();
@@ -207,14 +230,17 @@ async fn rejected_request_leaves_no_record() {
 fn old_names_of_the_configuration_are_accepted_with_warnings() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
+
     fs::create_dir(path("w")).unwrap();
     let base = format!("state_dir = {:?}\n", path("s"));
     let workspace = format!("[[workspaces]]\npath = {:?}\nsymlinks = \"beneath\"\n", path("w"));
     let old = base + &workspace + "[requests]\nlinger = \"5s\"\n[sandbox]\ngrace = \"3s\"\n";
     fs::write(path("jig.toml"), &old).unwrap();
     let output = run_jigd(&["--check", "--config", &path("jig.toml")]);
+
     let report = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{report}");
+
     for line in [
         "requests.linger is now requests.detached_timeout",
         "sandbox.grace is now sandbox.stop_grace",
@@ -234,11 +260,13 @@ fn old_names_of_the_configuration_are_accepted_with_warnings() {
 #[test]
 fn network_configuration_is_validated() {
     let folder = tempfile::tempdir().unwrap();
+
     let (workspace, state) = (folder.path().join("w"), folder.path().join("s"));
     fs::create_dir(&workspace).unwrap();
     let file = folder.path().join("jig.toml");
     let (workspace, state) = (workspace.to_str().unwrap(), state.to_str().unwrap());
     let base = ["--workspace", workspace, "--state-dir", state];
+
     for (content, mode, parts) in [
         (
             "[proxy]\nallow_hosts = [\"a.example\"]",
@@ -263,6 +291,7 @@ fn network_configuration_is_validated() {
         let config = ["--config", file.to_str().unwrap(), "--network", mode];
         check_startup_failure(&[&base[..], &config].concat(), 78, parts);
     }
+
     fs::write(&file, "[proxy]\nallow_hosts = [\"*.Example\"]").unwrap();
     let check = ["--config", file.to_str().unwrap(), "--check"];
     for (mode, parts) in [
@@ -286,15 +315,19 @@ async fn daemon_warns_if_its_user_cannot_write_workspace() {
     let warning = "cannot write it: tools and commands can only read";
     for (owner, is_warned) in [(0, true), (DAEMON_UID, false)] {
         let daemon = Setup::new().user(DAEMON_UID).workspace_owner(owner).start().await;
+
         let log = daemon.log();
-        let warned: Vec<&str> = log.lines().filter(|line| line.contains(warning)).collect();
-        assert_eq!(warned.len(), usize::from(is_warned), "{log}");
+        let warnings: Vec<&str> = log.lines().filter(|line| line.contains(warning)).collect();
+        assert_eq!(warnings.len(), usize::from(is_warned), "{log}");
+
         let check = daemon.run_check();
         assert!(check.status.success(), "{check:?}");
+
         let report = String::from_utf8(check.stdout).unwrap();
-        for text in warned.iter().copied().chain([report.as_str()]) {
+        for text in warnings.iter().copied().chain([report.as_str()]) {
             assert_eq!(text.contains("chown -R"), is_warned, "{text}");
         }
+
         daemon.output(shell("true")).await;
     }
 }

@@ -1,5 +1,5 @@
-//! What the daemon tells a collector: the three spans of a call, how they hang together, and that
-//! the last ones are delivered when it ends.
+//! Telemetry that the daemon exports to a collector: the three spans of a call and their parents,
+//! and delivery of the last ones at shutdown.
 
 mod calls;
 mod export;
@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use crate::support::{Collector, Daemon, Setup, argv, attribute_text, hex, shell};
 
-/// The caller's span, the parent of the RPC's.
+/// The span of the caller, the parent of the RPC span.
 const CALLER_SPAN_ID: &str = "00f067aa0ba902b7";
 
 /// The spans of a trace, by name.
@@ -53,22 +53,26 @@ async fn each_call_exports_three_spans_before_shutdown_completes() {
     let id = |digit: &str| digit.repeat(32);
     let success = shell("echo $TRACEPARENT");
     let response = run_in_trace(&daemon, &id("1"), success).await.unwrap();
+
     let traceparent = response.stdout.trim().to_owned();
     let exit_3 = argv(&["sh", "-c", "exit 3"]);
     assert_eq!(run_in_trace(&daemon, &id("2"), exit_3).await.unwrap().exit_code, Some(3));
+
     let timeout = RunRequest { timeout_sec: Some(1), ..shell("sleep 100") };
     run_in_trace(&daemon, &id("3"), timeout).await.unwrap();
     let invalid = RunRequest { timeout_sec: Some(0), ..shell("true") };
     run_in_trace(&daemon, &id("4"), invalid).await.unwrap_err();
     let missing = argv(&["no-such-program"]);
     run_in_trace(&daemon, &id("5"), missing).await.unwrap_err();
-    // Nothing was waited for: what is not delivered yet is delivered now.
+
+    // Spans that are not delivered yet are delivered at shutdown.
     daemon.signal(Signal::TERM);
     assert!(daemon.wait_for_exit().await.success());
 
-    // Success: three spans, one inside the other, none of them failed.
+    // Success: three nested spans, none with an error.
     let spans = spans_by_name(&collector, &id("1"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
+
     let (rpc, tool, process) =
         (&spans["jig.v1.ToolService/Run"], &spans["execute_tool run"], &spans["sh"]);
     assert_eq!(rpc.kind(), SpanKind::Server);
@@ -77,13 +81,16 @@ async fn each_call_exports_three_spans_before_shutdown_completes() {
     assert_eq!(hex(&rpc.parent_span_id), CALLER_SPAN_ID);
     assert_eq!(tool.parent_span_id, rpc.span_id);
     assert_eq!(process.parent_span_id, tool.span_id);
+
     for span in [rpc, tool, process] {
         assert_eq!(span_status(span), StatusCode::Unset, "{span:#?}");
         assert_eq!(attribute_text(&span.attributes, "error.type"), None);
         assert!(span.end_time_unix_nano >= span.start_time_unix_nano);
     }
-    // The child continues the process's span.
+
+    // TRACEPARENT of the command names the process span.
     assert_eq!(traceparent, format!("00-{}-{}-01", id("1"), hex(&process.span_id)));
+
     for (span, name, value) in [
         (rpc, "rpc.system.name", "grpc"),
         (rpc, "rpc.method", "jig.v1.ToolService/Run"),
@@ -99,12 +106,14 @@ async fn each_call_exports_three_spans_before_shutdown_completes() {
     ] {
         assert_eq!(attribute_text(&span.attributes, name).as_deref(), Some(value), "{name}");
     }
+
     assert!(attribute_text(&process.attributes, "process.pid").is_some());
     assert!(attribute_text(&tool.attributes, "gen_ai.tool.call.id").is_some());
 
-    // Exit 3 is the command's affair: only its own span is marked.
+    // Exit code 3 is an error of the command: only the process span has it.
     let spans = spans_by_name(&collector, &id("2"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
+
     let process = &spans["sh"];
     assert_eq!(span_status(process), StatusCode::Error);
     assert_eq!(attribute_text(&process.attributes, "error.type").as_deref(), Some("exit_nonzero"));
@@ -112,9 +121,10 @@ async fn each_call_exports_three_spans_before_shutdown_completes() {
     assert_eq!(span_status(&spans["execute_tool run"]), StatusCode::Unset);
     assert_eq!(span_status(&spans["jig.v1.ToolService/Run"]), StatusCode::Unset);
 
-    // A timeout is the tool's affair too, and still no failure of the RPC.
+    // A timeout is an error of the tool too, but not of the RPC.
     let spans = spans_by_name(&collector, &id("3"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
+
     let process = &spans["sh"];
     assert_eq!(attribute_text(&process.attributes, "error.type").as_deref(), Some("timeout"));
     assert_eq!(attribute_text(&process.attributes, "process.exit.code"), None);
@@ -122,26 +132,30 @@ async fn each_call_exports_three_spans_before_shutdown_completes() {
         attribute_text(&process.attributes, "jig.process.signal").as_deref(),
         Some("SIGTERM")
     );
+
     let tool = &spans["execute_tool run"];
     assert_eq!(span_status(tool), StatusCode::Error);
     assert_eq!(attribute_text(&tool.attributes, "error.type").as_deref(), Some("timeout"));
+
     let rpc = &spans["jig.v1.ToolService/Run"];
     assert_eq!(span_status(rpc), StatusCode::Unset);
     assert_eq!(attribute_text(&rpc.attributes, "rpc.status_code").as_deref(), Some("OK"));
 
-    // An invalid request is refused before there is a tool's span.
+    // An invalid request is rejected before the tool span starts.
     let spans = spans_by_name(&collector, &id("4"));
     assert_eq!(spans.len(), 1, "{spans:#?}");
+
     let rpc = &spans["jig.v1.ToolService/Run"];
-    assert_eq!(span_status(rpc), StatusCode::Unset, "a caller's mistake is no error of a server");
+    assert_eq!(span_status(rpc), StatusCode::Unset, "an invalid request is no error of the server");
     assert_eq!(
         attribute_text(&rpc.attributes, "rpc.status_code").as_deref(),
         Some("INVALID_ARGUMENT")
     );
 
-    // A program that is not there: the tool failed, and so did starting the process.
+    // A missing program: the tool and the start of the process fail.
     let spans = spans_by_name(&collector, &id("5"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
+
     let process = &spans["no-such-program"];
     assert_eq!(attribute_text(&process.attributes, "error.type").as_deref(), Some("spawn_failed"));
     assert_eq!(span_status(&spans["execute_tool run"]), StatusCode::Error);
@@ -166,8 +180,8 @@ async fn commands_have_a_trace_without_an_endpoint() {
 #[tokio::test]
 async fn propagators_select_the_trace_context_commands_receive() {
     let id = "b".repeat(32);
-    // What is not named starts anew, or is not there at all.
-    for (list, trace, baggage, warned) in [
+    // Without a propagator, the trace starts anew, and baggage is absent.
+    for (list, keeps_trace, baggage, expects_warning) in [
         (None, true, "", false),
         (Some("tracecontext,baggage"), true, "tenant=7", false),
         (Some("none"), false, "", false),
@@ -189,13 +203,13 @@ async fn propagators_select_the_trace_context_commands_receive() {
         let response = daemon.tools().run(request).await.unwrap().into_inner();
         let parts: Vec<_> = response.stdout.trim_end().split('/').collect();
         assert_eq!(parts.len(), 3, "{list:?}: {response:?}");
-        assert_eq!(parts[0].contains(&id), trace, "{list:?}: {response:?}");
-        assert_eq!(parts[1] == "vendor=1", trace, "{list:?}: {response:?}");
+        assert_eq!(parts[0].contains(&id), keeps_trace, "{list:?}: {response:?}");
+        assert_eq!(parts[1] == "vendor=1", keeps_trace, "{list:?}: {response:?}");
         assert_eq!(parts[2], baggage, "{list:?}: {response:?}");
         let log = daemon.log();
         let warnings: Vec<_> =
             log.lines().filter(|line| line.contains("OTEL_PROPAGATORS")).collect();
-        assert_eq!(warnings.len(), usize::from(warned), "{list:?}: {log}");
+        assert_eq!(warnings.len(), usize::from(expects_warning), "{list:?}: {log}");
         if let Some(warning) = warnings.first() {
             assert!(warning.contains("\"b3\"") && warning.contains("tracecontext,baggage,none"));
         }
@@ -214,16 +228,19 @@ async fn unreachable_collector_does_not_affect_calls() {
 #[tokio::test]
 async fn log_lines_are_json_with_the_trace_id_of_their_call() {
     let daemon = Setup::new().arguments(&["--log-level", "debug"]).start().await;
+
     let id = "a".repeat(32);
     run_in_trace(&daemon, &id, shell("true")).await.unwrap();
     let lines = daemon.log();
-    let of_call: Vec<serde_json::Value> = lines
+    let call_lines: Vec<serde_json::Value> = lines
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .filter(|line: &serde_json::Value| line["trace_id"] == id.as_str())
         .collect();
-    assert!(!of_call.is_empty(), "{lines}");
-    for line in &of_call {
+
+    assert!(!call_lines.is_empty(), "{lines}");
+
+    for line in &call_lines {
         assert_eq!(line["tool"], "run", "{line}");
         for name in ["timestamp", "level", "message", "call_id"] {
             assert!(line[name].is_string(), "{name} in {line}");

@@ -1,4 +1,4 @@
-//! The command `jig` on a terminal, and where there is none: colours and progress are for people.
+//! The command `jig` with and without a terminal: colours and progress appear only on terminals.
 
 use std::{
     fs::{self, File},
@@ -18,10 +18,9 @@ use rustix::{
 
 use crate::support::Daemon;
 
-/// Columns of the terminals.
 const TERMINAL_COLUMNS: u16 = 80;
 
-/// Which of its streams a command has on a terminal; the others go into a pipe.
+/// The stream of a command that is a terminal. The others are pipes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TerminalStream {
     Output,
@@ -29,8 +28,8 @@ enum TerminalStream {
     None,
 }
 
-/// Runs `jig`, which must succeed; answers what it wrote to both streams, that on the terminal with
-/// what the terminal makes of line endings.
+/// Runs `jig`, which must succeed. Returns what it wrote to both streams, with the line endings of
+/// the terminal.
 fn run_jig(
     daemon: &Daemon,
     directory: &Path,
@@ -50,46 +49,52 @@ fn run_jig(
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let screen = (terminal != TerminalStream::None).then(|| {
-        let (screen, behind) = open_terminal();
+        let (screen, program_end) = open_terminal();
         match terminal {
-            TerminalStream::Output => command.stdout(behind),
-            TerminalStream::Errors | TerminalStream::None => command.stderr(behind),
+            TerminalStream::Output => command.stdout(program_end),
+            TerminalStream::Errors | TerminalStream::None => command.stderr(program_end),
         };
         thread::spawn(move || read_screen(screen))
     });
+
     let child = command.spawn().unwrap();
-    // It holds the terminal too, and what is on it ends when nobody does.
+
+    // The command holds the terminal too. Reading ends once every holder has closed it.
     drop(command);
     let output = child.wait_with_output().unwrap();
     let mut written = [output.stdout, output.stderr].concat();
     if let Some(screen) = screen {
         written.extend(screen.join().unwrap());
     }
+
     let written = String::from_utf8(written).unwrap();
     assert!(output.status.success(), "{arguments:?}: {written}");
+
     written
 }
 
-/// A terminal: what is seen on it, and what programs have for it.
+/// Opens a terminal: its screen, and the end for programs.
 fn open_terminal() -> (OwnedFd, OwnedFd) {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+
     let screen = openpt(flags).unwrap();
     grantpt(&screen).unwrap();
     unlockpt(&screen).unwrap();
     let name = ptsname(&screen, Vec::new()).unwrap();
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let behind = openat(CWD, name, flags, Mode::empty()).unwrap();
+    let program_end = openat(CWD, name, flags, Mode::empty()).unwrap();
+
     let size = Winsize { ws_row: 24, ws_col: TERMINAL_COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
-    tcsetwinsize(&behind, size).unwrap();
-    (screen, behind)
+    tcsetwinsize(&program_end, size).unwrap();
+    (screen, program_end)
 }
 
 fn read_screen(screen: OwnedFd) -> Vec<u8> {
-    let mut seen = Vec::new();
-    let ended = File::from(screen).read_to_end(&mut seen).unwrap_err();
-    // What Linux says when nobody has the terminal open any more.
+    let mut screen_text = Vec::new();
+    let ended = File::from(screen).read_to_end(&mut screen_text).unwrap_err();
+    // The error of Linux once every program has closed the terminal.
     assert_eq!(Errno::from_io_error(&ended), Some(Errno::IO));
-    seen
+    screen_text
 }
 
 #[tokio::test]
@@ -98,6 +103,7 @@ async fn colours_need_a_terminal_and_respect_no_color() {
     let here = tempfile::tempdir().unwrap();
     fs::write(daemon.file("f"), "one\ntwo\n").unwrap();
     let edit = ["edit", "f", "--old", "two", "--new", "2", "--dry-run"];
+
     for (terminal, environment, coloured) in [
         (TerminalStream::Output, &[][..], true),
         (TerminalStream::Output, &[("NO_COLOR", "")], true),
@@ -120,7 +126,7 @@ async fn colours_need_a_terminal_and_respect_no_color() {
             assert_eq!(written.contains('\x1b'), coloured, "{written:?}");
         }
         let json = jig(&["--json", "search", "two"]);
-        assert!(!json.contains('\x1b'), "programs read it: {json:?}");
+        assert!(!json.contains('\x1b'), "JSON output has no colours: {json:?}");
     }
 }
 
@@ -128,43 +134,57 @@ async fn colours_need_a_terminal_and_respect_no_color() {
 async fn progress_is_shown_only_on_a_terminal() {
     let daemon = Daemon::start().await;
     let here = tempfile::tempdir().unwrap();
+
     let jig = |arguments: &[&str], terminal, environment: &[(&str, &str)]| {
         run_jig(&daemon, here.path(), arguments, terminal, environment)
     };
-    // Of a name that is too long for the line, the end is shown.
+
+    // Of a name that is too long for the line, only the end is shown.
     let large = "long-".repeat(20) + "large";
     let large = large.as_str();
-    let there = format!(":{large}");
-    let there = there.as_str();
-    for arguments in [["cp", large, there], ["cp", there, "back"]] {
-        // It is drawn where a transfer takes longer than a moment.
+    let remote_path = format!(":{large}");
+    let remote_path = remote_path.as_str();
+
+    for arguments in [["cp", large, remote_path], ["cp", remote_path, "back"]] {
+        // Progress is drawn only if a transfer takes some time.
         let mut mebibytes = 32;
-        let seen = loop {
+        let screen_text = loop {
             for path in [here.path().join(large), daemon.file(large)] {
                 File::create(path).unwrap().set_len(mebibytes << 20).unwrap();
             }
-            let seen = jig(&arguments, TerminalStream::Errors, &[]);
-            if seen.contains('%') || mebibytes >= 2048 {
-                break seen;
+            let screen_text = jig(&arguments, TerminalStream::Errors, &[]);
+            if screen_text.contains('%') || mebibytes >= 2048 {
+                break screen_text;
             }
             mebibytes *= 2;
         };
-        assert!(seen.contains("-large [") && seen.contains("MiB/s)"), "{seen:?}");
-        for line in seen.split(['\r', '\n']).filter(|line| line.contains('%')) {
+        assert!(
+            screen_text.contains("-large [") && screen_text.contains("MiB/s)"),
+            "{screen_text:?}"
+        );
+
+        for line in screen_text.split(['\r', '\n']).filter(|line| line.contains('%')) {
             let width = line.trim_end_matches("\x1b[2K").trim_end().chars().count();
-            assert!(width < usize::from(TERMINAL_COLUMNS), "it would wrap: {line:?}");
+            assert!(
+                width < usize::from(TERMINAL_COLUMNS),
+                "the progress line would wrap: {line:?}"
+            );
         }
-        assert!(seen.trim_end().ends_with("\r\x1b[2K"), "it is removed: {seen:?}");
+        assert!(
+            screen_text.trim_end().ends_with("\r\x1b[2K"),
+            "the progress line is removed: {screen_text:?}"
+        );
     }
-    let to_daemon = ["cp", large, there];
+
+    let to_daemon = ["cp", large, remote_path];
     let dumb: &[(&str, &str)] = &[("TERM", "dumb")];
     for (arguments, terminal, environment) in [
         (&to_daemon[..], TerminalStream::None, &[][..]),
         (&to_daemon, TerminalStream::Output, &[]),
         (&to_daemon, TerminalStream::Errors, dumb),
-        (&["--json", "cp", large, there], TerminalStream::Errors, &[]),
+        (&["--json", "cp", large, remote_path], TerminalStream::Errors, &[]),
     ] {
-        let seen = jig(arguments, terminal, environment);
-        assert!(!seen.contains(['\x1b', '%']), "{arguments:?}: {seen:?}");
+        let screen_text = jig(arguments, terminal, environment);
+        assert!(!screen_text.contains(['\x1b', '%']), "{arguments:?}: {screen_text:?}");
     }
 }
