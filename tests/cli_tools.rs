@@ -77,10 +77,10 @@ async fn tools_are_listed_for_people_and_for_every_vendor() {
     }
 
     let (text, _) = run_expecting_exit(&daemon, &["tools", "--format", "mcp", "--json"], 0);
-    let all = parse_json(&text);
-    let tools = parse_json(all["tools_json"].as_str().unwrap());
+    let listing = parse_json(&text);
+    let tools = parse_json(listing["tools_json"].as_str().unwrap());
     let names: Vec<_> = tools.as_array().unwrap().iter().map(|tool| &tool["name"]).collect();
-    let listed_names: Vec<_> = all["names"].as_array().unwrap().iter().collect();
+    let listed_names: Vec<_> = listing["names"].as_array().unwrap().iter().collect();
     assert_eq!(names, listed_names);
 
     let (_, errors) = run_expecting_exit(&daemon, &["tools", "--dialect", "zulu"], 1);
@@ -319,15 +319,15 @@ async fn jig_batch_runs_several_calls() {
 
     // With --async, jobs are reported, and the command succeeds if all calls are accepted.
     let file = daemon.file("batch.json");
-    let all = BATCH_JSON.replace(
+    let batch = BATCH_JSON.replace(
         r#""name": "no_such_tool""#,
         r#""name": "tools_file_search", "arguments": {"query": "READ"}"#,
     );
-    fs::write(&file, all).unwrap();
+    fs::write(&file, batch).unwrap();
     let arguments = ["batch", "--json", "--async", file.to_str().unwrap()];
     let (output, _) = run_expecting_exit(&daemon, &arguments, 0);
-    let response = parse_json(&output);
 
+    let response = parse_json(&output);
     let results = response["results"].as_array().unwrap();
     assert_eq!(results.len(), 3, "{response}");
 

@@ -48,17 +48,17 @@ fn run_jig_on_terminal(directory: &Path, arguments: &[&str]) -> String {
         .spawn()
         .unwrap();
 
-    let mut shown = Vec::new();
+    let mut screen_text = Vec::new();
 
     // Reading fails once the other end is closed.
-    let _ended = File::from(terminal).read_to_end(&mut shown);
+    let _ended = File::from(terminal).read_to_end(&mut screen_text);
     child.wait().unwrap();
-    let mut shown = String::from_utf8(shown).unwrap();
+    let mut screen_text = String::from_utf8(screen_text).unwrap();
     for sequence in ["\r", "\x1b[2K", "\x1b[31m", "\x1b[32m", "\x1b[35m", "\x1b[36m", "\x1b[0m"] {
-        shown = shown.replace(sequence, "");
+        screen_text = screen_text.replace(sequence, "");
     }
 
-    shown
+    screen_text
 }
 
 fn utf8(bytes: &[u8]) -> &str {
@@ -75,33 +75,36 @@ fn run_expecting_exit(directory: &Path, arguments: &[&str], code: i32) -> String
 #[test]
 fn embedded_daemon_lives_as_long_as_the_call() {
     let folder = tempfile::tempdir().unwrap();
-    let here = folder.path();
-    let uname = run_expecting_exit(here, &["run", "uname -a; echo made > file"], 0);
+    let directory = folder.path();
+    let uname = run_expecting_exit(directory, &["run", "uname -a; echo made > file"], 0);
     assert!(uname.starts_with("Linux jig "), "{uname}");
-    assert_eq!(std::fs::read_to_string(here.join("file")).unwrap(), "made\n");
-    assert_eq!(run_expecting_exit(here, &["read", "file"], 0), "made\n");
-    assert_eq!(run_expecting_exit(here, &["ls"], 0), "file\n");
-    assert!(run_expecting_exit(here, &["info"], 0).contains("L3"));
+    assert_eq!(std::fs::read_to_string(directory.join("file")).unwrap(), "made\n");
+    assert_eq!(run_expecting_exit(directory, &["read", "file"], 0), "made\n");
+    assert_eq!(run_expecting_exit(directory, &["ls"], 0), "file\n");
+    assert!(run_expecting_exit(directory, &["info"], 0).contains("L3"));
 }
 
 #[test]
 fn jig_run_exits_like_its_command() {
     let folder = tempfile::tempdir().unwrap();
 
-    let here = folder.path();
+    let directory = folder.path();
 
     // One argument is a command line, what follows `--` is a program and its arguments.
-    assert_eq!(run_expecting_exit(here, &["run", "echo $((1 + 1))"], 0), "2\n");
-    assert_eq!(run_expecting_exit(here, &["run", "--", "echo", "$((1 + 1))"], 0), "$((1 + 1))\n");
+    assert_eq!(run_expecting_exit(directory, &["run", "echo $((1 + 1))"], 0), "2\n");
+    assert_eq!(
+        run_expecting_exit(directory, &["run", "--", "echo", "$((1 + 1))"], 0),
+        "$((1 + 1))\n"
+    );
 
-    run_expecting_exit(here, &["run", "exit 7"], 7);
-    run_expecting_exit(here, &["run", "kill -SEGV $$"], 128 + 11);
-    run_expecting_exit(here, &["run", "--timeout", "1", "sleep 100"], 124);
-    let output = run_jig(here, &["run", "--", "no-such-program"]);
+    run_expecting_exit(directory, &["run", "exit 7"], 7);
+    run_expecting_exit(directory, &["run", "kill -SEGV $$"], 128 + 11);
+    run_expecting_exit(directory, &["run", "--timeout", "1", "sleep 100"], 124);
+    let output = run_jig(directory, &["run", "--", "no-such-program"]);
     assert_eq!(output.status.code(), Some(125));
     assert!(utf8(&output.stderr).contains("COMMAND_NOT_FOUND"), "{output:?}");
 
-    let output = run_jig(here, &["run", "echo out; echo err >&2"]);
+    let output = run_jig(directory, &["run", "echo out; echo err >&2"]);
     assert_eq!(
         (utf8(&output.stdout), utf8(&output.stderr)),
         (
@@ -116,18 +119,21 @@ async fn address_option_selects_the_daemon() {
     let daemon = Setup::new().listen_tcp().start().await;
     let unix = format!("unix:{}", daemon.socket().display());
     let tcp = format!("127.0.0.1:{}", daemon.port());
-    let nowhere = tempfile::tempdir().unwrap();
+    let empty_folder = tempfile::tempdir().unwrap();
 
     for address in [&unix, &tcp] {
-        let here = nowhere.path();
+        let directory = empty_folder.path();
         let with_address =
             |arguments: &[&'static str]| [&["--address", address], arguments].concat();
-        assert_eq!(run_expecting_exit(here, &with_address(&["run", "pwd"]), 0), "/workspace\n");
+        assert_eq!(
+            run_expecting_exit(directory, &with_address(&["run", "pwd"]), 0),
+            "/workspace\n"
+        );
 
-        run_expecting_exit(here, &with_address(&["health"]), 0);
-        run_expecting_exit(here, &with_address(&["health", "jig.v1.ToolService"]), 0);
+        run_expecting_exit(directory, &with_address(&["health"]), 0);
+        run_expecting_exit(directory, &with_address(&["health", "jig.v1.ToolService"]), 0);
         let json =
-            run_expecting_exit(here, &with_address(&["--json", "run", "echo hi; exit 3"]), 3);
+            run_expecting_exit(directory, &with_address(&["--json", "run", "echo hi; exit 3"]), 3);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["outcome"], "OUTCOME_EXITED", "{json}");
         assert_eq!(json["exit_code"], 3, "{json}");
@@ -135,7 +141,7 @@ async fn address_option_selects_the_daemon() {
 
         let path = json["stdout_path"].as_str().unwrap();
         let read = ["--address", address, "artifact", path];
-        assert_eq!(run_expecting_exit(here, &read, 0), "hi\n");
+        assert_eq!(run_expecting_exit(directory, &read, 0), "hi\n");
     }
 }
 
@@ -244,10 +250,10 @@ fn terminal_output_escapes_control_characters() {
     const SHOWN: &str = r#""e\033[5mBLINK\n\302\2337m""#;
 
     let folder = tempfile::tempdir().unwrap();
-    let here = folder.path();
-    fs::create_dir(here.join("w")).unwrap();
-    let here = here.join("w");
-    fs::write(here.join(NAME), "needle \x1b]0;title\x07\n").unwrap();
+    let directory = folder.path();
+    fs::create_dir(directory.join("w")).unwrap();
+    let directory = directory.join("w");
+    fs::write(directory.join(NAME), "needle \x1b]0;title\x07\n").unwrap();
     let line = r"needle \033]0;title\a";
 
     for (arguments, shown) in [
@@ -262,7 +268,7 @@ fn terminal_output_escapes_control_characters() {
         (&["ls", "d", "\x1b[5m\u{9b}5m"], "'\\302\\2335m'".to_owned()),
         (&["mkdir", "d/\x1b[5m"], "created \"d/\\033[5m\"\n".to_owned()),
     ] {
-        let output = run_jig_on_terminal(&here, arguments);
+        let output = run_jig_on_terminal(&directory, arguments);
         assert!(output.contains(&shown), "{arguments:?}: {output}");
         let is_control = |character: char| character.is_control() && character != '\n';
         assert!(!output.contains(is_control), "{arguments:?}: {output:?}");
@@ -270,16 +276,19 @@ fn terminal_output_escapes_control_characters() {
 
     // On a terminal, long files are shown in part.
     let lines = "x\n".repeat(12_000);
-    fs::write(here.join("long"), &lines).unwrap();
-    let shown = run_jig_on_terminal(&here, &["read", "long"]);
-    assert!(shown.contains("2000 of 12000 lines in the middle are omitted"));
-    assert!(run_expecting_exit(&here, &["read", "long"], 0) == lines);
+    fs::write(directory.join("long"), &lines).unwrap();
+    let screen_text = run_jig_on_terminal(&directory, &["read", "long"]);
+    assert!(screen_text.contains("2000 of 12000 lines in the middle are omitted"));
+    assert!(run_expecting_exit(&directory, &["read", "long"], 0) == lines);
 
-    fs::remove_file(here.join("long")).unwrap();
+    fs::remove_file(directory.join("long")).unwrap();
 
     // In a pipe, names are not escaped.
-    assert_eq!(run_expecting_exit(&here, &["ls"], 0), format!("{NAME}\n"));
-    assert_eq!(run_expecting_exit(&here, &["search", "needle"], 0), format!("{NAME}:1:1:needle\n"));
+    assert_eq!(run_expecting_exit(&directory, &["ls"], 0), format!("{NAME}\n"));
+    assert_eq!(
+        run_expecting_exit(&directory, &["search", "needle"], 0),
+        format!("{NAME}:1:1:needle\n")
+    );
 }
 
 #[test]
@@ -304,16 +313,16 @@ fn request_id_needs_one_call_of_a_running_daemon() {
 fn completions_and_manual_pages_cover_the_arguments() {
     let folder = tempfile::tempdir().unwrap();
 
-    let here = folder.path();
+    let directory = folder.path();
     for shell in ["bash", "zsh", "fish"] {
-        let script = run_expecting_exit(here, &["completions", shell], 0);
+        let script = run_expecting_exit(directory, &["completions", shell], 0);
         assert!(script.contains("approvals"), "{shell}: {script}");
     }
 
-    let page = run_expecting_exit(here, &["man"], 0);
+    let page = run_expecting_exit(directory, &["man"], 0);
     assert!(page.contains(".TH jig 1"), "{page}");
 
-    run_expecting_exit(here, &["man", "share/man1"], 0);
-    let run = fs::read_to_string(here.join("share/man1/jig-run.1")).unwrap();
+    run_expecting_exit(directory, &["man", "share/man1"], 0);
+    let run = fs::read_to_string(directory.join("share/man1/jig-run.1")).unwrap();
     assert!(run.contains("minimum"), "{run}");
 }

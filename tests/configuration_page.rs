@@ -23,8 +23,8 @@ fn documented_default_file_is_accepted() {
     let state = folder.path().join("state").display().to_string();
     fs::write(&path, file.replace("/srv", &root)).unwrap();
     let path = path.to_str().unwrap();
-    let output = run_jigd(&["--check", "--config", path, "--state-dir", &state]);
 
+    let output = run_jigd(&["--check", "--config", path, "--state-dir", &state]);
     let report = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{report}");
     assert!(report.contains("workspace project at "), "{report}");
@@ -76,7 +76,7 @@ fn known_keys(header: &str) -> BTreeSet<String> {
     let error = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     let expected = format!("`{UNKNOWN_KEY}`, expected ");
     let (_, known) = error.split_once(&expected).expect(&error);
-    let known = known.lines().next().unwrap();
 
+    let known = known.lines().next().unwrap();
     known.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }

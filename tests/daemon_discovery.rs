@@ -15,11 +15,11 @@ use tempfile::TempDir;
 use crate::support::{DAEMON_UID, Daemon, HostProgram, copy_program};
 
 /// Runs `jig` in a network namespace of its own: it can find only the sockets in `runtime`.
-fn run_jig(here: &Path, runtime: &Path, arguments: &[&str]) -> Output {
+fn run_jig(directory: &Path, runtime: &Path, arguments: &[&str]) -> Output {
     Command::new("unshare")
         .args(["--net", env!("CARGO_BIN_EXE_jig")])
         .args(arguments)
-        .current_dir(here)
+        .current_dir(directory)
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("XDG_RUNTIME_DIR", runtime)
@@ -44,7 +44,7 @@ fn runtime_directory(daemon: &Daemon) -> TempDir {
 async fn command_finds_daemon_of_its_user() {
     let daemon = Daemon::start().await;
     let runtime = runtime_directory(&daemon);
-    let here = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
 
     for arguments in [
         &["ps"][..],
@@ -55,7 +55,7 @@ async fn command_finds_daemon_of_its_user() {
         &["sessions"],
         &["exec", "--keep", "true"],
     ] {
-        let output = run_jig(here.path(), runtime.path(), arguments);
+        let output = run_jig(directory.path(), runtime.path(), arguments);
         let stderr = stderr_expecting_exit(&output, 0);
         assert!(stderr.contains("jig: using the daemon at unix:"), "{stderr}");
     }
@@ -63,7 +63,7 @@ async fn command_finds_daemon_of_its_user() {
 
 #[tokio::test]
 async fn commands_without_a_daemon_report_the_same_error() {
-    let here = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for arguments in [
         &["ps"][..],
         &["kill", "x"],
@@ -80,7 +80,8 @@ async fn commands_without_a_daemon_report_the_same_error() {
         &["batch", "x"],
         &["exec", "--detach", "true"],
     ] {
-        let stderr = stderr_expecting_exit(&run_jig(here.path(), here.path(), arguments), 64);
+        let stderr =
+            stderr_expecting_exit(&run_jig(directory.path(), directory.path(), arguments), 64);
         let expected = "no daemon given, and none found: use --address or JIG_ADDRESS";
         assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
     }
@@ -103,16 +104,16 @@ async fn running_daemon_is_used_only_in_its_workspace() {
 
     let inside = daemon.file("inside");
     fs::create_dir(&inside).unwrap();
-    for (here, arguments) in [
+    for (directory, arguments) in [
         (elsewhere.path(), &["run", "echo there > b"][..]),
         // A subdirectory of a workspace is not the workspace.
         (&inside, &["run", "echo there > b"]),
     ] {
         assert_eq!(
-            stderr_expecting_exit(&run_jig(here, runtime.path(), arguments), 0),
+            stderr_expecting_exit(&run_jig(directory, runtime.path(), arguments), 0),
             own_daemon_message
         );
-        assert!(here.join("b").exists());
+        assert!(directory.join("b").exists());
     }
 
     // An unknown workspace is an error of the running daemon.
@@ -197,9 +198,9 @@ fn run_jig_without_namespaces(
     let wrapper = HostProgram::compile("no_namespaces");
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let here = folder.path().join("here");
-    fs::create_dir(&here).unwrap();
-    chown(&here, Some(DAEMON_UID), Some(DAEMON_UID)).unwrap();
+    let directory = folder.path().join("here");
+    fs::create_dir(&directory).unwrap();
+    chown(&directory, Some(DAEMON_UID), Some(DAEMON_UID)).unwrap();
 
     // The user may have no access to the build directory.
     let program = folder.path().join("jig");
@@ -209,7 +210,7 @@ fn run_jig_without_namespaces(
         .args(["/usr/bin/setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"])
         .arg(&program)
         .args(arguments)
-        .current_dir(&here)
+        .current_dir(&directory)
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("HOME", home)
@@ -273,10 +274,11 @@ async fn root_and_home_directories_need_confirmation_as_workspace() {
 
     let home = folder.path().join("home");
     fs::create_dir_all(home.join("project")).unwrap();
-    let run = |here: &Path, arguments: &[&str]| {
+
+    let run = |directory: &Path, arguments: &[&str]| {
         Command::new(env!("CARGO_BIN_EXE_jig"))
             .args(arguments)
-            .current_dir(here)
+            .current_dir(directory)
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
             .env("HOME", &home)
@@ -284,19 +286,18 @@ async fn root_and_home_directories_need_confirmation_as_workspace() {
             .output()
             .unwrap()
     };
-
     let stderr = stderr_expecting_exit(&run(Path::new("/"), &["run", "touch ran"]), 125);
     assert!(stderr.contains("the root directory cannot be a workspace"), "{stderr}");
 
-    for here in [home.as_path(), folder.path()] {
+    for directory in [home.as_path(), folder.path()] {
         for (arguments, code) in
             [(&["run", "touch ran"][..], 125), (&["write", "ran", "--text", "x"], 64)]
         {
-            let stderr = stderr_expecting_exit(&run(here, arguments), code);
+            let stderr = stderr_expecting_exit(&run(directory, arguments), code);
             assert!(stderr.contains("--allow-home"), "{stderr}");
-            assert!(!here.join("ran").exists());
+            assert!(!directory.join("ran").exists());
         }
-        let stderr = stderr_expecting_exit(&run(here, &["serve", "--check"]), 78);
+        let stderr = stderr_expecting_exit(&run(directory, &["serve", "--check"]), 78);
         assert!(stderr.contains("--workspace"), "{stderr}");
     }
 
@@ -356,9 +357,9 @@ async fn non_utf8_directory_is_rejected_by_name() {
     use std::os::unix::ffi::OsStrExt as _;
 
     let folder = tempfile::tempdir().unwrap();
-    let here = folder.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
-    fs::create_dir(&here).unwrap();
-    let stderr = stderr_expecting_exit(&run_jig(&here, folder.path(), &["ls"]), 1);
+    let directory = folder.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+    fs::create_dir(&directory).unwrap();
+    let stderr = stderr_expecting_exit(&run_jig(&directory, folder.path(), &["ls"]), 1);
     assert!(stderr.contains(r"caf\xE9"), "{stderr}");
     assert!(stderr.contains("is not UTF-8: rename it"), "{stderr}");
 }

@@ -234,16 +234,16 @@ async fn state_of_an_unprivileged_daemon_is_private() {
 
 #[tokio::test]
 async fn each_workspace_of_a_root_daemon_has_its_own_uid() {
-    let other = TempDir::with_prefix("jig-test-other-").unwrap();
+    let other_folder = TempDir::with_prefix("jig-test-other-").unwrap();
     let table = format!(
         "home = \"persistent\"\n[[workspaces]]\nname = \"other\"\npath = {:?}",
-        other.path()
+        other_folder.path()
     );
     let daemon = Setup::new().workspace_table(&table).start().await;
     let script = "echo kept > ~/f; echo made > made; stat -c %U made; id -u";
     let first = daemon.output(shell(script)).await;
-    let second = daemon.output(with_metadata("jig-workspace", "other", shell(script))).await;
 
+    let second = daemon.output(with_metadata("jig-workspace", "other", shell(script))).await;
     let ids: Vec<u32> = [first, second]
         .iter()
         .map(|output| output.strip_prefix("agent\n").unwrap().trim().parse().unwrap())
@@ -255,7 +255,7 @@ async fn each_workspace_of_a_root_daemon_has_its_own_uid() {
     assert_eq!(reported_uids, ids);
 
     // On disk, the files of both belong to the owner of their workspace.
-    for file in [daemon.file("made"), other.path().join("made")] {
+    for file in [daemon.file("made"), other_folder.path().join("made")] {
         assert_eq!(file.metadata().unwrap().uid(), 0);
     }
 

@@ -96,11 +96,11 @@ async fn command_is_not_root_inside_or_outside() {
 async fn command_sees_only_its_own_processes() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let other = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
+    let other_run = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
     mark.wait_for_processes(1).await;
     let output = daemon.output(shell("echo $$; sleep 1000 & cd /proc; echo [0-9]*")).await;
     assert_eq!(output, "2\n1 2 3\n", "the init, the command and its child");
-    other.abort();
+    other_run.abort();
     mark.wait_until_gone().await;
 }
 

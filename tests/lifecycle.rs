@@ -286,8 +286,8 @@ async fn connection_without_http2_preface_is_closed() {
     let mut complete = connect_with_preface(&daemon);
     let silent = connect(&daemon, b"");
     let incomplete = connect(&daemon, &PREFACE[..12]);
-    let all_but_one = connect(&daemon, &PREFACE[..23]);
 
+    let all_but_one = connect(&daemon, &PREFACE[..23]);
     run_blocking(move || {
         for connection in [silent, incomplete, all_but_one] {
             wait_until_closed(connection);

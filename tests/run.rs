@@ -258,12 +258,12 @@ async fn a_long_command_line_and_a_large_environment_arrive_whole() {
     let line = shell(&format!(": {long}; echo end"));
     assert_eq!(daemon.output(line).await, "end\n");
 
-    let words: Vec<String> = (0..10_000).map(|number| number.to_string()).collect();
-    let words: Vec<&str> = ["sh", "-c", "echo $# $1 ${10000}", "sh"]
+    let arguments: Vec<String> = (0..10_000).map(|number| number.to_string()).collect();
+    let arguments: Vec<&str> = ["sh", "-c", "echo $# $1 ${10000}", "sh"]
         .into_iter()
-        .chain(words.iter().map(String::as_str))
+        .chain(arguments.iter().map(String::as_str))
         .collect();
-    assert_eq!(daemon.output(argv(&words)).await, "10000 0 9999\n");
+    assert_eq!(daemon.output(argv(&arguments)).await, "10000 0 9999\n");
 
     let large = RunRequest {
         env: (0..10).map(|number| (format!("V{number}"), long.clone())).collect(),

@@ -117,6 +117,7 @@ async fn check_reports_whether_commands_can_run() {
     let workspace = folder.path().join("workspace");
     let state = folder.path().join("state");
     std::fs::create_dir(&workspace).unwrap();
+
     let arguments = [
         "--check",
         "--workspace",
@@ -124,7 +125,6 @@ async fn check_reports_whether_commands_can_run() {
         "--state-dir",
         state.to_str().unwrap(),
     ];
-
     let working = run_jigd(&arguments);
     assert_eq!(working.status.code(), Some(0), "{working:?}");
 

@@ -158,12 +158,12 @@ async fn records_contain_sizes_instead_of_file_content() {
     daemon.tools().write_file(request).await.unwrap();
     let edit =
         Edit { old_string: "x".repeat(1 << 20), new_string: "y".to_owned(), ..Edit::default() };
+
     let request = EditFileRequest {
         path: "large".to_owned(),
         edits: vec![edit],
         ..EditFileRequest::default()
     };
-
     daemon.tools().edit_file(request).await.unwrap();
     let edit = Edit {
         old_string: "let n0t_here = 2;".to_owned(),

@@ -167,10 +167,10 @@ async fn ctrl_c_reaches_daemon_but_not_its_keeper() {
 
 #[tokio::test]
 async fn workspaces_are_separate() {
-    let other = tempfile::tempdir().unwrap();
+    let other_folder = tempfile::tempdir().unwrap();
 
-    fs::write(other.path().join("who"), "other").unwrap();
-    let named = format!("other={}", other.path().display());
+    fs::write(other_folder.path().join("who"), "other").unwrap();
+    let named = format!("other={}", other_folder.path().display());
     let daemon = Setup::new().arguments(&["--workspace", &named]).start().await;
     fs::write(daemon.file("who"), "first").unwrap();
 
@@ -203,11 +203,12 @@ async fn rejected_request_leaves_no_record() {
     let mut invalid = shell("true");
     invalid.timeout_sec = Some(0);
     daemon.run_failing(invalid, "INVALID_PARAMS").await;
-    let words = vec!["true".to_owned(); 1].into_iter().chain((0..200).map(|_| "x".repeat(11_000)));
+    let arguments =
+        vec!["true".to_owned(); 1].into_iter().chain((0..200).map(|_| "x".repeat(11_000)));
     let mut large = shell("");
     large.command = None;
 
-    large.argv = words.collect();
+    large.argv = arguments.collect();
     daemon.run_failing(large, "INVALID_PARAMS").await;
     assert!(!daemon.state_dir().join("sessions/default/events.jsonl").exists());
 
@@ -236,8 +237,8 @@ fn old_names_of_the_configuration_are_accepted_with_warnings() {
     let workspace = format!("[[workspaces]]\npath = {:?}\nsymlinks = \"beneath\"\n", path("w"));
     let old = base + &workspace + "[requests]\nlinger = \"5s\"\n[sandbox]\ngrace = \"3s\"\n";
     fs::write(path("jig.toml"), &old).unwrap();
-    let output = run_jigd(&["--check", "--config", &path("jig.toml")]);
 
+    let output = run_jigd(&["--check", "--config", &path("jig.toml")]);
     let report = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{report}");
 

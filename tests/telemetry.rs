@@ -52,8 +52,8 @@ async fn each_call_exports_three_spans_before_shutdown_completes() {
     let mut daemon = setup.start().await;
     let id = |digit: &str| digit.repeat(32);
     let success = shell("echo $TRACEPARENT");
-    let response = run_in_trace(&daemon, &id("1"), success).await.unwrap();
 
+    let response = run_in_trace(&daemon, &id("1"), success).await.unwrap();
     let traceparent = response.stdout.trim().to_owned();
     let exit_3 = argv(&["sh", "-c", "exit 3"]);
     assert_eq!(run_in_trace(&daemon, &id("2"), exit_3).await.unwrap().exit_code, Some(3));
@@ -69,8 +69,21 @@ async fn each_call_exports_three_spans_before_shutdown_completes() {
     daemon.signal(Signal::TERM);
     assert!(daemon.wait_for_exit().await.success());
 
-    // Success: three nested spans, none with an error.
-    let spans = spans_by_name(&collector, &id("1"));
+    check_success(&collector, &id("1"), &traceparent);
+    check_exit_code(&collector, &id("2"));
+    check_timeout(&collector, &id("3"));
+    check_invalid_request(&collector, &id("4"));
+    check_missing_program(&collector, &id("5"));
+
+    let resource = collector.first_resource();
+    for (name, value) in [("service.name", "jigd"), ("deployment.environment.name", "test")] {
+        assert_eq!(attribute_text(&resource.attributes, name).as_deref(), Some(value), "{name}");
+    }
+}
+
+/// Success: three nested spans, none with an error.
+fn check_success(collector: &Collector, id: &str, traceparent: &str) {
+    let spans = spans_by_name(collector, id);
     assert_eq!(spans.len(), 3, "{spans:#?}");
 
     let (rpc, tool, process) =
@@ -89,7 +102,7 @@ async fn each_call_exports_three_spans_before_shutdown_completes() {
     }
 
     // TRACEPARENT of the command names the process span.
-    assert_eq!(traceparent, format!("00-{}-{}-01", id("1"), hex(&process.span_id)));
+    assert_eq!(traceparent, format!("00-{id}-{}-01", hex(&process.span_id)));
 
     for (span, name, value) in [
         (rpc, "rpc.system.name", "grpc"),
@@ -109,9 +122,11 @@ async fn each_call_exports_three_spans_before_shutdown_completes() {
 
     assert!(attribute_text(&process.attributes, "process.pid").is_some());
     assert!(attribute_text(&tool.attributes, "gen_ai.tool.call.id").is_some());
+}
 
-    // Exit code 3 is an error of the command: only the process span has it.
-    let spans = spans_by_name(&collector, &id("2"));
+/// Exit code 3 is an error of the command: only the process span has it.
+fn check_exit_code(collector: &Collector, id: &str) {
+    let spans = spans_by_name(collector, id);
     assert_eq!(spans.len(), 3, "{spans:#?}");
 
     let process = &spans["sh"];
@@ -120,9 +135,11 @@ async fn each_call_exports_three_spans_before_shutdown_completes() {
     assert_eq!(attribute_text(&process.attributes, "process.exit.code").as_deref(), Some("3"));
     assert_eq!(span_status(&spans["execute_tool run"]), StatusCode::Unset);
     assert_eq!(span_status(&spans["jig.v1.ToolService/Run"]), StatusCode::Unset);
+}
 
-    // A timeout is an error of the tool too, but not of the RPC.
-    let spans = spans_by_name(&collector, &id("3"));
+/// A timeout is an error of the tool too, but not of the RPC.
+fn check_timeout(collector: &Collector, id: &str) {
+    let spans = spans_by_name(collector, id);
     assert_eq!(spans.len(), 3, "{spans:#?}");
 
     let process = &spans["sh"];
@@ -140,9 +157,11 @@ async fn each_call_exports_three_spans_before_shutdown_completes() {
     let rpc = &spans["jig.v1.ToolService/Run"];
     assert_eq!(span_status(rpc), StatusCode::Unset);
     assert_eq!(attribute_text(&rpc.attributes, "rpc.status_code").as_deref(), Some("OK"));
+}
 
-    // An invalid request is rejected before the tool span starts.
-    let spans = spans_by_name(&collector, &id("4"));
+/// An invalid request is rejected before the tool span starts.
+fn check_invalid_request(collector: &Collector, id: &str) {
+    let spans = spans_by_name(collector, id);
     assert_eq!(spans.len(), 1, "{spans:#?}");
 
     let rpc = &spans["jig.v1.ToolService/Run"];
@@ -151,19 +170,16 @@ async fn each_call_exports_three_spans_before_shutdown_completes() {
         attribute_text(&rpc.attributes, "rpc.status_code").as_deref(),
         Some("INVALID_ARGUMENT")
     );
+}
 
-    // A missing program: the tool and the start of the process fail.
-    let spans = spans_by_name(&collector, &id("5"));
+/// A missing program: the tool and the start of the process fail.
+fn check_missing_program(collector: &Collector, id: &str) {
+    let spans = spans_by_name(collector, id);
     assert_eq!(spans.len(), 3, "{spans:#?}");
 
     let process = &spans["no-such-program"];
     assert_eq!(attribute_text(&process.attributes, "error.type").as_deref(), Some("spawn_failed"));
     assert_eq!(span_status(&spans["execute_tool run"]), StatusCode::Error);
-
-    let resource = collector.first_resource();
-    for (name, value) in [("service.name", "jigd"), ("deployment.environment.name", "test")] {
-        assert_eq!(attribute_text(&resource.attributes, name).as_deref(), Some(value), "{name}");
-    }
 }
 
 #[tokio::test]

@@ -100,7 +100,7 @@ fn read_screen(screen: OwnedFd) -> Vec<u8> {
 #[tokio::test]
 async fn colours_need_a_terminal_and_respect_no_color() {
     let daemon = Daemon::start().await;
-    let here = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     fs::write(daemon.file("f"), "one\ntwo\n").unwrap();
     let edit = ["edit", "f", "--old", "two", "--new", "2", "--dry-run"];
 
@@ -115,8 +115,9 @@ async fn colours_need_a_terminal_and_respect_no_color() {
         (TerminalStream::Errors, &[], false),
         (TerminalStream::None, &[], false),
     ] {
-        let jig =
-            |arguments: &[&str]| run_jig(&daemon, here.path(), arguments, terminal, environment);
+        let jig = |arguments: &[&str]| {
+            run_jig(&daemon, directory.path(), arguments, terminal, environment)
+        };
         let diff = jig(&edit);
         assert!(diff.contains("-two") && diff.contains("+2"), "{diff:?}");
         assert_eq!(diff.contains("\x1b[31m-two\x1b[0m"), coloured, "{diff:?}");
@@ -133,10 +134,10 @@ async fn colours_need_a_terminal_and_respect_no_color() {
 #[tokio::test]
 async fn progress_is_shown_only_on_a_terminal() {
     let daemon = Daemon::start().await;
-    let here = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
 
     let jig = |arguments: &[&str], terminal, environment: &[(&str, &str)]| {
-        run_jig(&daemon, here.path(), arguments, terminal, environment)
+        run_jig(&daemon, directory.path(), arguments, terminal, environment)
     };
 
     // Of a name that is too long for the line, only the end is shown.
@@ -149,7 +150,7 @@ async fn progress_is_shown_only_on_a_terminal() {
         // Progress is drawn only if a transfer takes some time.
         let mut mebibytes = 32;
         let screen_text = loop {
-            for path in [here.path().join(large), daemon.file(large)] {
+            for path in [directory.path().join(large), daemon.file(large)] {
                 File::create(path).unwrap().set_len(mebibytes << 20).unwrap();
             }
             let screen_text = jig(&arguments, TerminalStream::Errors, &[]);

@@ -40,9 +40,9 @@ fn process_id(daemon: &Daemon, name: &str) -> i32 {
 
 #[tokio::test]
 async fn late_keeper_reply_is_not_used_for_another_workspace() {
-    let other = TempDir::with_prefix("jig-test-other-").unwrap();
-    fs::write(other.path().join("who"), "other").unwrap();
-    let named = format!("other={}", other.path().display());
+    let other_folder = TempDir::with_prefix("jig-test-other-").unwrap();
+    fs::write(other_folder.path().join("who"), "other").unwrap();
+    let named = format!("other={}", other_folder.path().display());
     let daemon = Setup::new().arguments(&["--workspace", &named]).start().await;
     fs::write(daemon.file("who"), "first").unwrap();
 
@@ -86,8 +86,8 @@ async fn late_keeper_reply_is_not_used_for_another_workspace() {
 fn writable_mounts(mountinfo: &str) -> BTreeSet<String> {
     let mut mounts_by_point = BTreeMap::new();
     for line in mountinfo.lines() {
-        let words: Vec<&str> = line.split(' ').collect();
-        let [_, _, device, root, mount_point, options, ..] = words.as_slice() else {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let [_, _, device, root, mount_point, options, ..] = fields.as_slice() else {
             panic!("{line}");
         };
         let is_writable = options.split(',').any(|option| option == "rw");
@@ -105,11 +105,11 @@ fn writable_mounts(mountinfo: &str) -> BTreeSet<String> {
 #[tokio::test]
 async fn concurrent_runs_share_only_their_workspace() {
     for (setup, level) in [(Setup::new(), "L3"), (Setup::new().at_l2(), "L2")] {
-        let other = TempDir::with_prefix("jig-test-other-").unwrap();
-        let named = format!("other={}", other.path().display());
+        let other_folder = TempDir::with_prefix("jig-test-other-").unwrap();
+        let named = format!("other={}", other_folder.path().display());
         let daemon = setup.arguments(&["--workspace", &named]).start().await;
         compile_in_workspace(&daemon, "carry_over");
-        fs::copy(daemon.file("carry_over"), other.path().join("carry_over")).unwrap();
+        fs::copy(daemon.file("carry_over"), other_folder.path().join("carry_over")).unwrap();
 
         // The first run uses everything that a run can use, and keeps running.
         let mark = Mark::new();
@@ -129,10 +129,10 @@ async fn concurrent_runs_share_only_their_workspace() {
             check_no_leftovers(&response);
 
             let request = in_workspace(workspace, 60, "cat /proc/self/mountinfo");
-            let own = writable_mounts(&daemon.try_run(request).await.unwrap().stdout);
-            assert_eq!(own.len(), mounts.len(), "{own:?}");
+            let run_mounts = writable_mounts(&daemon.try_run(request).await.unwrap().stdout);
+            assert_eq!(run_mounts.len(), mounts.len(), "{run_mounts:?}");
 
-            let common: Vec<_> = own.intersection(&mounts).collect();
+            let common: Vec<_> = run_mounts.intersection(&mounts).collect();
             assert_eq!(common.len(), shared, "{workspace} at {level}: {common:?}");
         }
 

@@ -21,6 +21,22 @@ fn open_descriptor_count(daemon: &Daemon) -> u64 {
 
 /// Runs an operation of each kind. Later ones need the results of earlier ones.
 async fn run_operation(daemon: &Daemon, number: usize) -> Result<(), Status> {
+    match number {
+        0..=5 => change_files(daemon, number).await,
+        6..=9 => read_files(daemon, number).await,
+        10 => daemon.try_run(shell("touch ran")).await.map(drop),
+        11 | 12 => transfer_file(daemon, number == 11).await,
+        _ => match daemon.try_start_process(start_request(shell("true"))).await {
+            Ok(mut watch) => {
+                watch.wait_for_exit().await;
+                Ok(())
+            }
+            Err(status) => Err(status),
+        },
+    }
+}
+
+async fn change_files(daemon: &Daemon, number: usize) -> Result<(), Status> {
     let mut tools = daemon.tools();
     let text = |text: &str| text.to_owned();
     match number {
@@ -61,52 +77,47 @@ async fn run_operation(daemon: &Daemon, number: usize) -> Result<(), Status> {
             };
             tools.move_path(request).await.map(drop)
         }
-        5 => {
+        _ => {
             let request = DeletePathRequest { path: text("e"), recursive: Some(true) };
             tools.delete_path(request).await.map(drop)
         }
+    }
+}
+
+async fn read_files(daemon: &Daemon, number: usize) -> Result<(), Status> {
+    let mut tools = daemon.tools();
+    match number {
         6 => tools.list_files(ListFilesRequest::default()).await.map(drop),
-        7 => {
-            let request = ListDirectoryRequest::default();
-            tools.list_directory(request).await.map(drop)
-        }
+        7 => tools.list_directory(ListDirectoryRequest::default()).await.map(drop),
         8 => {
-            let path = text(".");
+            let path = ".".to_owned();
             tools.stat_path(StatPathRequest { path }).await.map(drop)
         }
-        9 => {
-            let query = text("x");
+        _ => {
+            let query = "x".to_owned();
             let request = SearchRequest { query, ..SearchRequest::default() };
             tools.search(request).await.map(drop)
         }
-        10 => daemon.try_run(shell("touch ran")).await.map(drop),
-        11 => {
-            let start = UploadStart {
-                path: text("uploaded"),
-                // The digest of no bytes.
-                sha256: text("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
-                ..UploadStart::default()
-            };
-            let part = Some(Part::Start(start));
-            let messages = tokio_stream::iter([UploadRequest { part }]);
-            let mut transfers = TransferServiceClient::new(daemon.channel());
-
-            transfers.upload(messages).await.map(drop)
-        }
-        12 => {
-            let path = text("ran");
-            let request = DownloadRequest { path, ..DownloadRequest::default() };
-            let mut transfers = TransferServiceClient::new(daemon.channel());
-            transfers.download(request).await.map(drop)
-        }
-        _ => match daemon.try_start_process(start_request(shell("true"))).await {
-            Ok(mut watch) => {
-                watch.wait_for_exit().await;
-                Ok(())
-            }
-            Err(status) => Err(status),
-        },
     }
+}
+
+async fn transfer_file(daemon: &Daemon, is_upload: bool) -> Result<(), Status> {
+    let mut transfers = TransferServiceClient::new(daemon.channel());
+    if !is_upload {
+        let path = "ran".to_owned();
+        let request = DownloadRequest { path, ..DownloadRequest::default() };
+        return transfers.download(request).await.map(drop);
+    }
+
+    let start = UploadStart {
+        path: "uploaded".to_owned(),
+        // The digest of no bytes.
+        sha256: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855".to_owned(),
+        ..UploadStart::default()
+    };
+    let part = Some(Part::Start(start));
+    let messages = tokio_stream::iter([UploadRequest { part }]);
+    transfers.upload(messages).await.map(drop)
 }
 
 /// Number of operations of [`run_operation`].

@@ -91,56 +91,69 @@ async fn rate_limit_counts_every_call_whatever_its_outcome() {
     let daemon = start_limited("", &keys).await;
 
     fs::write(daemon.file("file"), "text").unwrap();
-    call_until_rate_limited(async || daemon.try_run(with_key(&key, shell("true"))).await.map(drop))
+    exhaust_rate_with_tool_calls(&daemon, &key).await;
+    exhaust_rate_with_streams(&daemon, &key).await;
+    exhaust_rate_with_session_calls(&daemon, &key).await;
+}
+
+async fn exhaust_rate_with_tool_calls(daemon: &Daemon, key: &str) {
+    call_until_rate_limited(async || daemon.try_run(with_key(key, shell("true"))).await.map(drop))
         .await;
 
     // Invalid, forbidden and misdirected calls.
-    call_until_rate_limited(async || daemon.try_run(with_key(&key, shell(""))).await.map(drop))
+    call_until_rate_limited(async || daemon.try_run(with_key(key, shell(""))).await.map(drop))
         .await;
-    let list = async || {
-        let request = with_key(&key, ListFilesRequest::default());
+
+    let forbidden = async || {
+        let request = with_key(key, ListFilesRequest::default());
         daemon.tools().list_files(request).await.map(drop)
     };
-    call_until_rate_limited(list).await;
+    call_until_rate_limited(forbidden).await;
+
     let unknown_workspace = async || {
-        let mut request = with_key(&key, shell("true"));
+        let mut request = with_key(key, shell("true"));
         request.metadata_mut().insert("jig-workspace", "none".parse().unwrap());
         daemon.try_run(request).await.map(drop)
     };
-
     call_until_rate_limited(unknown_workspace).await;
 
     // Repeated calls.
     let repeated = async || {
-        let mut request = with_key(&key, shell("echo ran >> ran"));
+        let mut request = with_key(key, shell("echo ran >> ran"));
         request.metadata_mut().insert("jig-request-id", "id".parse().unwrap());
         daemon.try_run(request).await.map(drop)
     };
     call_until_rate_limited(repeated).await;
+}
+
+async fn exhaust_rate_with_streams(daemon: &Daemon, key: &str) {
     let start =
-        async || daemon.try_start_process(with_key(&key, start_request(shell("")))).await.map(drop);
+        async || daemon.try_start_process(with_key(key, start_request(shell("")))).await.map(drop);
     call_until_rate_limited(start).await;
+
     let download = async || {
         let path = "file".to_owned();
         let request = DownloadRequest { path, ..DownloadRequest::default() };
         let mut transfers = TransferServiceClient::new(daemon.channel());
-        transfers.download(with_key(&key, request)).await.map(drop)
+        transfers.download(with_key(key, request)).await.map(drop)
     };
-
     call_until_rate_limited(download).await;
+
     let upload = async || {
         let nothing = tokio_stream::iter(Vec::<UploadRequest>::new());
         let mut transfers = TransferServiceClient::new(daemon.channel());
-        transfers.upload(with_key(&key, nothing)).await.map(drop)
+        transfers.upload(with_key(key, nothing)).await.map(drop)
     };
     call_until_rate_limited(upload).await;
+}
 
-    // Read-only and invalid calls about sessions and artifacts.
+/// Calls about sessions, artifacts and jobs: read-only ones, and invalid ones.
+async fn exhaust_rate_with_session_calls(daemon: &Daemon, key: &str) {
     let events = EventServiceClient::new(daemon.channel());
     let watch =
         WatchEventsRequest { types: vec!["nothing".to_owned()], ..WatchEventsRequest::default() };
     call_until_rate_limited(async || {
-        let request = with_key(&key, watch.clone());
+        let request = with_key(key, watch.clone());
         events.clone().watch_events(request).await.map(drop)
     })
     .await;
@@ -149,26 +162,27 @@ async fn rate_limit_counts_every_call_whatever_its_outcome() {
     let sessions =
         ListSessionsRequest { page_token: page_token.clone(), ..ListSessionsRequest::default() };
     call_until_rate_limited(async || {
-        let request = with_key(&key, sessions.clone());
+        let request = with_key(key, sessions.clone());
         events.clone().list_sessions(request).await.map(drop)
     })
     .await;
+
     let artifacts = ArtifactServiceClient::new(daemon.channel());
     let list = ListArtifactsRequest { page_token, ..ListArtifactsRequest::default() };
     call_until_rate_limited(async || {
-        let request = with_key(&key, list.clone());
+        let request = with_key(key, list.clone());
         artifacts.clone().list_artifacts(request).await.map(drop)
     })
     .await;
-
     call_until_rate_limited(async || {
-        let request = with_key(&key, ReadArtifactRequest::default());
+        let request = with_key(key, ReadArtifactRequest::default());
         artifacts.clone().read_artifact(request).await.map(drop)
     })
     .await;
+
     let jobs = JobServiceClient::new(daemon.channel());
     call_until_rate_limited(async || {
-        let request = with_key(&key, SubmitJobRequest::default());
+        let request = with_key(key, SubmitJobRequest::default());
         jobs.clone().submit_job(request).await.map(drop)
     })
     .await;

@@ -33,7 +33,8 @@ async fn runs_of_one_key_do_not_block_another() {
     let [a, b] = ["a", "b"].map(|name| keys.add_key(name, "invoke", &[]));
     let daemon = start_limited("concurrent_runs = 4\nqueue_timeout = \"10m\"\n", &keys).await;
 
-    let long: Vec<_> = (0..10).map(|_| daemon.spawn_run(with_key(&a, blocked_run()))).collect();
+    let long_runs: Vec<_> =
+        (0..10).map(|_| daemon.spawn_run(with_key(&a, blocked_run()))).collect();
     wait_for_call_counts(&daemon, Some(&a), (3, 7)).await;
 
     eventually("the sandboxes are in use", async || begun_count(&daemon) >= 3).await;
@@ -48,7 +49,7 @@ async fn runs_of_one_key_do_not_block_another() {
     promptly("the process starts", start).await.unwrap().wait_for_exit().await;
 
     fs::write(daemon.file("go"), "").unwrap();
-    for run in long {
+    for run in long_runs {
         promptly("the run ends", run).await.unwrap().unwrap();
     }
 }
@@ -60,7 +61,7 @@ async fn sole_key_takes_every_sandbox_and_later_key_is_rejected() {
 
     let limits = "concurrent_runs = 2\nqueue_timeout = \"300ms\"\n";
     let daemon = start_limited(limits, &keys).await;
-    let long = [(); 2].map(|()| daemon.spawn_run(with_key(&a, blocked_run())));
+    let long_runs = [(); 2].map(|()| daemon.spawn_run(with_key(&a, blocked_run())));
     eventually("both commands run", async || begun_count(&daemon) == 2).await;
 
     // A key that arrives while all sandboxes are in use.
@@ -75,7 +76,7 @@ async fn sole_key_takes_every_sandbox_and_later_key_is_rejected() {
     assert!(!refusal.message.contains("fewer"), "{refusal:?}");
 
     fs::write(daemon.file("go"), "").unwrap();
-    for run in long {
+    for run in long_runs {
         promptly("the run ends", run).await.unwrap().unwrap();
     }
 }
@@ -86,9 +87,9 @@ async fn later_keys_get_permits_beside_busy_ones() {
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| keys.add_key(name, "invoke", &[]));
     let daemon = start_limited("concurrent_calls = 12\nqueue_timeout = \"10m\"\n", &keys).await;
 
-    let mut long = Vec::new();
+    let mut long_runs = Vec::new();
     for (key, calls, expected_counts) in [(&a, 20, (9, 11)), (&b, 5, (10, 15))] {
-        long.extend((0..calls).map(|_| daemon.spawn_run(with_key(key, blocked_run()))));
+        long_runs.extend((0..calls).map(|_| daemon.spawn_run(with_key(key, blocked_run()))));
         wait_for_call_counts(&daemon, Some(&a), expected_counts).await;
     }
 
@@ -97,7 +98,7 @@ async fn later_keys_get_permits_beside_busy_ones() {
     }
 
     fs::write(daemon.file("go"), "").unwrap();
-    for call in long {
+    for call in long_runs {
         promptly("the run ends", call).await.unwrap().unwrap();
     }
 }
@@ -119,88 +120,99 @@ async fn keys_added_at_reload_share_permits() {
     );
     fs::write(daemon.sibling_path("jig.toml"), text).unwrap();
     daemon.reload_config(Daemon::RELOADED).await;
-    let long: Vec<_> = (0..6).map(|_| daemon.spawn_run(with_key(&a, run_until("go")))).collect();
+    let long_runs: Vec<_> =
+        (0..6).map(|_| daemon.spawn_run(with_key(&a, run_until("go")))).collect();
     wait_for_call_counts(&daemon, Some(&a), (3, 3)).await;
 
     promptly("the other key gets a permit", daemon.run(with_key(&b, shell("true")))).await;
     fs::write(daemon.file("go"), "").unwrap();
-    for call in long {
+    for call in long_runs {
         promptly("the run ends", call).await.unwrap().unwrap();
     }
+}
+
+/// Writes bytes to the standard input of a process, each in a call of its own, and closes it.
+async fn write_bytes_one_by_one(daemon: &Daemon, key: &str, process_id: &str, count: usize) {
+    for number in 1..=count {
+        let request = WriteStdinRequest {
+            process_id: process_id.to_owned(),
+            write_id: number.to_string(),
+            data: b"x".to_vec().into(),
+            eof: number == count,
+        };
+        let mut processes = daemon.processes();
+        let call = processes.write_stdin(with_key(key, request));
+        promptly("the daemon writes to stdin", call).await.unwrap();
+    }
+}
+
+/// Submits a job that would create the file `ran`, and returns its id.
+async fn submit_touch_job(daemon: &Daemon, key: &str) -> String {
+    let request = SubmitJobRequest {
+        tool: "run".to_owned(),
+        params_json: "{\"command\": \"touch ran\"}".to_owned(),
+        ..SubmitJobRequest::default()
+    };
+    let mut jobs = JobServiceClient::new(daemon.channel());
+    let response = jobs.submit_job(with_key(key, request)).await.unwrap();
+    response.into_inner().job.unwrap().job_id
 }
 
 #[tokio::test]
 async fn running_work_can_be_controlled_at_full_capacity() {
     let keys = Arc::new(KeyFile::new());
-    let a = keys.add_key("a", "admin", &["--calls-per-second", "1", "--burst", "10"]);
+    let key = keys.add_key("a", "admin", &["--calls-per-second", "1", "--burst", "10"]);
     let setup = Setup::new().workspace_table(
         "[policy]\nsafe_write = \"ask\"\n[limits]\nconcurrent_calls = 1\nqueued_calls = 2\nqueue_timeout = \"10m\"\nconcurrent_processes = 1",
     );
     let daemon = start_daemon_with_keys(setup, &keys).await;
 
     // A process, a running call, a queued call, a queued job, and a call pending approval.
-    let mut cat = daemon.start_process(with_key(&a, start_request(shell("cat")))).await;
-    let blocker = daemon.spawn_run(with_key(&a, run_until("go")));
-    wait_for_call_counts(&daemon, Some(&a), (1, 0)).await;
+    let mut cat = daemon.start_process(with_key(&key, start_request(shell("cat")))).await;
+    let blocker = daemon.spawn_run(with_key(&key, run_until("go")));
+    wait_for_call_counts(&daemon, Some(&key), (1, 0)).await;
 
-    let waiting = daemon.spawn_run(with_key(&a, shell("true")));
-    wait_for_call_counts(&daemon, Some(&a), (1, 1)).await;
+    let waiting = daemon.spawn_run(with_key(&key, shell("true")));
+    wait_for_call_counts(&daemon, Some(&key), (1, 1)).await;
 
-    let mut jobs = JobServiceClient::new(daemon.channel());
-    let request = SubmitJobRequest {
-        tool: "run".to_owned(),
-        params_json: "{\"command\": \"touch ran\"}".to_owned(),
-        ..SubmitJobRequest::default()
-    };
-    let job = jobs.submit_job(with_key(&a, request)).await.unwrap();
-    let job_id = job.into_inner().job.unwrap().job_id;
-    wait_for_call_counts(&daemon, Some(&a), (1, 2)).await;
+    let job_id = submit_touch_job(&daemon, &key).await;
+    wait_for_call_counts(&daemon, Some(&key), (1, 2)).await;
 
     let write = WriteFileRequest {
         path: "asked".to_owned(),
         content: "text".to_owned(),
         ..WriteFileRequest::default()
     };
-    let (mut tools, write) = (daemon.tools(), with_key(&a, write));
+    let (mut tools, write) = (daemon.tools(), with_key(&key, write));
     let pending_write = tokio::spawn(async move { tools.write_file(write).await });
-    let decision = await_pending_approval(&daemon, &a).await;
+    let decision = await_pending_approval(&daemon, &key).await;
     let assert_saturated = |refused: Result<(), Status>| {
         let refusal = Refusal::from_status(&refused.unwrap_err());
         assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     };
-    assert_saturated(daemon.try_run(with_key(&a, shell("true"))).await.map(drop));
+    assert_saturated(daemon.try_run(with_key(&key, shell("true"))).await.map(drop));
     assert_saturated(
-        daemon.try_start_process(with_key(&a, start_request(shell("true")))).await.map(drop),
+        daemon.try_start_process(with_key(&key, start_request(shell("true")))).await.map(drop),
     );
 
     // More calls than the rate limit allows.
-    for write in 0..30 {
-        let request = WriteStdinRequest {
-            process_id: cat.id.clone(),
-            write_id: write.to_string(),
-            data: b"x".to_vec().into(),
-            eof: write == 29,
-        };
-        let mut processes = daemon.processes();
-        promptly("the daemon writes to stdin", processes.write_stdin(with_key(&a, request)))
-            .await
-            .unwrap();
-    }
+    write_bytes_one_by_one(&daemon, &key, &cat.id, 30).await;
 
     cat.wait_for_exit().await;
     assert_eq!(cat.stdout, [b'x'; 30]);
 
     let mut events = EventServiceClient::new(daemon.channel());
-    let request = with_key(&a, WatchEventsRequest::default());
+    let request = with_key(&key, WatchEventsRequest::default());
     let watched = promptly("the daemon opens the watch", events.watch_events(request)).await;
     promptly("an event arrives", watched.unwrap().into_inner().message()).await.unwrap().unwrap();
 
-    let request = with_key(&a, CancelJobRequest { job_id });
+    let mut jobs = JobServiceClient::new(daemon.channel());
+    let request = with_key(&key, CancelJobRequest { job_id });
     let cancelled = promptly("the job is cancelled", jobs.cancel_job(request)).await.unwrap();
     assert_eq!(cancelled.into_inner().job.unwrap().state(), JobState::Cancelled);
 
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
-    let decided = approvals.decide_approval(with_key(&a, decision));
+    let decided = approvals.decide_approval(with_key(&key, decision));
     let decided = promptly("the approval is decided", decided).await.unwrap().into_inner();
     assert_eq!(decided.approval.unwrap().state(), ApprovalState::Allowed);
 

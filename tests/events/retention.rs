@@ -61,10 +61,10 @@ async fn oldest_steps_are_removed_while_watched() {
         make_directory(&daemon, &format!("d{}", number % 50)).await;
         // A watch that keeps up misses nothing.
         if (number + 1) % 20 == 0 {
-            let made = u64::try_from(number + 1).unwrap() * 2 + 2;
-            let skipped = missed_until(&mut reading_watch, read + 1, made).await;
+            let written = u64::try_from(number + 1).unwrap() * 2 + 2;
+            let skipped = missed_until(&mut reading_watch, read + 1, written).await;
             assert!(skipped.is_empty(), "{skipped:?}");
-            read = made;
+            read = written;
         }
     }
 
@@ -208,11 +208,11 @@ async fn oldest_artifacts_of_any_session_are_removed_beyond_max_bytes() {
     let daemon = Setup::new().workspace_table(table).start().await;
 
     let artifact_counts = |daemon: &Daemon| {
-        let of = |name: &str| {
+        let artifact_count = |name: &str| {
             let logs = daemon.state_dir().join("sessions").join(name).join("logs");
             fs::read_dir(logs).unwrap().count()
         };
-        [of("s0"), of("s1")]
+        [artifact_count("s0"), artifact_count("s1")]
     };
     for number in 0..4 {
         let session = format!("s{}", number % 2);
@@ -243,7 +243,7 @@ async fn max_bytes_spares_the_smaller_workspace() {
     );
     let daemon = Setup::new().workspace_table(&table).start().await;
 
-    let few = daemon.run(shell("echo text")).await;
+    let small_run = daemon.run(shell("echo text")).await;
     eventually("records of the other workspace are removed", async || {
         let command = shell("head -c 200000 /dev/zero");
         daemon.run(with_metadata("jig-workspace", "other", command)).await;
@@ -255,7 +255,7 @@ async fn max_bytes_spares_the_smaller_workspace() {
 
     let events = EventWatch::of(&daemon, snapshot_request(0)).await.remaining_events().await;
     assert_eq!(sequences(&events), [1, 2]);
-    assert_eq!(daemon.artifact(&few.stdout_path).await.0, b"text\n");
+    assert_eq!(daemon.artifact(&small_run.stdout_path).await.0, b"text\n");
 
     let last = daemon.tools().last_command(LastCommandRequest {}).await;
     assert_eq!(last.unwrap().into_inner().stdout, "text\n");

@@ -138,25 +138,25 @@ async fn watch_can_start_at_the_tail() {
         Some(Item::KeepAlive(keep_alive)) => keep_alive.last_sequence,
         other => panic!("{other:?}"),
     };
-    let mut none = EventWatch::of(&daemon, tail(0)).await;
-    assert_eq!(keep_alive_sequence(&mut none).await, 0);
+    let mut empty_watch = EventWatch::of(&daemon, tail(0)).await;
+    assert_eq!(keep_alive_sequence(&mut empty_watch).await, 0);
 
     make_directory(&daemon, "one").await;
-    assert_eq!(none.next_event().await.sequence, 1);
+    assert_eq!(empty_watch.next_event().await.sequence, 1);
 
-    let mut new = EventWatch::of(&daemon, tail(0)).await;
-    let mut some = EventWatch::of(&daemon, tail(1)).await;
-    let mut all = EventWatch::of(&daemon, tail(9)).await;
+    let mut tail_0 = EventWatch::of(&daemon, tail(0)).await;
+    let mut tail_1 = EventWatch::of(&daemon, tail(1)).await;
+    let mut tail_9 = EventWatch::of(&daemon, tail(9)).await;
     let positions = [
-        keep_alive_sequence(&mut new).await,
-        keep_alive_sequence(&mut some).await,
-        keep_alive_sequence(&mut all).await,
+        keep_alive_sequence(&mut tail_0).await,
+        keep_alive_sequence(&mut tail_1).await,
+        keep_alive_sequence(&mut tail_9).await,
     ];
 
     assert_eq!(positions, [2, 1, 0]);
 
     make_directory(&daemon, "two").await;
-    for (watching, first) in [(&mut new, 3), (&mut some, 2), (&mut all, 1)] {
+    for (watching, first) in [(&mut tail_0, 3), (&mut tail_1, 2), (&mut tail_9, 1)] {
         assert_eq!(watching.next_event().await.sequence, first);
     }
 

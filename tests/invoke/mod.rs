@@ -76,12 +76,12 @@ async fn tool_names(daemon: &Daemon, key: &str, dialect: &str) -> Vec<String> {
         ..ListToolsRequest::default()
     };
     let mut client = CatalogServiceClient::new(daemon.channel());
+
     let listed = if key.is_empty() {
         client.list_tools(request).await
     } else {
         client.list_tools(with_key(key, request)).await
     };
-
     let listed = listed.unwrap().into_inner();
     let tools: Vec<Value> = serde_json::from_str(&listed.tools_json).unwrap();
     let function_names = tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap());

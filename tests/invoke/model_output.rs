@@ -78,14 +78,14 @@ async fn read_content(daemon: &Daemon, dialect: &str, tool: &str, path: &str) ->
 
 /// Reads a whole output part by part: each part names the next one.
 async fn read_all_parts(daemon: &Daemon, dialect: &str, tool: &str, path: &str) -> String {
-    let mut all = String::new();
+    let mut output = String::new();
     let mut path = path.to_owned();
     loop {
         let part = read_content(daemon, dialect, tool, &path).await;
         let Some((content, next)) = part.split_once("[jig: the output continues in ") else {
-            return all + &part;
+            return output + &part;
         };
-        all.push_str(content);
+        output.push_str(content);
         next.trim_end().strip_suffix(']').unwrap().clone_into(&mut path);
     }
 }
@@ -145,7 +145,7 @@ async fn model_can_follow_preview_to_the_whole_output() {
     let mut path = path.split_once(" and ").unwrap().0.to_owned();
     assert!(note.contains("read it with data_file_read, at most 6000 bytes (max_bytes)"));
 
-    let mut all = String::new();
+    let mut output = String::new();
     loop {
         let params = json!({"path": path, "max_bytes": 6000});
         let read =
@@ -154,16 +154,16 @@ async fn model_can_follow_preview_to_the_whole_output() {
             serde_json::from_str(tool_messages(&read)[0]["content"].as_str().unwrap()).unwrap();
         let part = part_message["result"]["content_text"].as_str().unwrap();
         let Some((content, next)) = part.split_once("[jig: the output continues in ") else {
-            all.push_str(part);
+            output.push_str(part);
             break;
         };
-        all.push_str(content);
+        output.push_str(content);
 
         next.strip_suffix(']').unwrap().clone_into(&mut path);
     }
 
     let written: String = (1..=3000).map(|number| format!("{number:09}\n")).collect();
-    assert!(all == written, "{} of {} bytes", all.len(), written.len());
+    assert!(output == written, "{} of {} bytes", output.len(), written.len());
 }
 
 #[tokio::test]
@@ -329,11 +329,11 @@ async fn long_batch_results_keep_head_and_tail() {
 
     for (number, result) in response.results.iter().enumerate() {
         let text = sent_messages[number]["content"].as_str().unwrap();
-        let shown: Value = serde_json::from_str(text).unwrap();
+        let message_json: Value = serde_json::from_str(text).unwrap();
         let whole: Value = serde_json::from_str(&response.tool_messages[number].content).unwrap();
         let output = json_of(result.output.as_ref().unwrap());
 
-        for data in [&shown, &whole["result"], &output] {
+        for data in [&message_json, &whole["result"], &output] {
             assert!(data.to_string().len() <= (640 << 10) / 3);
             assert_eq!((&data["exit_code"], &data["truncated"]), (&0.into(), &true.into()));
             let stdout = data["stdout"].as_str().unwrap();

@@ -45,7 +45,7 @@ async fn repeated_call_runs_once_with_one_answer() {
     }
 
     let daemon = daemon.restart().await;
-    let again = invoke(
+    let repeated = invoke(
         &daemon,
         with_request_id(
             "claude-Bash",
@@ -55,7 +55,7 @@ async fn repeated_call_runs_once_with_one_answer() {
             },
         ),
     );
-    assert_eq!(json_of(&again.await.data.unwrap())["stdout"], "x\nx\n");
+    assert_eq!(json_of(&repeated.await.data.unwrap())["stdout"], "x\nx\n");
 
     let other = try_invoke(
         &daemon,

@@ -67,12 +67,12 @@ async fn d13_approval_shows_the_call_as_the_agent_made_it() {
         ("write_file", "cli_agent/create_file")
     );
 
-    let shown: Vec<_> = approval
+    let parameters: Vec<_> = approval
         .parameters
         .iter()
         .map(|parameter| (parameter.name.as_str(), parameter.value.as_str()))
         .collect();
-    assert_eq!(shown, [("path", "hello.py"), ("content", "<20 bytes>")]);
+    assert_eq!(parameters, [("path", "hello.py"), ("content", "<20 bytes>")]);
     assert_eq!(approval.files_affected, ["hello.py"]);
 
     // D14: a rule in the document's form, under the agent's own tool name, allows the call.

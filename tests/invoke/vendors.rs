@@ -183,7 +183,11 @@ async fn anthropic_text_editor_shows_and_changes_files() {
     }
 
     assert_eq!(file_content(&daemon, "lib/b.py"), "# first\ny = 1\nz = 2");
+    check_text_editor_errors(&daemon).await;
+    assert_eq!(file_content(&daemon, "app.py"), APP_SOURCE);
+}
 
+async fn check_text_editor_errors(daemon: &Daemon) {
     for (params, text, error_type) in [
         (
             json!({"command": "str_replace", "path": "app.py", "old_str": "nothing", "new_str": ""}),
@@ -222,10 +226,8 @@ async fn anthropic_text_editor_shows_and_changes_files() {
         ),
     ] {
         let response =
-            invoke(&daemon, call("anthropic", "str_replace_based_edit_tool", params)).await;
+            invoke(daemon, call("anthropic", "str_replace_based_edit_tool", params)).await;
         assert_eq!(response.text, text);
         assert_eq!(response.error.unwrap().error_type, error_type);
     }
-
-    assert_eq!(file_content(&daemon, "app.py"), APP_SOURCE);
 }

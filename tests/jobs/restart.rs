@@ -71,8 +71,8 @@ async fn job_with_damaged_params_file_is_lost() {
     let intact = jobs.submit(list()).await;
     let folder = daemon.state_dir().join("jobs");
     fs::write(folder.join(format!("{emptied}.json")), "").unwrap();
-    let file = folder.join(format!("{cut}.json"));
 
+    let file = folder.join(format!("{cut}.json"));
     let params = fs::read_to_string(&file).unwrap();
     fs::write(&file, &params[..params.len() - 1]).unwrap();
     fs::remove_file(folder.join(format!("{removed}.json"))).unwrap();
@@ -178,8 +178,8 @@ async fn killed_daemon_loses_no_job_and_repeats_none() {
         let _finished = tokio::time::timeout(lifetime, submitting).await;
         daemon = daemon.restart().await;
         let listed = all_job_ids(&daemon).await;
-        let known = acknowledged.values();
-        let missing: Vec<_> = known.filter(|id| !listed.contains(id)).collect();
+        let acknowledged_ids = acknowledged.values();
+        let missing: Vec<_> = acknowledged_ids.filter(|id| !listed.contains(id)).collect();
         assert!(missing.is_empty(), "{missing:?}");
     }
 

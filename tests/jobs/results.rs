@@ -301,12 +301,12 @@ async fn non_finite_numbers_are_rejected_by_field() {
             ("timeout_sec", Kind::NumberValue(number)),
         ];
         let fields = params.map(|(name, kind)| (name.to_owned(), value(kind)));
+
         let request = SubmitJobRequest {
             tool: "run".to_owned(),
             params: Some(prost_types::Struct { fields: fields.into() }),
             ..SubmitJobRequest::default()
         };
-
         let refusal = jobs.try_submit(request).await.unwrap_err();
         assert_eq!(refusal.reason, "INVALID_PARAMS");
 

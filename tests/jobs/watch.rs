@@ -71,8 +71,8 @@ async fn watch_streams_output_live_and_result_last() {
     let id = jobs.submit(command_job(line)).await;
     let request = WatchJobRequest { job_id: id.clone(), ..WatchJobRequest::default() };
     let mut stream = jobs.0.watch_job(request).await.unwrap().into_inner();
-    let mut watched = WatchedEvents::default();
 
+    let mut watched = WatchedEvents::default();
     watched.read_next(&mut stream, (0, 0)).await;
     assert_eq!(watched.states, [JobState::Queued]);
 

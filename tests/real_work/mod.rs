@@ -105,13 +105,13 @@ async fn run_script_with_env(daemon: &Daemon, script: &str, variables: &[(&str, 
 async fn try_script(daemon: &Daemon, script: &str, variables: &[(&str, &str)]) -> RunResponse {
     let variables = variables.iter();
     let env = variables.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+
     let request = RunRequest {
         timeout_sec: Some(STEP_TIMEOUT_SEC),
         env: env.collect(),
         argv: ["bash", "-euo", "pipefail", "-c", script].map(str::to_owned).to_vec(),
         ..RunRequest::default()
     };
-
     daemon.run(request).await
 }
 

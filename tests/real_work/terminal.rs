@@ -19,8 +19,8 @@ async fn shell_job_control_works(setup: Setup) {
     let id = watch.id.clone();
     daemon.send_stdin(&id, b"PS1='<$?>'; stty -echo; false\n").await.unwrap();
     watch.read_until("<1>").await;
-    let job = b"sh -c 'while read -r line; do echo \"read $line\"; done' &\n";
 
+    let job = b"sh -c 'while read -r line; do echo \"read $line\"; done' &\n";
     daemon.send_stdin(&id, job).await.unwrap();
 
     // A background process that reads from the terminal is stopped.

@@ -26,8 +26,8 @@ async fn request_ids_expire_after_retention() {
     let table = "[requests]\nretention = \"1ms\"\nkept = 100";
     let daemon = Setup::new().workspace_table(table).start().await;
     let first = run_counted(&daemon, "first").await;
-    let mut number = 0;
 
+    let mut number = 0;
     eventually("the first answer is evicted", async || {
         number += 1;
         run_counted(&daemon, &format!("later {number}")).await;

@@ -32,9 +32,9 @@ async fn detached_work_continues_and_answers_returning_caller() {
     run.abort();
     assert!(run.await.is_err());
 
-    let again = daemon.spawn_run(request());
+    let repeated = daemon.spawn_run(request());
     std::fs::write(daemon.file("go"), "").unwrap();
-    let answer = promptly("the daemon answers", again).await.unwrap().unwrap();
+    let answer = promptly("the daemon answers", repeated).await.unwrap().unwrap();
     assert!(answer.stdout.ends_with("done\n"));
     assert_eq!(run_count(&daemon), 1);
 }

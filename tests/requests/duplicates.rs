@@ -127,10 +127,10 @@ async fn repeated_call_returns_first_error() {
     assert_eq!(first.reason, "FILE_NOT_FOUND");
 
     std::fs::write(daemon.file("file"), "old").unwrap();
-    let again = daemon.tools().edit_file(with_request_id("edit", edit())).await;
-    let again = Refusal::from_status(&again.unwrap_err());
-    assert_eq!((again.reason, again.message), (first.reason, first.message));
-    assert_eq!(again.metadata, first.metadata);
+    let repeated = daemon.tools().edit_file(with_request_id("edit", edit())).await;
+    let repeated = Refusal::from_status(&repeated.unwrap_err());
+    assert_eq!((repeated.reason, repeated.message), (first.reason, first.message));
+    assert_eq!(repeated.metadata, first.metadata);
 
     let under_new_id = daemon.tools().edit_file(with_request_id("new id", edit())).await;
     assert!(under_new_id.is_ok());
@@ -200,8 +200,8 @@ async fn repeated_write_is_performed_once() {
     assert!(first.created);
 
     std::fs::write(daemon.file("file"), "changed since").unwrap();
-    let again = daemon.tools().write_file(with_request_id("write", write())).await;
-    assert_eq!(again.unwrap().into_inner(), first);
+    let repeated = daemon.tools().write_file(with_request_id("write", write())).await;
+    assert_eq!(repeated.unwrap().into_inner(), first);
 
     let text = std::fs::read_to_string(daemon.file("file")).unwrap();
     assert_eq!(text, "changed since");
@@ -254,8 +254,8 @@ async fn repeated_failed_start_returns_first_error() {
 
     std::fs::write(daemon.file("tool"), "#!/bin/sh\n").unwrap();
     let refused = daemon.try_start_process(with_request_id("start", request())).await;
-    let again = Refusal::from_status(&refused.unwrap_err());
-    assert_eq!((again.reason, again.message), (first.reason, first.message));
+    let repeated = Refusal::from_status(&refused.unwrap_err());
+    assert_eq!((repeated.reason, repeated.message), (first.reason, first.message));
 }
 
 #[tokio::test]

@@ -62,8 +62,8 @@ async fn repeat_until_lost<T: PartialEq + std::fmt::Debug>(
     repeat: impl AsyncFn() -> Result<T, Refusal>,
 ) {
     eventually("the answer is evicted", async || match repeat().await {
-        Ok(again) => {
-            assert_eq!(again, first);
+        Ok(repeated) => {
+            assert_eq!(repeated, first);
             false
         }
         Err(refusal) => {
@@ -96,8 +96,8 @@ async fn evicted_submission_is_not_repeated() {
     submit_others(&daemon).await;
     evict_answers(&daemon).await;
     let repeat = async |daemon: &Daemon| {
-        let again = Jobs::of(daemon).try_submit(submission()).await;
-        again.map(|job| job.job_id)
+        let repeated = Jobs::of(daemon).try_submit(submission()).await;
+        repeated.map(|job| job.job_id)
     };
     repeat_until_lost(first.clone(), async || repeat(&daemon).await).await;
 
@@ -149,9 +149,9 @@ async fn unanswered_upload_does_not_overwrite_newer_content() {
     fs::write(daemon.file("file"), "NEW WORK").unwrap();
 
     // As long as the upload is stored, it is the answer.
-    let again = upload_whole(&daemon, "upload", upload_parts("file", "old")).await.unwrap();
-    assert_eq!(again.created, first.created);
-    assert_eq!(again.received_bytes, 0);
+    let repeated = upload_whole(&daemon, "upload", upload_parts("file", "old")).await.unwrap();
+    assert_eq!(repeated.created, first.created);
+    assert_eq!(repeated.received_bytes, 0);
 
     let daemon = crash_before_answer(daemon, "upload").await;
     upload_others(&daemon).await;

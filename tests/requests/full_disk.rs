@@ -45,8 +45,8 @@ impl MountNamespace {
         let mut ready = [0; 6];
         let output = holder.stdout.as_mut().unwrap();
         output.read_exact(&mut ready).unwrap();
-        let _input = holder.stdin.take().unwrap();
 
+        let _input = holder.stdin.take().unwrap();
         Self { holder, _input }
     }
 

@@ -151,11 +151,11 @@ fn begin_both(daemon: &Daemon, number: u64) -> CallAndSubmission {
     let call = daemon.spawn_run(with_request_id(&format!("call {number}"), shell(&script("call"))));
     let submission = with_request_id(&format!("job {number}"), jobs::command_job(&script("job")));
     let mut jobs = JobServiceClient::new(daemon.channel());
+
     let submitted = tokio::spawn(async move {
         let submitted = jobs.submit_job(submission).await?;
         Ok(submitted.into_inner().job.unwrap().job_id)
     });
-
     (call, submitted)
 }
 
@@ -198,7 +198,7 @@ async fn killed_daemon_repeats_no_request() {
     for seed in 1..=full_size(40, 2) {
         let mut random = Random((seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut daemon = Daemon::start().await;
-        let mut known = KnownAnswers::default();
+        let mut answers = KnownAnswers::default();
         let mut newest = 0;
         for _ in 0..full_size(25, 6) {
             // Connect first, so that connecting does not use up the time before the kill.
@@ -213,7 +213,7 @@ async fn killed_daemon_repeats_no_request() {
             tokio::time::sleep(Duration::from_micros(random.below(60_000))).await;
             daemon.signal(Signal::KILL);
             for (number, both) in begun {
-                known.record(number, both).await;
+                answers.record(number, both).await;
             }
 
             daemon = daemon.restart().await;
@@ -221,15 +221,15 @@ async fn killed_daemon_repeats_no_request() {
 
         for number in 0..newest {
             let both = begin_both(&daemon, number);
-            assert!(known.record(number, both).await, "both calls are answered");
+            assert!(answers.record(number, both).await, "both calls are answered");
         }
 
         let mut jobs = Jobs::of(&daemon);
         for number in 0..newest {
-            let job = jobs.wait(&known.jobs[&number]).await;
+            let job = jobs.wait(&answers.jobs[&number]).await;
             let is_final = matches!(job.state(), JobState::Succeeded | JobState::Lost);
             assert!(is_final, "seed {seed}: {job:?}");
-            known.assert_run_counts(&daemon, number);
+            answers.assert_run_counts(&daemon, number);
         }
     }
 }

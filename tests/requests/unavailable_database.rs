@@ -46,8 +46,9 @@ async fn check_answer_during_outage(
     assert_eq!(answer.exit_code, Some(3));
 
     for _ in 0..3 {
-        let again = promptly("the daemon answers the repeated call", daemon.run(request())).await;
-        assert_eq!(again, answer);
+        let repeated =
+            promptly("the daemon answers the repeated call", daemon.run(request())).await;
+        assert_eq!(repeated, answer);
     }
     assert!(!is_stored(daemon, "id"));
 

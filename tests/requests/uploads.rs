@@ -100,10 +100,10 @@ async fn completed_upload_is_answered_without_its_data() {
         assert_eq!(fs::read(daemon.file(name)).unwrap(), bytes);
         fs::remove_file(daemon.file(name)).unwrap();
         for _ in 0..2 {
-            let again = upload_whole(&daemon, name, vec![begin.clone()]).await.unwrap();
-            assert_eq!(again, first);
-            let again = upload_whole(&daemon, name, parts.clone()).await.unwrap();
-            assert_eq!(again, first);
+            let repeated = upload_whole(&daemon, name, vec![begin.clone()]).await.unwrap();
+            assert_eq!(repeated, first);
+            let repeated = upload_whole(&daemon, name, parts.clone()).await.unwrap();
+            assert_eq!(repeated, first);
             assert!(!daemon.file(name).exists(), "the upload ran once");
             daemon = daemon.restart().await;
         }

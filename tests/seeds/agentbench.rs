@@ -30,12 +30,12 @@ async fn a01_request_has_tool_params_and_id() {
 
     std::fs::write(daemon.file("f"), "text\n").unwrap();
     let by_struct = request("read_file", json!({"path": "f", "start_line": 1}));
+
     let by_text = InvokeRequest {
         params: None,
         params_json: r#"{"path": "f", "start_line": 1}"#.to_owned(),
         ..by_struct.clone()
     };
-
     let answers = [invoke(&daemon, "s", by_struct).await, invoke(&daemon, "s", by_text).await];
     for answer in answers {
         assert_eq!((&*answer.request_id, &*answer.tool), ("req-0001", "read_file"));
@@ -236,12 +236,12 @@ async fn a11_rejected_calls_have_events() {
     // A rejected command is not the last command.
     let list = request("list_files", json!({}));
     invoke(&daemon, "s-run", list).await;
+
     let request = InvokeRequest {
         tool: "terminal_last_command".to_owned(),
         dialect: "cli_agent".to_owned(),
         ..InvokeRequest::default()
     };
-
     let last = invoke(&daemon, "s-run", request).await;
     assert_eq!(last.error.unwrap().error_type, "no_command_history");
 }

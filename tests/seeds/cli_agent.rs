@@ -41,8 +41,8 @@ async fn d01_each_tool_states_whether_it_is_read_only() {
         ("terminal_last_command", true),
         ("create_directory", false),
     ] {
-        let mut all = tools.as_array().unwrap().iter();
-        let tool = all.find(|tool| tool["name"] == name).unwrap();
+        let mut entries = tools.as_array().unwrap().iter();
+        let tool = entries.find(|tool| tool["name"] == name).unwrap();
         assert_eq!(tool["read_only"], is_read_only, "{tool}");
         assert!(tool["description"].is_string() && tool["input_schema"].is_object(), "{tool}");
     }

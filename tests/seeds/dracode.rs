@@ -34,8 +34,8 @@ async fn read_program(daemon: &Daemon, format: ToolFormat) -> Json {
         ..InvokeBatchRequest::default()
     };
     let mut client = InvokeServiceClient::new(daemon.channel());
-    let answer = client.invoke_batch(request).await.unwrap().into_inner();
 
+    let answer = client.invoke_batch(request).await.unwrap().into_inner();
     serde_json::from_str(&answer.messages_json).unwrap()
 }
 

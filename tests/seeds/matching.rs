@@ -110,9 +110,9 @@ pub(super) fn abbreviate(json: &Json) -> String {
 }
 
 fn single_field(fields: &Map<String, Json>) -> Option<(&str, &Json)> {
-    let mut all = fields.iter();
-    let (name, json) = all.next()?;
-    all.next().is_none().then_some((name.as_str(), json))
+    let mut entries = fields.iter();
+    let (name, json) = entries.next()?;
+    entries.next().is_none().then_some((name.as_str(), json))
 }
 
 fn json_type(json: &Json) -> &'static str {

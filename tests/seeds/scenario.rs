@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use jig::api::v1::{InvokeRequest, InvokeResponse, InvokeStatus, ToolFormat};
+use jig::api::v1::{InvokeRequest, InvokeResponse, InvokeStatus, ToolError, ToolFormat};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
@@ -211,24 +211,25 @@ impl ListedTool {
         let format = ToolFormat::from_str_name(&format).expect("a format");
         let listed = list_tools(fixture.daemon(), dialect_of(document), format).await;
         let tools: Json = serde_json::from_str(&listed.tools_json).unwrap();
-        let mut all = tools.as_array().unwrap().clone();
+        let mut definitions = tools.as_array().unwrap().clone();
         if format == ToolFormat::Gemini {
             // One declaration per entry, as in the document.
-            let declared = all.iter().flat_map(|tools| tools["functionDeclarations"].as_array());
+            let declared =
+                definitions.iter().flat_map(|tools| tools["functionDeclarations"].as_array());
             let declared = declared.flatten().cloned();
-            all = declared.map(|tool| json!({ "functionDeclarations": [tool] })).collect();
+            definitions = declared.map(|tool| json!({ "functionDeclarations": [tool] })).collect();
         }
 
         let names = ["/name", "/function/name", "/functionDeclarations/0/name"];
-        let found = all.into_iter().find(|tool| {
+        let found = definitions.into_iter().find(|tool| {
             let mut names = names.iter().filter_map(|name| tool.pointer(name));
             names.any(|name| *name == self.tool)
         });
         let Some(found) = found else {
             return Some(format!("the tool is missing: {}", abbreviate(&tools)));
         };
-        let part = found.pointer(&self.part).unwrap_or(&Json::Null);
 
+        let part = found.pointer(&self.part).unwrap_or(&Json::Null);
         difference(&parse(&self.json), part, "definition")
             .map(|why| format!("{why}\n  {}", abbreviate(&found)))
     }
@@ -357,36 +358,26 @@ impl Scenario {
         }
 
         let data = data.map(json_of);
-        if let Some(wanted) = &self.data {
-            let why = match (wanted.as_str(), &data) {
-                ("none", None) => None,
-                ("none", Some(data)) => Some(format!("there is data: {}", abbreviate(data))),
-                (_, None) => Some("there is no data".to_owned()),
-                (wanted, Some(data)) => difference(&parse(wanted), data, "data"),
-            };
-            if why.is_some() {
-                return why;
-            }
-        }
+        self.data_mismatch(data.as_ref())
+            .or_else(|| {
+                let is_json = !["dracode", "anthropic"].contains(&document) && !truncated;
+                data.filter(|_| is_json).and_then(|data| text_json_mismatch(&data, &text, document))
+            })
+            .or_else(|| self.text_mismatch(&text))
+            .or_else(|| self.exit_code_mismatch(exit_code))
+            .or_else(|| self.error_mismatch(error))
+    }
 
-        // The text for the model is the same data, as JSON.
-        if let (Some(data), false, false) =
-            (&data, ["dracode", "anthropic"].contains(&document), truncated)
-        {
-            let text_json: Json = match serde_json::from_str(&text) {
-                Ok(json) => json,
-                Err(error) => return Some(format!("the text is no JSON: {error}")),
-            };
-            let why = match document {
-                // In the contract, the text may be a subset of the data.
-                "contract" if is_subset(data, &text_json) => None,
-                _ => difference(data, &text_json, "text"),
-            };
-            if why.is_some() {
-                return why;
-            }
+    fn data_mismatch(&self, data: Option<&Json>) -> Option<String> {
+        match (self.data.as_deref()?, data) {
+            ("none", None) => None,
+            ("none", Some(data)) => Some(format!("there is data: {}", abbreviate(data))),
+            (_, None) => Some("there is no data".to_owned()),
+            (wanted, Some(data)) => difference(&parse(wanted), data, "data"),
         }
+    }
 
+    fn text_mismatch(&self, text: &str) -> Option<String> {
         if self.text.as_ref().is_some_and(|wanted| *wanted != text) {
             return Some(format!("the text is {text:.1000?}"));
         }
@@ -395,14 +386,16 @@ impl Scenario {
             return Some(format!("the text has {} bytes", text.len()));
         }
 
-        if let Some(part) = self.says.iter().find(|part| !text.contains(part.as_str())) {
-            return Some(format!("the text does not contain {part:?}: {text:.1000?}"));
-        }
+        let missing = self.says.iter().find(|part| !text.contains(part.as_str()));
+        missing.map(|part| format!("the text does not contain {part:?}: {text:.1000?}"))
+    }
 
-        if self.exit_code.is_some() && exit_code != self.exit_code {
-            return Some(format!("the exit code is {exit_code:?}"));
-        }
+    fn exit_code_mismatch(&self, exit_code: Option<i32>) -> Option<String> {
+        let differs = self.exit_code.is_some() && exit_code != self.exit_code;
+        differs.then(|| format!("the exit code is {exit_code:?}"))
+    }
 
+    fn error_mismatch(&self, error: Option<ToolError>) -> Option<String> {
         let code = self.error.as_ref().or(self.told.as_ref());
         let Some(error) = error else {
             return code.map(|code| format!("{code} is not reported"));
@@ -460,6 +453,19 @@ fn request(document: &str, tool: &str, id: &str, params: Json) -> InvokeRequest 
         dialect: dialect_of(document).to_owned(),
         ..InvokeRequest::default()
     }
+}
+
+/// Compares the text for the model, which is the data as JSON.
+fn text_json_mismatch(data: &Json, text: &str, document: &str) -> Option<String> {
+    let text_json: Json = match serde_json::from_str(text) {
+        Ok(json) => json,
+        Err(error) => return Some(format!("the text is no JSON: {error}")),
+    };
+    // In the contract, the text may be a subset of the data.
+    if document == "contract" && is_subset(data, &text_json) {
+        return None;
+    }
+    difference(data, &text_json, "text")
 }
 
 /// Whether `part` is contained in `whole`, field by field.

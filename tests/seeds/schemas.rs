@@ -27,6 +27,7 @@ impl Schemas {
         let dialect = dialect_of(document);
         let listed = list_tools(fixture.daemon(), dialect, ToolFormat::JsonSchema).await;
         let tools: Vec<Json> = serde_json::from_str(&listed.tools_json).unwrap();
+
         let definitions = tools.iter().map(|tool| {
             let validator = |schema| jsonschema::validator_for(schema).unwrap();
             let definition = Definition {
@@ -35,7 +36,6 @@ impl Schemas {
             };
             (tool["name"].as_str().unwrap().to_owned(), definition)
         });
-
         Self(definitions.collect())
     }
 
