@@ -170,7 +170,7 @@ async fn jig_call_exits_like_its_command() {
         run_expecting_exit(&daemon, &arguments, 1);
     }
 
-    // In every vocabulary, also where the outcome is an error.
+    // In every dialect, also where the outcome is an error.
     for (arguments, parameters, code, expected) in [
         (&["agentbench", "run"][..], &["command=kill -9 $$"][..], 137, ""),
         (&["anthropic", "bash"], &["command=kill -9 $$"], 137, ""),
@@ -392,7 +392,7 @@ async fn invalid_parameters_are_reported_before_sending() {
     }
 
     let (_, errors) = run_expecting_exit(&daemon, &["call", "raed_file", "path=x"], 125);
-    assert!(errors.contains("read_file was probably meant"), "{errors}");
+    assert!(errors.contains("did you mean read_file?"), "{errors}");
 
     let (_, errors) =
         run_expecting_exit(&daemon, &["call", "run", "command=true", "timeout_sec=0"], 125);

@@ -57,7 +57,7 @@ mod files;
 mod health;
 /// The user of commands and the owner of their files.
 mod identity;
-/// Calls by tool name, in every vocabulary, single and in batches.
+/// Calls by tool name, in every dialect, single and in batches.
 mod invoke;
 /// What a command is and sees in the sandbox.
 mod isolation;

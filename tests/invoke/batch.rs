@@ -158,7 +158,7 @@ properties.word = { type = "string", description = "The word." }
         assert_eq!((completed.ok, &output["stdout"]), (true, &"hello\n".into()));
         assert_eq!(refused.error.as_ref().unwrap().code, code, "{dialect}");
 
-        // A custom tool has no name in the vocabulary: the job type is its own name.
+        // A custom tool has no name in the dialect: the job type is its own name.
         let request = InvokeBatchRequest {
             mode: Some(BatchMode::Async.into()),
             ..batch_request(dialect, &calls[..1])
@@ -168,7 +168,7 @@ properties.word = { type = "string", description = "The word." }
     }
 }
 
-/// A vocabulary with text results returns text in every format, also in those with structured
+/// A dialect with text results returns text in every format, also in those with structured
 /// content.
 #[tokio::test]
 async fn text_results_stay_text_in_every_format() {

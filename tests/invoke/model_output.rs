@@ -12,10 +12,10 @@ use crate::support::{Daemon, KeyFile, Refusal, Setup, with_key, with_metadata};
 /// Writes 308,050 bytes in 5,050 lines.
 const LONG_OUTPUT_COMMAND: &str = "seq -f %060g 1 5050";
 
-/// A vocabulary, its tool that runs commands, and the parameters for a command line.
+/// A dialect, its tool that runs commands, and the parameters for a command line.
 pub(super) type CommandTool = (&'static str, &'static str, fn(&str) -> Value);
 
-/// The command tool of every vocabulary.
+/// The command tool of every dialect.
 pub(super) const COMMAND_TOOLS: [CommandTool; 8] = [
     ("", "run", |command| json!({ "command": command })),
     ("agentbench", "run", |command| json!({ "command": command })),
@@ -130,7 +130,7 @@ async fn check_continuations(daemon: &Daemon, command: &str, written: &str) {
     }
 }
 
-/// In this vocabulary, results of a batch are previews of 12,000 characters.
+/// In this dialect, results of a batch are previews of 12,000 characters.
 #[tokio::test]
 async fn model_can_follow_preview_to_the_whole_output() {
     let daemon = Daemon::start().await;
@@ -372,10 +372,9 @@ async fn list_tools_filters_by_name() {
         assert_eq!(list(dialect, names).await.unwrap(), listed, "{dialect}");
     }
 
-    for (dialect, name, expected) in [
-        ("", "raed_file", "read_file was probably meant"),
-        ("claude", "read_file", "there are Read, "),
-    ] {
+    for (dialect, name, expected) in
+        [("", "raed_file", "did you mean read_file?"), ("claude", "read_file", "Known: Read, ")]
+    {
         let refusal = Refusal::from_status(&list(dialect, &["run", name]).await.unwrap_err());
         assert_eq!(refusal.reason, "INVALID_PARAMS");
         assert!(refusal.invalid_fields().contains(&"names[1]"), "{refusal:?}");

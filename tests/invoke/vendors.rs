@@ -1,4 +1,4 @@
-//! The vocabularies that vendors train their models on: `openai` and `anthropic`.
+//! The dialects that vendors train their models on: `openai` and `anthropic`.
 
 use jig::api::v1::{InvokeResponse, InvokeStatus};
 use serde_json::{Value, json};

@@ -61,7 +61,7 @@ async fn wait_job_works_in_every_dialect() {
         };
         assert!(has_result, "{dialect}: {ended_result}");
 
-        // A job of one vocabulary cannot be read in another.
+        // A job of one dialect cannot be read in another.
         if !["", "openai", "anthropic"].contains(&dialect) {
             let other = if dialect == "claude" { "dracode" } else { "claude" };
             let wait = json!({ "job_id": job });

@@ -108,7 +108,7 @@ async fn every_tool_runs_as_a_job() {
     assert_eq!(refusal.unwrap_err().invalid_fields(), ["tool"]);
 
     let refusal = jobs.try_submit(tool_job("dance", json!({}))).await.unwrap_err();
-    let (_, tool_names) = refusal.message.split_once("there are ").unwrap();
+    let (_, tool_names) = refusal.message.split_once("Known: ").unwrap();
     tools.sort_unstable();
     assert_eq!(tool_names, tools.join(", "));
 }

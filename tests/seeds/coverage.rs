@@ -1,4 +1,4 @@
-//! Every tool of every vocabulary has a minimum number of scenarios.
+//! Every tool of every dialect has a minimum number of scenarios.
 
 use std::collections::BTreeMap;
 
@@ -24,9 +24,9 @@ const DOCUMENTS: [&str; 8] = [
     "anthropic",
 ];
 
-/// Numbers of scenarios that are tests in Rust, by vocabulary and tool. `Task` continues after its
+/// Numbers of scenarios that are tests in Rust, by dialect and tool. `Task` continues after its
 /// response: the tests `c09_…` of `tests/seeds/claude.rs` watch it, cancel it, and have it rejected
-/// for nine reasons. The tests of `tests/invoke/wait_job.rs` call `wait_job` in eight vocabularies,
+/// for nine reasons. The tests of `tests/invoke/wait_job.rs` call `wait_job` in eight dialects,
 /// and with keys that may and may not use it.
 const RUST_SCENARIO_COUNTS: [(&str, &str, usize); 2] =
     [("claude", "Task", 11), ("contract", "wait_job", 8)];
@@ -55,7 +55,7 @@ async fn every_tool_has_enough_scenarios() {
         let dialect = dialect_of(document);
         let listed = list_tools(fixture.daemon(), dialect, ToolFormat::JsonSchema).await;
         for tool in listed.names {
-            // A vocabulary may include tools of the contract, whose counts come first.
+            // A dialect may include tools of the contract, whose counts come first.
             let count = counts.get(&tool).or_else(|| contract_counts.get(&tool));
             let count = count.copied().unwrap_or_default();
             assert!(count >= MIN_SCENARIOS_PER_TOOL, "{document} {tool}: {count} scenarios");

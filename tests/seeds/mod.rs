@@ -1,5 +1,5 @@
 //! The source documents, row by row (`design/SEEDS.md`), checked on a running daemon. Also, tool by
-//! tool, the contract and the vocabularies that vendors train their models on. The scenarios are
+//! tool, the contract and the dialects that vendors train their models on. The scenarios are
 //! data: one file or folder per document. Each test runs one row and has its name.
 
 mod agentbench;

@@ -100,7 +100,7 @@ struct Scenario {
     truncated: bool,
 }
 
-/// The dialect of a document. `contract` stands for the vocabulary without a name.
+/// The dialect of a document. `contract` stands for the dialect without a name.
 pub(super) fn dialect_of(document: &str) -> &str {
     match document {
         "contract" => "",
