@@ -299,17 +299,19 @@ fn explain_error(invocation: &DialectInvocation, error: &Error) -> ErrorExplanat
         return ErrorExplanation::new(code, output, suggestion);
     }
 
-    match error.reason {
-        Reason::NoCommandHistory => ErrorExplanation::new(
+    if error.reason == Reason::NoCommandHistory {
+        return ErrorExplanation::new(
             code,
             "No previous command in this session",
             "Run a command with run_in_terminal first",
-        ),
-        Reason::PermissionDenied => ErrorExplanation::new(
+        );
+    }
+    if error.reason == Reason::PermissionDenied {
+        return ErrorExplanation::new(
             code,
             format!("Cannot access '{path}' - permission denied"),
             "Use another path",
-        ),
-        _ => ErrorExplanation { code, output: error.to_string(), suggestion: None },
+        );
     }
+    ErrorExplanation { code, output: error.to_string(), suggestion: None }
 }

@@ -340,8 +340,9 @@ pub(crate) fn at_stage(stage: Stage, detail: &str) -> impl FnOnce(Errno) -> Stag
 }
 
 fn errno_name(number: i32) -> String {
-    match nix::errno::Errno::from_raw(number) {
-        nix::errno::Errno::UnknownErrno => format!("errno {number}"),
-        known => format!("{known:?}"),
+    let errno = nix::errno::Errno::from_raw(number);
+    if errno == nix::errno::Errno::UnknownErrno {
+        return format!("errno {number}");
     }
+    format!("{errno:?}")
 }

@@ -65,7 +65,7 @@ pub(crate) fn unified(path: &str, old: &str, new: &str, max_bytes: usize) -> Str
     output.write_file_header(path);
 
     let (start, old_end, new_end) = trim_common(old, new);
-    let before = count_lines(old[..start].as_bytes());
+    let before = count_lines(&old.as_bytes()[..start]);
     let (old, new) = (&old[start..old_end], &new[start..new_end]);
 
     if count_lines(old.as_bytes()).max(count_lines(new.as_bytes())) > MAX_COMPARED_LINES {

@@ -55,8 +55,8 @@ async fn case_37_command_reads_no_file_of_the_host() {
 #[tokio::test]
 async fn case_50_set_id_bits_and_file_capabilities_grant_nothing() {
     let at_l1 = Setup::new().at_l1();
-    let as_container_root = Setup::new().as_container_root();
-    for setup in [Setup::new(), at_l1, as_container_root] {
+    let with_container_root = Setup::new().with_container_root();
+    for setup in [Setup::new(), at_l1, with_container_root] {
         check_privileged_files_grant_nothing(setup).await;
     }
 }

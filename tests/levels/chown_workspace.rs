@@ -20,7 +20,7 @@ async fn chown_workspace_gives_root_owned_files_to_commands() {
     let outside = tempfile::tempdir().unwrap();
     let secret = outside.path().join("secret");
     fs::write(&secret, "roots\n").unwrap();
-    let setup = Setup::new().workspace_file("folder/file", "of root\n").as_container_root();
+    let setup = Setup::new().workspace_file("folder/file", "of root\n").with_container_root();
     let daemon = setup.start().await;
     let log = daemon.log();
     for field in ["\"changed\":3", "\"owner\":61000", "\"left\":0"] {
@@ -90,7 +90,7 @@ async fn inaccessible_workspace_is_reported() {
     let inner = folder.path().join("inner");
     fs::create_dir(&inner).unwrap();
     let table = format!("[[workspaces]]\nname = \"inner\"\npath = {inner:?}");
-    let daemon = Setup::new().workspace_table(&table).as_container_root().start().await;
+    let daemon = Setup::new().workspace_table(&table).with_container_root().start().await;
 
     // The reported isolation is that of the weakest workspace.
     let isolation = daemon.info().await.isolation.unwrap();

@@ -131,7 +131,7 @@ async fn command_of_a_root_daemon_cannot_reach_the_daemon() {
 
 #[tokio::test]
 async fn command_of_a_container_root_daemon_cannot_reach_the_daemon() {
-    let daemon = Setup::new().as_container_root().start().await;
+    let daemon = Setup::new().with_container_root().start().await;
     let effective = status_field(daemon.pid(), "CapEff").unwrap();
     let effective = u64::from_str_radix(&effective, 16).unwrap();
     assert_eq!(effective & !0x3b, 0, "the daemon has further capabilities: {effective:x}");
@@ -142,7 +142,7 @@ async fn command_of_a_container_root_daemon_cannot_reach_the_daemon() {
 #[tokio::test]
 async fn concurrent_runs_cannot_reach_each_other() {
     assert_runs_are_isolated(&Setup::new().at_l1().start().await).await;
-    assert_runs_are_isolated(&Setup::new().as_container_root().start().await).await;
+    assert_runs_are_isolated(&Setup::new().with_container_root().start().await).await;
 }
 
 async fn assert_runs_are_isolated(daemon: &Daemon) {
@@ -166,7 +166,7 @@ async fn assert_runs_are_isolated(daemon: &Daemon) {
 #[tokio::test]
 async fn command_cannot_reach_the_daemons_files() {
     assert_daemon_files_are_unreachable(&Setup::new().at_l1().start().await, DAEMON_UID).await;
-    let daemon = Setup::new().as_container_root().start().await;
+    let daemon = Setup::new().with_container_root().start().await;
     assert_daemon_files_are_unreachable(&daemon, 61_000).await;
 }
 

@@ -46,7 +46,7 @@ impl Setup {
 
     /// A daemon as root with an engine's capabilities, on a host without namespaces. The workspace
     /// belongs to the user of its commands.
-    pub(crate) fn as_container_root(self) -> Self {
+    pub(crate) fn with_container_root(self) -> Self {
         let wrapper = Arc::new(HostProgram::compile("no_namespaces"));
         let path = wrapper.path.clone();
         let flags = ["--minimum-level", "L1", "--chown-workspace"];
