@@ -1,4 +1,4 @@
-//! Writing, making, moving and deleting: what commands and tools do to the same files.
+//! `write_file`, `create_directory`, `move_path` and `delete_path` on files that commands change too.
 
 use std::{
     fs,
@@ -32,8 +32,8 @@ pub(super) async fn write(daemon: &Daemon, path: &str, content: &str) -> Result<
 
 async fn delete_path(daemon: &Daemon, path: &str) -> Result<u32, Status> {
     let request = DeletePathRequest { path: path.to_owned(), recursive: Some(true) };
-    let answer = daemon.tools().delete_path(request).await?;
-    Ok(answer.into_inner().deleted_count)
+    let response = daemon.tools().delete_path(request).await?;
+    Ok(response.into_inner().deleted_count)
 }
 
 async fn move_path(daemon: &Daemon, source: &str, destination: &str) -> Result<(), Status> {
@@ -47,8 +47,8 @@ async fn move_path(daemon: &Daemon, source: &str, destination: &str) -> Result<(
 
 async fn create_directory(daemon: &Daemon, path: &str) -> Result<Vec<String>, Status> {
     let request = CreateDirectoryRequest { path: path.to_owned() };
-    let answer = daemon.tools().create_directory(request).await?;
-    Ok(answer.into_inner().created)
+    let response = daemon.tools().create_directory(request).await?;
+    Ok(response.into_inner().created)
 }
 
 fn reason<T: std::fmt::Debug>(result: Result<T, Status>) -> String {
@@ -61,10 +61,12 @@ async fn commands_and_tools_change_each_others_files() {
         let owner = setup.workspace_uid();
         let daemon = setup.start().await;
         write(&daemon, "a/b/tool", "by the tool\n").await.unwrap();
+
         for path in ["a", "a/b", "a/b/tool"] {
             let metadata = fs::metadata(daemon.file(path)).unwrap();
             assert_eq!((metadata.uid(), metadata.gid()), (owner, owner), "{path}");
         }
+
         let script = "echo more >> a/b/tool && mkdir a/c && echo own > a/c/command && chmod 640 a/c/command && cat a/b/tool";
         let output = daemon.output(shell(script)).await;
         assert_eq!(output, "by the tool\nmore\n");
@@ -72,8 +74,10 @@ async fn commands_and_tools_change_each_others_files() {
         write(&daemon, "a/c/command", "by the tool\n").await.unwrap();
         let metadata = fs::metadata(daemon.file("a/c/command")).unwrap();
         assert_eq!((metadata.uid(), metadata.mode() & 0o7777), (owner, 0o640));
+
         move_path(&daemon, "a/c/command", "a/b/moved").await.unwrap();
         assert_eq!(create_directory(&daemon, "new/dir").await.unwrap(), ["new", "new/dir"]);
+
         let script = "cat a/b/moved; touch new/dir/x; ls -A a/b new/dir; rm -r new a/b/tool";
         let output = daemon.output(shell(script)).await;
         assert_eq!(output, "by the tool\na/b:\nmoved\ntool\n\nnew/dir:\nx\n");
@@ -89,6 +93,7 @@ async fn daemon_rejects_invalid_write_requests() {
         let mut tools = daemon.tools();
         async move { Refusal::from_status(&tools.write_file(request).await.unwrap_err()) }
     };
+
     let refusal = write_error(WriteFileRequest {
         path: String::new(),
         mode: Some(WriteMode::CreateNew.into()),
@@ -99,9 +104,11 @@ async fn daemon_rejects_invalid_write_requests() {
     })
     .await;
     assert_eq!(refusal.reason, "INVALID_PARAMS");
+
     let mut fields = refusal.invalid_fields();
     fields.sort_unstable();
     assert_eq!(fields, ["encoding", "expected_sha256", "file_mode", "path"]);
+
     let refusal = write_error(WriteFileRequest {
         encoding: Some(jig::api::v1::Encoding::Base64.into()),
         ..write_request("f", "no base64!")
@@ -113,19 +120,22 @@ async fn daemon_rejects_invalid_write_requests() {
 
 #[tokio::test]
 async fn tools_follow_links_inside_the_workspace_if_configured() {
-    let lines = "symlinks = \"within\"\nprotected = [\"safe\"]";
-    let daemon = Setup::new().workspace_table(lines).start().await;
+    let table = "symlinks = \"within\"\nprotected = [\"safe\"]";
+    let daemon = Setup::new().workspace_table(table).start().await;
+
     daemon
         .output(shell(
             "mkdir d; echo x > d/f; ln -s d link; ln -s /etc out; ln -s ../.. up; ln -s safe unsafe",
         ))
         .await;
     write(&daemon, "link/f", "new").await.unwrap();
-    // What a link at the end leads to is changed, and the link stays.
+
+    // A write through a link changes its target and keeps the link.
     daemon.output(shell("ln -s d/f file; ln -s nowhere dangling")).await;
     write(&daemon, "file", "through").await.unwrap();
     assert_eq!(fs::read_to_string(daemon.file("d/f")).unwrap(), "through");
     assert!(daemon.file("file").is_symlink());
+
     let diff = "--- a/file\n+++ b/file\n@@ -1 +1 @@\n-through\n\\ No newline at end of file\n+new\n\\ No newline at end of file\n";
     let change =
         ApplyPatchRequest { unified_diff: diff.to_owned(), ..ApplyPatchRequest::default() };
@@ -136,11 +146,13 @@ async fn tools_follow_links_inside_the_workspace_if_configured() {
                 .to_owned(),
         ..ApplyPatchRequest::default()
     };
-    let refused = daemon.tools().apply_patch(delete).await;
-    assert_eq!(reason(refused), "SYMLINK_BLOCKED");
+    let result = daemon.tools().apply_patch(delete).await;
+    assert_eq!(reason(result), "SYMLINK_BLOCKED");
+
     for path in ["dangling", "link/../dangling"] {
         assert_eq!(reason(write(&daemon, path, "x").await), "SYMLINK_BLOCKED");
     }
+
     write(&daemon, "link/deep/er/f", "new").await.unwrap();
     assert_eq!(fs::read_to_string(daemon.file("d/f")).unwrap(), "new");
     assert!(daemon.file("d/deep/er/f").is_file());
@@ -161,9 +173,11 @@ async fn patch_rename_keeps_owner_and_attributes() {
         unified_diff: "diff --git a/a b/b/c\nrename from a\nrename to b/c\n".to_owned(),
         ..ApplyPatchRequest::default()
     };
+
     daemon.tools().apply_patch(request).await.unwrap();
     let metadata = fs::metadata(daemon.file("b/c")).unwrap();
     assert_eq!((metadata.uid(), metadata.gid()), (1234, 1235));
+
     let mut value = [0; 9];
     let length = rustix::fs::getxattr(daemon.file("b/c"), "user.note", &mut value[..]).unwrap();
     assert_eq!(&value[..length], b"kept");
@@ -179,23 +193,27 @@ async fn tools_do_not_change_files_that_commands_cannot_change() {
             std::os::unix::fs::chown(daemon.file(path), Some(user), Some(user)).unwrap();
             fs::set_permissions(daemon.file(path), fs::Permissions::from_mode(mode)).unwrap();
         }
+
         assert_eq!(reason(write(&daemon, "readonly", "2").await), "PERMISSION_DENIED");
-        // Root may write to what is another's, whose it stays.
+
+        // Root may write to another user's file, which keeps its owner.
         match write(&daemon, "others", "2").await {
             Ok(()) => assert_eq!(owner, 0),
-            refused => assert_eq!((reason(refused).as_str(), owner), ("PERMISSION_DENIED", 12345)),
+            result => assert_eq!((reason(result).as_str(), owner), ("PERMISSION_DENIED", 12345)),
         }
+
         let metadata = fs::metadata(daemon.file("others")).unwrap();
         assert_eq!((metadata.uid(), metadata.gid()), (4321, 4321));
+
         for path in ["readonly", "others"] {
             let request = ApplyPatchRequest {
                 unified_diff: format!("--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-1\n+2\n"),
                 dry_run: Some(true),
                 ..ApplyPatchRequest::default()
             };
-            let refused = daemon.tools().apply_patch(request).await;
+            let result = daemon.tools().apply_patch(request).await;
             if path == "readonly" {
-                assert_eq!(reason(refused), "PERMISSION_DENIED");
+                assert_eq!(reason(result), "PERMISSION_DENIED");
             }
         }
     }
@@ -207,11 +225,14 @@ async fn setgid_directory_passes_its_group_to_new_files() {
     fs::create_dir(daemon.file("d")).unwrap();
     std::os::unix::fs::chown(daemon.file("d"), None, Some(1600)).unwrap();
     fs::set_permissions(daemon.file("d"), fs::Permissions::from_mode(0o2775)).unwrap();
+
     write(&daemon, "d/e/f", "1").await.unwrap();
+
     for path in ["d/e", "d/e/f"] {
         let metadata = fs::metadata(daemon.file(path)).unwrap();
         assert_eq!((metadata.uid(), metadata.gid()), (0, 1600), "{path}");
     }
+
     assert_eq!(fs::metadata(daemon.file("d/e")).unwrap().mode() & 0o7000, 0o2000);
 }
 
@@ -234,19 +255,21 @@ async fn changes_succeed_with_fsync() {
 #[tokio::test]
 async fn random_tree_reads_and_lists_as_written() {
     let daemon = Daemon::start().await;
-    // A sequence that is always the same (Knuth's MMIX generator).
+
+    // A fixed sequence (Knuth's MMIX generator).
     let mut state = 7_u64;
     let mut random = |below: u64| {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % below
     };
+
     let mut expected = std::collections::BTreeMap::new();
     for _ in 0..200 {
-        // Directories have names of their own, so that none is a file too.
+        // Directory names differ from file names, so no path is both.
         let depth = random(4);
-        let above: String = (0..depth).map(|_| format!("d{}/", random(3))).collect();
-        let path = format!("{above}f{}", random(40));
+        let parent: String = (0..depth).map(|_| format!("d{}/", random(3))).collect();
+        let path = format!("{parent}f{}", random(40));
         let content: Vec<u8> =
             (0..random(3000)).map(|_| u8::try_from(random(256)).unwrap()).collect();
         let request = WriteFileRequest {
@@ -254,12 +277,14 @@ async fn random_tree_reads_and_lists_as_written() {
             ..write_request(&path, &BASE64_STANDARD.encode(&content))
         };
         let written = daemon.tools().write_file(request).await.unwrap().into_inner();
-        let old = expected.insert(path, content);
-        assert_eq!(written.created, old.is_none());
+        let previous = expected.insert(path, content);
+        assert_eq!(written.created, previous.is_none());
     }
+
     let mut listed = daemon.list_files().await;
     let paths: Vec<_> = expected.keys().cloned().collect();
     assert_eq!(listed, paths, "sorted by their bytes");
+
     for (path, content) in &expected {
         let request = ReadFileRequest {
             path: path.clone(),
@@ -270,9 +295,11 @@ async fn random_tree_reads_and_lists_as_written() {
         assert_eq!(&BASE64_STANDARD.decode(read.content).unwrap(), content, "{path}");
         assert_eq!(&fs::read(daemon.file(path)).unwrap(), content);
     }
+
     while let Some(path) = listed.pop() {
         assert_eq!(delete_path(&daemon, &path).await.unwrap(), 1);
     }
+
     assert_eq!(daemon.list_files().await, Vec::<String>::new());
 }
 
@@ -283,27 +310,29 @@ async fn replaced_file_keeps_attributes_and_gains_no_inherited_access() {
         let daemon = setup.start().await;
         let directory = daemon.file("d");
         fs::create_dir(&directory).unwrap();
-        let file_name = directory.join("f");
-        fs::write(&file_name, "old").unwrap();
-        fs::set_permissions(&file_name, fs::Permissions::from_mode(0o640)).unwrap();
-        for path in [&directory, &file_name] {
+        let file = directory.join("f");
+        fs::write(&file, "old").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        for path in [&directory, &file] {
             std::os::unix::fs::chown(path, Some(owner), Some(owner)).unwrap();
         }
-        // Somebody else may do all with new files in the directory.
-        let list = build_access_list(7);
-        let none = XattrFlags::empty();
-        setxattr(&directory, "system.posix_acl_default", &list, none).unwrap();
-        setxattr(&file_name, "user.mark", b"kept", none).unwrap();
+
+        // The default ACL gives another user full access to new files in the directory.
+        let access_list = build_access_list(7);
+        let no_flags = XattrFlags::empty();
+        setxattr(&directory, "system.posix_acl_default", &access_list, no_flags).unwrap();
+        setxattr(&file, "user.mark", b"kept", no_flags).unwrap();
         let request = WriteFileRequest { file_mode: Some(0o444), ..write_request("d/f", "new") };
         daemon.tools().write_file(request).await.unwrap();
         let mut value = [0; 64];
-        let mut get = |name: &str| {
-            let length = rustix::fs::getxattr(&file_name, name, &mut value[..])?;
+        let mut read_attribute = |name: &str| {
+            let length = rustix::fs::getxattr(&file, name, &mut value[..])?;
             Ok(value[..length].to_vec())
         };
-        assert_eq!(get("user.mark"), Ok(b"kept".to_vec()));
-        assert_eq!(get("system.posix_acl_access"), Err(Errno::NODATA));
-        let mode = fs::metadata(&file_name).unwrap().mode();
+        assert_eq!(read_attribute("user.mark"), Ok(b"kept".to_vec()));
+        assert_eq!(read_attribute("system.posix_acl_access"), Err(Errno::NODATA));
+
+        let mode = fs::metadata(&file).unwrap().mode();
         assert_eq!(mode & 0o7777, 0o444);
     }
 }
@@ -318,16 +347,17 @@ async fn tools_recreate_directories_that_a_patch_removes_concurrently() {
             ..ApplyPatchRequest::default()
         };
         let mut tools = daemon.tools();
-        let (removed, written, made) = tokio::join!(
+        let (removed, written, created) = tokio::join!(
             tools.apply_patch(request),
             write(&daemon, "d/n/f", "new"),
             create_directory(&daemon, "d/m/o"),
         );
         removed.unwrap();
         written.unwrap();
-        made.unwrap();
+        created.unwrap();
         assert_eq!(fs::read_to_string(daemon.file("d/n/f")).unwrap(), "new");
         assert!(daemon.file("d/m/o").is_dir());
+
         delete_path(&daemon, "d").await.unwrap();
     }
 }

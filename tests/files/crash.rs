@@ -1,4 +1,4 @@
-//! What a daemon that is killed in the midst of a change leaves, and what the next one makes of it.
+//! Crash recovery: a daemon is killed during a change, and the next daemon recovers the workspace.
 
 use std::{
     fs,
@@ -15,28 +15,28 @@ use tonic::Status;
 use super::change::write;
 use crate::support::{Daemon, Setup, snapshot_tree};
 
-/// Files of changes that a daemon has begun and not ended.
+/// Counts the journals of changes that a daemon has not finished.
 fn count_journals(daemon: &Daemon) -> usize {
     let folders = fs::read_dir(daemon.state_dir().join("changes")).unwrap();
     folders.map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count()).sum()
 }
 
-/// Has the daemon die at each step of a call, on a workspace prepared anew each time, and checks
-/// that the next one leaves the old tree or the new one.
+/// Crashes the daemon at each step of a call, each time on a fresh workspace. The next daemon must
+/// leave the old tree or the new one.
 async fn crash_at_each_step(
     prepare: impl Fn(&Path),
     call: impl AsyncFn(&Daemon) -> Result<(), Status>,
-    fewest_steps: usize,
+    min_steps: usize,
 ) {
-    crash_at_steps(1.., prepare, call, fewest_steps).await;
+    crash_at_steps(1.., prepare, call, min_steps).await;
 }
 
-/// As [`dies_at_each_step`], but not at all of them.
+/// As [`crash_at_each_step`], but at the given steps only.
 async fn crash_at_steps(
     steps: impl Iterator<Item = usize>,
     prepare: impl Fn(&Path),
     call: impl AsyncFn(&Daemon) -> Result<(), Status>,
-    fewest_steps: usize,
+    min_steps: usize,
 ) {
     let trees = {
         let daemon = Daemon::start().await;
@@ -45,16 +45,20 @@ async fn crash_at_steps(
         call(&daemon).await.unwrap();
         [old, snapshot_tree(&daemon.workspace())]
     };
+
     for step in steps {
         let setup = Setup::new().environment("JIG_DIE_AT_STEP", &step.to_string());
         let mut daemon = setup.start().await;
         prepare(&daemon.workspace());
+
         if call(&daemon).await.is_ok() {
-            assert!(step > fewest_steps, "it would die only at {step} steps");
+            assert!(step > min_steps, "the daemon would crash at {step} steps only");
             return;
         }
+
         let status = daemon.wait_for_exit().await;
         assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+
         let daemon = daemon.restart().await;
         let found = snapshot_tree(&daemon.workspace());
         assert!(trees.contains(&found), "step {step}: {found:?}");
@@ -81,20 +85,24 @@ async fn crash_during_patch_leaves_all_old_or_all_new_files() {
     for file in 0..4 {
         patch += &format!("--- a/d/{file}\n+++ b/d/{file}\n@@ -1 +1 @@\n-old {file}\n+new\n");
     }
+
     for file in 4..7 {
         patch += &format!("--- a/d/{file}\n+++ /dev/null\n@@ -1 +0,0 @@\n-old {file}\n");
     }
+
     for file in ["new/deep/x", "new/y"] {
         patch += &format!("--- /dev/null\n+++ b/{file}\n@@ -0,0 +1 @@\n+new\n");
     }
+
     patch += "diff --git a/d/7 b/moved\nsimilarity index 100%\nrename from d/7\nrename to moved\n";
     let call = async |daemon: &Daemon| {
         let request =
             ApplyPatchRequest { unified_diff: patch.clone(), ..ApplyPatchRequest::default() };
-        let answer = daemon.tools().apply_patch(request).await?;
-        assert_eq!(answer.into_inner().changed_files.len(), 10);
+        let response = daemon.tools().apply_patch(request).await?;
+        assert_eq!(response.into_inner().changed_files.len(), 10);
         Ok(())
     };
+
     crash_at_each_step(prepare, call, 30).await;
 }
 
@@ -106,6 +114,7 @@ async fn crash_during_parallel_writes_leaves_all_old_or_all_new_files() {
             fs::write(workspace.join(file.to_string()), "old\n").unwrap();
         }
     };
+
     let patch: String = (0..FILES)
         .map(|file| format!("--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-old\n+new\n"))
         .collect();
@@ -114,7 +123,8 @@ async fn crash_during_parallel_writes_leaves_all_old_or_all_new_files() {
             ApplyPatchRequest { unified_diff: patch.clone(), ..ApplyPatchRequest::default() };
         daemon.tools().apply_patch(request).await.map(drop)
     };
-    // A step for the journal, and three for each file.
+
+    // One step for the journal, and three for each file.
     crash_at_steps((1..).step_by(9), prepare, call, 3 * FILES).await;
 }
 
@@ -128,6 +138,7 @@ async fn crash_during_file_directory_swap_leaves_the_old_or_new_tree() {
             fs::write(workspace.join(path), content).unwrap();
         }
     };
+
     let patch = "diff --git a/file b/file/deep/er\nrename from file\nrename to file/deep/er\n\
         diff --git a/file/x b/file/x\nnew file mode 100644\n--- /dev/null\n+++ b/file/x\n@@ -0,0 +1 @@\n+x\n\
         --- a/directory/a\n+++ /dev/null\n@@ -1 +0,0 @@\n-2\n\
@@ -140,6 +151,7 @@ async fn crash_during_file_directory_swap_leaves_the_old_or_new_tree() {
         assert_eq!(["file/deep/er", "file/x", "directory"].map(file), ["1\n", "x\n", "3\n"]);
         Ok(())
     };
+
     crash_at_each_step(prepare, call, 9).await;
 }
 
@@ -149,6 +161,7 @@ async fn recovery_keeps_changes_made_after_the_crash() {
     for file in 0..4 {
         patch += &format!("--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-old {file}\n+new\n");
     }
+
     let mut crashes = 0;
     for step in 1.. {
         let setup = Setup::new().environment("JIG_DIE_AT_STEP", &step.to_string());
@@ -156,13 +169,15 @@ async fn recovery_keeps_changes_made_after_the_crash() {
         for file in 0..4 {
             fs::write(daemon.file(&file.to_string()), format!("old {file}\n")).unwrap();
         }
+
         let request =
             ApplyPatchRequest { unified_diff: patch.clone(), ..ApplyPatchRequest::default() };
         if daemon.tools().apply_patch(request).await.is_ok() {
             break;
         }
         daemon.wait_for_exit().await;
-        // One is replaced, one is edited.
+
+        // Replaces one file and edits another.
         fs::remove_file(daemon.file("0")).unwrap();
         fs::write(daemon.file("0"), "by hand").unwrap();
         let mut edited = fs::OpenOptions::new().append(true).open(daemon.file("1")).unwrap();
@@ -170,8 +185,10 @@ async fn recovery_keeps_changes_made_after_the_crash() {
         let daemon = daemon.restart().await;
         let found = ["0", "1"].map(|file| fs::read_to_string(daemon.file(file)).unwrap());
         assert!(found.iter().all(|text| text.ends_with("by hand")), "step {step}: {found:?}");
+
         crashes += 1;
     }
+
     assert!(crashes > 8, "{crashes}");
 }
 
@@ -180,13 +197,16 @@ fn next_embedded_daemon_undoes_a_partial_patch() {
     let folder = tempfile::tempdir().unwrap();
     let workspace = folder.path().join("workspace");
     fs::create_dir(&workspace).unwrap();
+
     let mut patch = String::new();
     for file in 0..4 {
         fs::write(workspace.join(file.to_string()), "old\n").unwrap();
         patch += &format!("--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-old\n+new\n");
     }
+
     let file = folder.path().join("patch");
     fs::write(&file, patch).unwrap();
+
     let jig = |arguments: &[&str], step: &str| {
         Command::new(env!("CARGO_BIN_EXE_jig"))
             .args(arguments)
@@ -199,11 +219,14 @@ fn next_embedded_daemon_undoes_a_partial_patch() {
             .output()
             .unwrap()
     };
+
     let old = snapshot_tree(&workspace);
-    // With two of the four in their places.
+
+    // At step 8, two of the four new files are in place.
     let output = jig(&["patch", file.to_str().unwrap()], "8");
     assert_eq!(output.status.signal(), Some(Signal::KILL.as_raw()));
     assert_ne!(snapshot_tree(&workspace), old);
+
     let output = jig(&["ls"], "0");
     assert!(output.status.success(), "{output:?}");
     assert_eq!(snapshot_tree(&workspace), old);

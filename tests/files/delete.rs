@@ -1,4 +1,4 @@
-//! `delete_path`: a tree in which a command is at work.
+//! `delete_path`: a tree that a command changes at the same time, and mount points.
 
 use std::{fs, os::unix::fs::symlink};
 
@@ -19,17 +19,19 @@ async fn delete_path_removes_a_tree_that_a_command_changes() {
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("f"), "kept").unwrap();
     let program = compile_in_workspace(&daemon, "meddle");
-    let meddling = daemon.spawn_run(argv(&[&program]));
+    let command = daemon.spawn_run(argv(&[&program]));
+
     for round in 0..rounds {
-        // Nobody meddles with it before it is whole.
-        let made = daemon.file("made");
+        // The command changes only `tree`, so it sees the complete tree.
+        let staging = daemon.file("made");
         for folder in ["d/a/b", "d/a/c", "e/b"] {
-            fs::create_dir_all(made.join(folder)).unwrap();
-            fs::write(made.join(folder).join("f"), "").unwrap();
+            fs::create_dir_all(staging.join(folder)).unwrap();
+            fs::write(staging.join(folder).join("f"), "").unwrap();
         }
-        fs::write(made.join("d/f"), "").unwrap();
-        symlink(&outside, made.join("link")).unwrap();
-        fs::rename(made, daemon.file("tree")).unwrap();
+
+        fs::write(staging.join("d/f"), "").unwrap();
+        symlink(&outside, staging.join("link")).unwrap();
+        fs::rename(staging, daemon.file("tree")).unwrap();
         let request = DeletePathRequest { path: "tree".to_owned(), recursive: Some(true) };
         let deleted = daemon.tools().delete_path(request).await;
         let deleted =
@@ -37,20 +39,21 @@ async fn delete_path_removes_a_tree_that_a_command_changes() {
         assert!(deleted.into_inner().deleted_count > 0);
         assert!(!daemon.file("tree").exists(), "round {round}");
     }
+
     fs::write(daemon.file("stop"), "").unwrap();
-    promptly("the command", meddling).await.unwrap().unwrap();
+    promptly("the command ends", command).await.unwrap().unwrap();
     assert_eq!(fs::read_to_string(outside.join("f")).unwrap(), "kept");
 }
 
 #[tokio::test]
 async fn tools_do_not_delete_or_move_mount_points() {
-    let mounted = "at=$(echo \"$@\" | sed 's/.*--workspace \\([^ ]*\\).*/\\1/') && \
+    let script = "at=$(echo \"$@\" | sed 's/.*--workspace \\([^ ]*\\).*/\\1/') && \
                    mkdir \"$at/mounted\" && mount -t tmpfs none \"$at/mounted\" && exec \"$0\" \"$@\"";
-    let setup = Setup::new().wrapped_by(["unshare", "--mount", "sh", "-c", mounted]);
+    let setup = Setup::new().wrapped_by(["unshare", "--mount", "sh", "-c", script]);
     let daemon = setup.start().await;
     for tool in [Tool::Delete, Tool::MoveFrom] {
-        let refused = tool.call(&daemon, "mounted").await.unwrap_err();
-        let refusal = Refusal::from_status(&refused);
+        let status = tool.call(&daemon, "mounted").await.unwrap_err();
+        let refusal = Refusal::from_status(&status);
         assert_eq!(refusal.reason, "PERMISSION_DENIED", "{refusal:?}");
         assert!(refusal.message.contains("mount point"), "{refusal:?}");
     }

@@ -1,4 +1,4 @@
-//! `edit_file`: what it changes, what it says about that, and what it refuses.
+//! `edit_file`: its changes, its response and its errors.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ fn replace(old: &str, new: &str, occurrence: Occurrence) -> Edit {
     }
 }
 
-/// The only occurrence, as it is when nothing is said.
+/// Replaces the only occurrence, which is the default.
 fn replace_unique(old: &str, new: &str) -> Edit {
     Edit { occurrence: None, ..replace(old, new, Occurrence::Unique) }
 }
@@ -35,7 +35,7 @@ async fn edit(daemon: &Daemon, request: EditFileRequest) -> Result<EditFileRespo
     }
 }
 
-/// Applies a diff with git in a directory that is no repository.
+/// Applies a diff with git in a directory that is not a repository.
 fn git_apply(directory: &Path, diff: &str) {
     let mut git = Command::new("git")
         .arg("apply")
@@ -51,8 +51,9 @@ fn git_apply(directory: &Path, diff: &str) {
 #[tokio::test]
 async fn git_apply_of_the_diff_gives_the_edited_file() {
     let daemon = Daemon::start().await;
-    let copies = tempfile::tempdir().unwrap();
+    let git_dir = tempfile::tempdir().unwrap();
     let numbers: String = (1..=100).map(|line| format!("{line}\n")).collect();
+
     for (name, content, edits) in [
         ("plain", "a\nb\nc\n", vec![replace_unique("b", "x\ny")]),
         ("with space", "a\n", vec![replace_unique("a", "b")]),
@@ -73,16 +74,18 @@ async fn git_apply_of_the_diff_gives_the_edited_file() {
         ("everywhere", &numbers, vec![replace("1", "one", Occurrence::All)]),
         ("first", &numbers, vec![replace("9", "nine", Occurrence::First)]),
     ] {
-        for directory in [daemon.workspace(), copies.path().to_owned()] {
+        for directory in [daemon.workspace(), git_dir.path().to_owned()] {
             let file = directory.join(name);
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, content).unwrap();
         }
+
         let response = edit(&daemon, edit_request(name, edits)).await.unwrap();
-        git_apply(copies.path(), &response.diff);
-        let made = fs::read(daemon.file(name)).unwrap();
-        assert_eq!(fs::read(copies.path().join(name)).unwrap(), made, "{name}");
-        assert_ne!(made, content.as_bytes());
+        git_apply(git_dir.path(), &response.diff);
+        let edited = fs::read(daemon.file(name)).unwrap();
+        assert_eq!(fs::read(git_dir.path().join(name)).unwrap(), edited, "{name}");
+        assert_ne!(edited, content.as_bytes());
+
         let mut tools = daemon.tools();
         let read = tools
             .read_file(ReadFileRequest { path: name.to_owned(), ..ReadFileRequest::default() });
@@ -99,13 +102,15 @@ async fn response_describes_each_edit() {
         replace("\n", "\n\n", Occurrence::All),
         replace_unique("b", "a"),
     ];
-    let only_looking = EditFileRequest { dry_run: Some(true), ..edit_request("f", edits.clone()) };
-    let looked = edit(&daemon, only_looking).await.unwrap();
+    let dry_run = EditFileRequest { dry_run: Some(true), ..edit_request("f", edits.clone()) };
+    let preview = edit(&daemon, dry_run).await.unwrap();
     assert_eq!(fs::read(daemon.file("f")).unwrap(), b"a\nb\na\n");
-    let done = edit(&daemon, edit_request("/workspace/f", edits)).await.unwrap();
-    assert_eq!(looked, done);
+
+    let response = edit(&daemon, edit_request("/workspace/f", edits)).await.unwrap();
+    assert_eq!(preview, response);
     assert_eq!(fs::read(daemon.file("f")).unwrap(), b"c\n\na\n\na\n\n");
-    let results: Vec<_> = done
+
+    let results: Vec<_> = response
         .edits
         .iter()
         .map(|edit| (edit.replacements, edit.occurrences_found, edit.lines_changed.as_slice()))
@@ -122,27 +127,28 @@ async fn failed_edit_leaves_the_file_unchanged() {
     fs::write(daemon.file("binary"), b"a\xff").unwrap();
     fs::create_dir(daemon.file("directory")).unwrap();
     std::os::unix::fs::symlink("f", daemon.file("link")).unwrap();
-    let good = replace_unique("main", "other");
+    let valid = replace_unique("main", "other");
     let stale = EditFileRequest {
         expected_sha256: Some("0".repeat(64)),
-        ..edit_request("f", vec![good.clone()])
+        ..edit_request("f", vec![valid.clone()])
     };
+
     for (request, reason, message_part) in [
-        (edit_request("none", vec![good.clone()]), "FILE_NOT_FOUND", "none"),
-        (edit_request("directory", vec![good.clone()]), "NOT_A_FILE", "a directory"),
-        (edit_request("link", vec![good.clone()]), "SYMLINK_BLOCKED", "link"),
-        (edit_request("../f", vec![good.clone()]), "PATH_ESCAPE", "../f"),
-        (edit_request("binary", vec![good.clone()]), "BINARY_FILE", "UTF-8"),
+        (edit_request("none", vec![valid.clone()]), "FILE_NOT_FOUND", "none"),
+        (edit_request("directory", vec![valid.clone()]), "NOT_A_FILE", "a directory"),
+        (edit_request("link", vec![valid.clone()]), "SYMLINK_BLOCKED", "link"),
+        (edit_request("../f", vec![valid.clone()]), "PATH_ESCAPE", "../f"),
+        (edit_request("binary", vec![valid.clone()]), "BINARY_FILE", "UTF-8"),
         (stale, "STALE_FILE", ""),
         (edit_request("f", vec![]), "INVALID_PARAMS", "edits"),
         (edit_request("f", vec![replace_unique("", "x")]), "INVALID_PARAMS", "edits[0].old_string"),
         (
-            edit_request("f", vec![good.clone(), replace_unique("x", "x")]),
+            edit_request("f", vec![valid.clone(), replace_unique("x", "x")]),
             "INVALID_PARAMS",
             "edits[1].new_string",
         ),
         (
-            edit_request("f", vec![good.clone(), replace_unique("first(2)", "x")]),
+            edit_request("f", vec![valid.clone(), replace_unique("first(2)", "x")]),
             "STRING_NOT_FOUND",
             "edits[1]: old_string is not in the file as the edits before have left it; nothing was changed; the nearest lines are:\n2:     first(1);",
         ),
@@ -157,7 +163,7 @@ async fn failed_edit_leaves_the_file_unchanged() {
             "line 2 differs from it in white space only",
         ),
         (
-            edit_request("f", vec![good, replace_unique("(", "[")]),
+            edit_request("f", vec![valid, replace_unique("(", "[")]),
             "STRING_NOT_UNIQUE",
             "edits[1]: old_string occurs 3 times (lines 1, 2, 3)",
         ),
@@ -175,6 +181,7 @@ async fn concurrent_edits_of_one_file_all_succeed() {
     let daemon = Daemon::start().await;
     let content: String = (0..24).map(|number| format!("<{number}>\n")).collect();
     fs::write(daemon.file("f"), &content).unwrap();
+
     let calls: Vec<_> = (0..24)
         .map(|number| {
             let mut tools = daemon.tools();
@@ -185,6 +192,7 @@ async fn concurrent_edits_of_one_file_all_succeed() {
     for call in calls {
         call.await.unwrap().unwrap();
     }
+
     let expected = content.replace('<', "[").replace('>', "]");
     assert_eq!(fs::read_to_string(daemon.file("f")).unwrap(), expected);
 }
@@ -195,23 +203,25 @@ async fn hostile_edits_get_small_responses_promptly() {
     let letters = "a".repeat(10 << 20);
     fs::write(daemon.file("letters"), &letters).unwrap();
     fs::write(daemon.file("lines"), "\n".repeat(10 << 20)).unwrap();
-    let long = format!("{}b", "a".repeat(9 << 20));
-    let refusal = edit(&daemon, edit_request("letters", vec![replace_unique(&long, "")])).await;
-    assert_eq!(refusal.unwrap_err().reason, "STRING_NOT_FOUND");
-    let endings = replace_unique(&"\n".repeat(9 << 20), &long[..5 << 20]);
-    let response = edit(&daemon, edit_request("lines", vec![endings])).await;
+    let long_text = format!("{}b", "a".repeat(9 << 20));
+    let result = edit(&daemon, edit_request("letters", vec![replace_unique(&long_text, "")])).await;
+    assert_eq!(result.unwrap_err().reason, "STRING_NOT_FOUND");
+
+    let long_edit = replace_unique(&"\n".repeat(9 << 20), &long_text[..5 << 20]);
+    let response = edit(&daemon, edit_request("lines", vec![long_edit])).await;
     let response = response.unwrap();
     assert!(encoded_bytes(&response) < 4 << 20);
+
     let growing = replace("a", &"b".repeat(100), Occurrence::All);
-    let refusal = edit(&daemon, edit_request("letters", vec![growing])).await;
-    assert_eq!(refusal.unwrap_err().reason, "FILE_TOO_LARGE");
-    let all = replace("a", "b", Occurrence::All);
-    let response = edit(&daemon, edit_request("letters", vec![all])).await.unwrap();
+    let result = edit(&daemon, edit_request("letters", vec![growing])).await;
+    assert_eq!(result.unwrap_err().reason, "FILE_TOO_LARGE");
+
+    let replace_all = replace("a", "b", Occurrence::All);
+    let response = edit(&daemon, edit_request("letters", vec![replace_all])).await.unwrap();
     assert_eq!(response.edits[0].replacements, 10 << 20);
     assert!(encoded_bytes(&response) < 4 << 20);
 }
 
-/// Bytes of a message.
 fn encoded_bytes(response: &EditFileResponse) -> usize {
     prost::Message::encoded_len(response)
 }

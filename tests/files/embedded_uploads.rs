@@ -1,5 +1,5 @@
-//! `jig cp` without an address: what has come of an upload outlives the daemon of its call, and
-//! several such daemons at once leave each other's alone.
+//! `jig cp` without an address: a partial upload outlives the embedded daemon of its call, and
+//! concurrent embedded daemons do not touch each other's uploads.
 
 use std::{
     fs::{self, File},
@@ -15,10 +15,10 @@ use tempfile::TempDir;
 use super::transfer::MIB;
 use crate::support::eventually;
 
-/// Bytes of the big file, all of them zeros: its copy takes long enough to be broken off, and no room.
+/// Size of the big file, a hole: its copy uses no disk space and lasts long enough to interrupt.
 const BIG_FILE_BYTES: u64 = 256 * MIB;
 
-/// A directory that `jig` is run in, and where it keeps its state.
+/// A directory in which `jig` runs, and its state directory.
 struct EmbeddedWorkspace {
     folder: TempDir,
     state: PathBuf,
@@ -50,29 +50,30 @@ impl EmbeddedWorkspace {
         command
     }
 
-    /// Runs `jig`, which must go well.
+    /// Runs `jig`, which must succeed. Returns its standard output.
     fn run_jig(&self, arguments: &[&str]) -> String {
         let output = self.command(arguments).output().unwrap();
         assert!(output.status.success(), "{arguments:?}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Begins to copy the big file, and goes on when a draft beside `known` has more than `bytes`.
+    /// Starts a copy of the big file. Returns when a partial file that is not in `known` has more
+    /// than `bytes`.
     async fn start_copy(&self, known: &[PathBuf], bytes: u64) -> (Child, PathBuf) {
-        let mut copying = self.command(&["cp", "../big", ":big"]).spawn().unwrap();
-        let mut found = None;
-        eventually("bytes come", async || {
-            if let Some(status) = copying.try_wait().unwrap() {
-                panic!("it ended before: {status}");
+        let mut child = self.command(&["cp", "../big", ":big"]).spawn().unwrap();
+        let mut partial_file = None;
+        eventually("the copy writes a partial file", async || {
+            if let Some(status) = child.try_wait().unwrap() {
+                panic!("the copy ended early: {status}");
             }
-            let drafts = self.partial_files().into_iter();
-            found = drafts
-                .filter(|draft| !known.contains(draft))
-                .find(|draft| draft.metadata().is_ok_and(|data| data.len() > bytes));
-            found.is_some()
+            let candidates = self.partial_files().into_iter();
+            partial_file = candidates
+                .filter(|path| !known.contains(path))
+                .find(|path| path.metadata().is_ok_and(|data| data.len() > bytes));
+            partial_file.is_some()
         })
         .await;
-        (copying, found.unwrap())
+        (child, partial_file.unwrap())
     }
 
     fn partial_files(&self) -> Vec<PathBuf> {
@@ -91,11 +92,13 @@ impl EmbeddedWorkspace {
     fn copy_is_complete(&self) -> bool {
         let mut copy = File::open(self.local_path("big")).unwrap();
         let mut part = vec![1; 1 << 20];
+
         let mut parts = 0;
         while copy.read_exact(&mut part).is_ok() {
             assert!(part.iter().all(|byte| *byte == 0), "part {parts}");
             parts += 1;
         }
+
         parts * MIB == BIG_FILE_BYTES && file_size(&self.local_path("big")) == BIG_FILE_BYTES
     }
 }
@@ -115,54 +118,59 @@ fn file_size(path: &Path) -> u64 {
 #[tokio::test]
 async fn later_call_resumes_an_interrupted_upload() {
     let workspace = EmbeddedWorkspace::create();
-    // However it ends.
-    let (mut child, draft) = workspace.start_copy(&[], MIB).await;
+
+    // A killed call and an interrupted call both leave a partial file.
+    let (mut child, partial_file) = workspace.start_copy(&[], MIB).await;
     send_signal(Signal::KILL, &child);
     child.wait().unwrap();
-    let received_bytes = file_size(&draft);
+    let received_bytes = file_size(&partial_file);
     assert_eq!(workspace.run_jig(&["ls"]), "");
-    assert_eq!(workspace.partial_files(), slice::from_ref(&draft));
+    assert_eq!(workspace.partial_files(), slice::from_ref(&partial_file));
 
-    let (mut child, again) = workspace.start_copy(&[], received_bytes).await;
-    assert_eq!(again, draft);
+    let (mut child, resumed) = workspace.start_copy(&[], received_bytes).await;
+    assert_eq!(resumed, partial_file);
+
     send_signal(Signal::INT, &child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(file_size(&draft) > received_bytes);
+    assert!(file_size(&partial_file) > received_bytes);
 
     workspace.run_jig(&["cp", "../big", ":big"]);
     assert!(workspace.copy_is_complete());
     assert!(workspace.partial_files().is_empty());
     assert_eq!(workspace.upload_records().len(), 1);
-    // The next copy of the same, which is resumed as well.
-    let (mut child, draft) = workspace.start_copy(&[], MIB).await;
+
+    // A second copy of the same file is resumed too.
+    let (mut child, partial_file) = workspace.start_copy(&[], MIB).await;
     send_signal(Signal::KILL, &child);
     child.wait().unwrap();
     workspace.run_jig(&["cp", "../big", ":big"]);
-    assert!(!draft.exists() && workspace.partial_files().is_empty());
+    assert!(!partial_file.exists() && workspace.partial_files().is_empty());
     assert_eq!(workspace.upload_records().len(), 2);
 }
 
 #[tokio::test]
 async fn concurrent_daemons_keep_each_others_uploads() {
     let workspace = EmbeddedWorkspace::create();
-    let (mut child, draft) = workspace.start_copy(&[], MIB).await;
+    let (mut child, partial_file) = workspace.start_copy(&[], MIB).await;
     send_signal(Signal::STOP, &child);
     fs::write(workspace.folder.path().join("other"), vec![1; 3_000_000]).unwrap();
+
     workspace.run_jig(&["cp", "../other", ":other"]);
     assert_eq!(workspace.run_jig(&["run", "cat other | wc -c"]), "3000000\n");
-    assert_eq!(workspace.partial_files(), slice::from_ref(&draft));
-    // The same copy has a draft of its own.
-    let (mut second, another) = workspace.start_copy(slice::from_ref(&draft), MIB).await;
+    assert_eq!(workspace.partial_files(), slice::from_ref(&partial_file));
+
+    // The same copy in a second daemon has its own partial file.
+    let (mut second, second_file) = workspace.start_copy(slice::from_ref(&partial_file), MIB).await;
     send_signal(Signal::CONT, &child);
     assert!(child.wait().unwrap().success());
     assert!(second.wait().unwrap().success());
-    assert!(workspace.copy_is_complete() && !draft.exists() && !another.exists());
+    assert!(workspace.copy_is_complete() && !partial_file.exists() && !second_file.exists());
 }
 
 #[tokio::test]
 async fn later_call_deletes_expired_uploads() {
     let workspace = EmbeddedWorkspace::create();
-    let (mut child, draft) = workspace.start_copy(&[], MIB).await;
+    let (mut child, partial_file) = workspace.start_copy(&[], MIB).await;
     send_signal(Signal::KILL, &child);
     child.wait().unwrap();
     let [path] = workspace.upload_records().try_into().unwrap();
@@ -171,17 +179,18 @@ async fn later_call_deletes_expired_uploads() {
     let touched = record["touched"].as_u64().unwrap();
     record["touched"] = (touched - 24 * 3600).into();
     fs::write(&path, record.to_string()).unwrap();
+
     workspace.run_jig(&["ls"]);
-    assert!(!draft.exists() && !path.exists());
+    assert!(!partial_file.exists() && !path.exists());
 }
 
 #[tokio::test]
 async fn daemon_without_upload_state_deletes_its_partial_file() {
     let mut workspace = EmbeddedWorkspace::create();
-    // Commands could reach it there.
+    // Commands could reach the state in the workspace, so the daemon stores none there.
     workspace.state = workspace.local_path("state");
-    let (mut child, draft) = workspace.start_copy(&[], MIB).await;
+    let (mut child, partial_file) = workspace.start_copy(&[], MIB).await;
     send_signal(Signal::INT, &child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(!draft.exists());
+    assert!(!partial_file.exists());
 }

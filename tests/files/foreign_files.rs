@@ -1,4 +1,4 @@
-//! Files that belong to others than the daemon's user and the workspace's owner.
+//! Files that belong neither to the daemon's user nor to the workspace's owner.
 
 use std::{
     fs,
@@ -8,18 +8,18 @@ use std::{
 use super::tools::Tool;
 use crate::support::{DAEMON_UID, Daemon, Refusal, Setup, shell};
 
-/// Somebody else, whom a user namespace that has only its own user does not know.
+/// Another user, which a user namespace with a single user does not map.
 const OTHER_UID: u32 = 4321;
 
-/// Daemons that can give nothing to others: of an ordinary user, and of one in a user namespace that
-/// knows nobody else.
+/// Daemons that cannot change the owner of a file: one of an ordinary user, and one in a user
+/// namespace that maps no other user.
 fn setups_without_chown() -> [Setup; 2] {
     [Setup::new().user(DAEMON_UID), Setup::new().without_namespaces()]
 }
 
 async fn call_failing(daemon: &Daemon, tool: Tool, path: &str) -> Refusal {
     match tool.call(daemon, path).await {
-        Ok(answer) => panic!("{tool:?} {path} answers {answer}"),
+        Ok(response) => panic!("{tool:?} {path} succeeded: {response}"),
         Err(status) => Refusal::from_status(&status),
     }
 }
@@ -34,8 +34,10 @@ async fn tools_reject_changes_that_would_lose_the_owner() {
             let file = daemon.file(path);
             fs::write(&file, "written\n").unwrap();
             chown(&file, Some(user), Some(group)).unwrap();
-            // Whoever it belongs to, the daemon's user may write to it.
+
+            // The daemon's user may write to the file.
             fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+
             for tool in [Tool::Write, Tool::Edit, Tool::Patch, Tool::Upload] {
                 let refusal = call_failing(&daemon, tool, path).await;
                 let context = format!("{tool:?} {path}: {refusal:?}");
@@ -44,13 +46,17 @@ async fn tools_reject_changes_that_would_lose_the_owner() {
                     assert!(refusal.message.contains(part), "{context}");
                 }
             }
+
             assert_eq!(fs::read_to_string(&file).unwrap(), "written\n");
-            let stat = file.metadata().unwrap();
-            assert_eq!((stat.uid(), stat.gid()), (user, group), "{path}");
+
+            let metadata = file.metadata().unwrap();
+            assert_eq!((metadata.uid(), metadata.gid()), (user, group), "{path}");
         }
-        let names = fs::read_dir(daemon.workspace()).unwrap().count();
-        assert_eq!(names, 2, "no halves are left");
-        // Neither is in the way of what needs no new owner.
+
+        let entry_count = fs::read_dir(daemon.workspace()).unwrap().count();
+        assert_eq!(entry_count, 2, "no partial files are left");
+
+        // Moving and deleting need no new owner, so they succeed.
         Tool::MoveFrom.call(&daemon, "others").await.unwrap();
         Tool::Delete.call(&daemon, "groups").await.unwrap();
     }
@@ -60,25 +66,29 @@ async fn tools_reject_changes_that_would_lose_the_owner() {
 async fn new_files_in_foreign_workspaces_belong_to_the_daemon_user() {
     for setup in setups_without_chown() {
         let daemon = setup.workspace_owner(OTHER_UID).start().await;
-        let open = fs::Permissions::from_mode(0o777);
-        fs::set_permissions(daemon.workspace(), open).unwrap();
+        let all_access = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(daemon.workspace(), all_access).unwrap();
+
         for (tool, path) in [
             (Tool::Write, "written"),
             (Tool::Upload, "uploaded"),
             (Tool::CreateDirectory, "directory"),
             (Tool::Write, "directory/in/it"),
         ] {
-            let called = tool.call(&daemon, path).await;
-            called.unwrap_or_else(|status| panic!("{tool:?} {path}: {status:?}"));
+            let result = tool.call(&daemon, path).await;
+            result.unwrap_or_else(|status| panic!("{tool:?} {path}: {status:?}"));
             assert_eq!(daemon.file(path).metadata().unwrap().uid(), DAEMON_UID, "{path}");
         }
+
         Tool::Edit.call(&daemon, "written").await.unwrap();
     }
+
     let daemon = Setup::new().user(DAEMON_UID).workspace_owner(OTHER_UID).start().await;
-    let open = fs::Permissions::from_mode(0o777);
-    fs::set_permissions(daemon.workspace(), open).unwrap();
-    // As with commands.
+    let all_access = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(daemon.workspace(), all_access).unwrap();
+
+    // Files of commands belong to the same user.
     daemon.output(shell("touch command")).await;
-    let made = daemon.file("command").metadata().unwrap();
-    assert_eq!(made.uid(), DAEMON_UID);
+    let metadata = daemon.file("command").metadata().unwrap();
+    assert_eq!(metadata.uid(), DAEMON_UID);
 }

@@ -1,4 +1,4 @@
-//! `list_dir` and `stat`.
+//! `list_directory` and `stat_path`.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ fn list_request(path: &str) -> ListDirectoryRequest {
     ListDirectoryRequest { path: Some(path.to_owned()), ..ListDirectoryRequest::default() }
 }
 
-/// One of everything that can be in a directory.
+/// Creates one entry of each file type. The socket exists for as long as its listener.
 fn create_all_file_types(daemon: &Daemon) -> UnixListener {
     fs::write(daemon.file("file"), "hello\n").unwrap();
     fs::set_permissions(daemon.file("file"), fs::Permissions::from_mode(0o4640)).unwrap();
@@ -31,12 +31,12 @@ fn create_all_file_types(daemon: &Daemon) -> UnixListener {
     file.unwrap().set_modified(time).unwrap();
     fs::create_dir(daemon.file("directory")).unwrap();
     symlink("/etc/passwd", daemon.file("link")).unwrap();
-    let made = Command::new("sh")
+    let status = Command::new("sh")
         .arg("-c")
         .arg("mkfifo fifo && mknod null c 1 3 && mknod loop b 7 200")
         .current_dir(daemon.workspace())
         .status();
-    assert!(made.unwrap().success());
+    assert!(status.unwrap().success());
     UnixListener::bind(daemon.file("socket")).unwrap()
 }
 
@@ -54,12 +54,15 @@ const FILE_TYPES: [(&str, FileType); 7] = [
 async fn tools_describe_every_file_type() {
     let daemon = Daemon::start().await;
     let _socket = create_all_file_types(&daemon);
+
     let listed = daemon.tools().list_directory(list_request(".")).await;
     let listed = listed.unwrap().into_inner();
     assert_eq!((listed.file_count, listed.directory_count), (6, 1));
     assert!(listed.next_page_token.is_empty());
+
     let types: Vec<_> = listed.entries.iter().map(|entry| (&*entry.name, entry.r#type())).collect();
     assert_eq!(types, FILE_TYPES);
+
     for (entry, (name, kind)) in listed.entries.iter().zip(FILE_TYPES) {
         let described = daemon.tools().stat_path(stat_request(name)).await;
         let described: StatPathResponse = described.unwrap().into_inner();
@@ -68,6 +71,7 @@ async fn tools_describe_every_file_type() {
         assert_eq!(described.mode, entry.mode, "{name}");
         assert_eq!(described.modify_time, entry.modify_time, "{name}");
         assert_eq!(described.sha256.is_some(), kind == FileType::File, "{name}");
+
         if kind == FileType::File {
             assert_eq!((described.size_bytes, described.mode), (6, 0o4640));
             let time = described.modify_time.unwrap();
@@ -76,6 +80,7 @@ async fn tools_describe_every_file_type() {
             assert_eq!(described.sha256.as_deref(), Some(hash));
         }
     }
+
     let root = daemon.tools().stat_path(stat_request("/workspace")).await;
     assert_eq!(root.unwrap().into_inner().r#type(), FileType::Directory);
 }
@@ -86,6 +91,7 @@ async fn tools_report_why_a_path_is_unreadable() {
     let _socket = create_all_file_types(&daemon);
     symlink("directory", daemon.file("link-to-directory")).unwrap();
     fs::write(daemon.file("directory/x"), "").unwrap();
+
     for (path, stat_reason, list_reason) in [
         ("none", "FILE_NOT_FOUND", "DIRECTORY_NOT_FOUND"),
         ("file/x", "FILE_NOT_FOUND", "NOT_A_DIRECTORY"),
@@ -93,19 +99,20 @@ async fn tools_report_why_a_path_is_unreadable() {
         ("..", "PATH_ESCAPE", "PATH_ESCAPE"),
         ("/etc", "PATH_ESCAPE", "PATH_ESCAPE"),
     ] {
-        let refused = daemon.tools().stat_path(stat_request(path)).await.unwrap_err();
-        assert_eq!(Refusal::from_status(&refused).reason, stat_reason, "{path}");
-        let refused = daemon.tools().list_directory(list_request(path)).await.unwrap_err();
-        assert_eq!(Refusal::from_status(&refused).reason, list_reason, "{path}");
+        let status = daemon.tools().stat_path(stat_request(path)).await.unwrap_err();
+        assert_eq!(Refusal::from_status(&status).reason, stat_reason, "{path}");
+        let status = daemon.tools().list_directory(list_request(path)).await.unwrap_err();
+        assert_eq!(Refusal::from_status(&status).reason, list_reason, "{path}");
     }
+
     for (path, reason) in [
         ("link", "SYMLINK_BLOCKED"),
         ("link-to-directory", "SYMLINK_BLOCKED"),
         ("file", "NOT_A_DIRECTORY"),
         ("fifo", "NOT_A_DIRECTORY"),
     ] {
-        let refused = daemon.tools().list_directory(list_request(path)).await.unwrap_err();
-        assert_eq!(Refusal::from_status(&refused).reason, reason, "{path}");
+        let status = daemon.tools().list_directory(list_request(path)).await.unwrap_err();
+        assert_eq!(Refusal::from_status(&status).reason, reason, "{path}");
     }
 }
 
@@ -115,7 +122,7 @@ async fn stat_omits_hashes_of_large_files() {
     for (name, size, hashed) in [("fits", 256 << 20, true), ("large", (256 << 20) + 1, false)] {
         fs::File::create(daemon.file(name)).unwrap().set_len(size).unwrap();
         if hashed && cfg!(debug_assertions) {
-            // Hashing that much takes longer than the tool may in a debug build.
+            // In a debug build, hashing the file takes longer than the tool's time limit.
             continue;
         }
         let described = daemon.tools().stat_path(stat_request(name)).await.unwrap().into_inner();
@@ -131,20 +138,25 @@ async fn list_directory_returns_100_000_entries_in_pages() {
     for number in 0..100_000 {
         fs::File::create(directory.join(format!("{number:06}"))).unwrap();
     }
+
     let start = Instant::now();
     let (mut names, mut pages) = (Vec::new(), 0);
+
     let mut request = ListDirectoryRequest { page_size: Some(10_000), ..list_request("many") };
     loop {
         let page = daemon.tools().list_directory(request.clone()).await;
         let page = page.unwrap().into_inner();
         assert_eq!(page.file_count, 100_000);
+
         names.extend(page.entries.into_iter().map(|entry| entry.name));
         pages += 1;
         if page.next_page_token.is_empty() {
             break;
         }
+
         request.page_token = Some(page.next_page_token);
     }
+
     assert!(names.is_sorted());
     assert_eq!((names.len(), pages), (100_000, 10));
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());

@@ -1,48 +1,51 @@
-//! The file tools, each through a daemon, and beside the tools that they stand in for.
+//! The file tools through a daemon, compared with ripgrep and git where these do the same work.
 
-/// Writing, making, moving, deleting.
+/// `write_file`, `create_directory`, `move_path` and `delete_path`.
 mod change;
-/// The client's command of each tool.
+/// The client's command for each file tool.
 mod cli;
-/// The client's commands for files.
+/// A daemon and a local directory, for tests of the client.
+mod client_fixture;
+/// `jig cp`: files and directories in both directions.
 mod cp;
-/// What `jig cp` does not replace, and how it ends before all is copied.
+/// Files that `jig cp` does not replace, and copies that fail or are interrupted.
 mod cp_failures;
-/// Both sides of `jig cp`.
-mod cp_fixture;
-/// `jig cp -r`, and what git would act on.
+/// `jig cp -r` and directories that git would act on.
 mod cp_vcs;
-/// A daemon that is killed in the midst of a change.
+/// Daemons that are killed during a change.
 mod crash;
 /// `delete_path`.
 mod delete;
-/// Downloads of files that change meanwhile.
+/// Downloads of files that change during the download.
 mod download_changes;
 /// `edit_file`.
 mod edit;
-/// Uploads through daemons that live as long as one call.
+/// Uploads through daemons that live for one call.
 mod embedded_uploads;
-/// Files of others.
+/// Files that belong to other users.
 mod foreign_files;
-/// `list_dir`.
+/// `list_directory` and `stat_path`.
 mod list_directory;
 /// `read_notebook` and `edit_notebook`.
 mod notebook;
-/// What there is of an upload before it is complete, whatever becomes of it and of the daemon.
+/// Partial files of uploads that are not complete.
 mod partial_uploads;
 /// `apply_patch`.
 mod patch;
-/// The same as `git apply` does, on generated commits.
+/// `apply_patch` and `git apply` on generated commits.
 mod patch_like_git;
-/// The same as ripgrep finds.
+/// `search` and `list_files` compared with ripgrep.
 mod ripgrep;
 /// `search`.
 mod search;
-/// Every tool as a call on one path.
+/// Each file tool as a call on one path.
 pub(crate) mod tools;
-/// Files of any size, in and out.
+/// Uploads and downloads.
 pub(crate) mod transfer;
-/// What transfers take of the machine.
+/// Memory and time that transfers use.
 mod transfer_limits;
-/// Uploads that somebody meddles with.
+/// Uploads that commands tamper with.
 mod upload_guards;
+
+/// A name that the daemon reserves for its own files.
+const RESERVED_NAME: &str = ".jig-01ARZ3NDEKTSV4RRFFQ69G5FAV.tmp";

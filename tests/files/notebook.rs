@@ -1,4 +1,4 @@
-//! `read_notebook` and `edit_notebook`: cells read and changed, and all the rest as it was.
+//! `read_notebook` and `edit_notebook`: an edit changes its cell and no other byte.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use jig::api::v1::{
 
 use crate::support::{Daemon, Refusal};
 
-/// With fields that nobody knows, numbers and strings written in unusual ways, and CRLF.
+/// A notebook with unknown fields, unusual spellings of numbers and strings, and CRLF.
 const NOTEBOOK: &str = "{\r\n  \"nbformat_minor\": 5, \"nbformat\": 4,\r\n  \"cells\": [\r\n    {\r\n      \"cell_type\": \"code\", \"x-unknown\": [1.00, -0, 1e+2],\r\n      \"id\": \"first\",\r\n      \"metadata\": {\"b\": 1, \"a\": \"\\u00e9\\/\"},\r\n      \"execution_count\": 12,\r\n      \"outputs\": [\r\n        {\"output_type\": \"stream\", \"name\": \"stdout\", \"text\": [\"1\\n\", \"2\\n\"]},\r\n        {\"output_type\": \"display_data\", \"metadata\": {}, \"data\": {\"text/plain\": \"<Figure>\", \"image/png\": \"iVBORw0KGgo=\"}},\r\n        {\"output_type\": \"error\", \"ename\": \"E\", \"evalue\": \"v\", \"traceback\": [\"\\u001b[31mE\\u001b[0m: v\"]}\r\n      ],\r\n      \"source\": \"print(1)\"\r\n    },\r\n    {\"cell_type\": \"markdown\", \"id\": \"second\", \"metadata\": {}, \"source\": [\"# T\\n\",   \"t\"]}\r\n  ],\r\n  \"metadata\": {\"kernelspec\": {\"language\": \"python\"}}\r\n}\r\n\r\n";
 
 fn edit_request(mode: CellEdit, id: &str, source: &str) -> EditNotebookRequest {
@@ -60,10 +60,12 @@ async fn read_notebook_returns_cells_with_outputs() {
     let daemon = start_with_notebook().await;
     let all = read(&daemon, |_| {}).await.unwrap();
     assert_eq!((all.language.as_str(), all.cells.len()), ("python", 2));
+
     let code = &all.cells[0];
     assert_eq!((code.id.as_str(), code.index), ("first", 0));
     assert_eq!(code.r#type(), CellType::Code);
     assert_eq!((code.source.as_str(), code.execution_count), ("print(1)", Some(12)));
+
     let outputs: Vec<_> =
         code.outputs.iter().map(|output| (output.r#type.as_str(), output.text.as_str())).collect();
     let expected = [
@@ -72,16 +74,19 @@ async fn read_notebook_returns_cells_with_outputs() {
         ("error", "E: v"),
     ];
     assert_eq!(outputs, expected);
-    let one = read(&daemon, |request| request.cell_index = Some(1)).await;
-    assert_eq!(one.unwrap().cells, all.cells[1..]);
+
+    let second = read(&daemon, |request| request.cell_index = Some(1)).await;
+    assert_eq!(second.unwrap().cells, all.cells[1..]);
 }
 
 #[tokio::test]
 async fn edit_keeps_the_bytes_of_other_cells() {
     let daemon = start_with_notebook().await;
-    // Its outputs go with the text; all else stays.
+
+    // A new source clears the cell's outputs; all other bytes stay.
     let response = edit(&daemon, edit_request(CellEdit::Replace, "first", "print(\"2\")\n"));
     assert_eq!(response.await.unwrap().cell_id, "first");
+
     let outputs = NOTEBOOK.find("[\r\n        {\"output_type\"").unwrap();
     let outputs = outputs..NOTEBOOK.find(",\r\n      \"source\"").unwrap();
     let mut expected = NOTEBOOK.to_owned();
@@ -101,17 +106,19 @@ async fn edit_keeps_the_bytes_of_other_cells() {
         .replace("[\"# T\\n\",   \"t\"]", "[\"one\\n\",   \"two\"]");
     assert_eq!(notebook_text(&daemon), expected);
 
-    // What is inserted and deleted leaves nothing behind.
+    // Inserting a cell and deleting it again restores the same bytes.
     for (id, index) in [("first", 1), ("second", 2), ("", 2)] {
-        let new = EditNotebookRequest {
+        let insert = EditNotebookRequest {
             cell_type: Some(CellType::Code.into()),
             ..edit_request(CellEdit::Insert, id, "new")
         };
-        let response = edit(&daemon, new).await.unwrap();
+        let response = edit(&daemon, insert).await.unwrap();
         assert_eq!(response.cell_count, 3);
+
         let cells = read(&daemon, |_| {}).await.unwrap().cells;
         assert_eq!(cells[index].id, response.cell_id);
         assert_eq!(cells[index].source, "new");
+
         let delete = edit_request(CellEdit::Delete, &response.cell_id, "");
         assert_eq!(edit(&daemon, delete).await.unwrap().cell_count, 2);
         assert_eq!(notebook_text(&daemon), expected);
@@ -127,17 +134,18 @@ async fn failed_edit_leaves_the_notebook_unchanged() {
         path: path.to_owned(),
         ..edit_request(CellEdit::Replace, "first", "x")
     };
-    let both = EditNotebookRequest {
+    let both_selectors = EditNotebookRequest {
         cell_index: Some(0),
         ..edit_request(CellEdit::Replace, "first", "x")
     };
+
     for (request, reason, message_part) in [
         (at("none"), "FILE_NOT_FOUND", "none"),
         (at("text"), "INVALID_PARAMS", "must be a Jupyter notebook"),
         (at("old"), "INVALID_PARAMS", "its nbformat is 3"),
         (at("."), "NOT_A_FILE", "a directory"),
         (at("/etc/passwd"), "PATH_ESCAPE", "/etc/passwd"),
-        (both, "INVALID_PARAMS", "cell_index"),
+        (both_selectors, "INVALID_PARAMS", "cell_index"),
         (edit_request(CellEdit::Delete, "", ""), "INVALID_PARAMS", "cell_id"),
         (edit_request(CellEdit::Insert, "", "x"), "INVALID_PARAMS", "cell_type"),
         (edit_request(CellEdit::Delete, "third", ""), "CELL_NOT_FOUND", "third"),
@@ -148,8 +156,10 @@ async fn failed_edit_leaves_the_notebook_unchanged() {
         assert!(refusal.message.contains(message_part), "{request_text} {refusal:?}");
         assert_eq!(notebook_text(&daemon), NOTEBOOK);
     }
+
     let refusal = read(&daemon, |request| request.cell_index = Some(2)).await;
     assert_eq!(refusal.unwrap_err().reason, "CELL_NOT_FOUND");
+
     let refusal = read(&daemon, |request| request.path = "text".to_owned()).await;
     assert_eq!(refusal.unwrap_err().reason, "INVALID_PARAMS");
 }

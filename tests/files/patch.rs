@@ -1,4 +1,4 @@
-//! `apply_patch`: what it answers, what it leaves behind, and what it refuses.
+//! `apply_patch`: its response, the tree it leaves, and its errors.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use jig::api::v1::{
 
 use crate::support::{Daemon, Refusal, Setup};
 
-/// A patch with one file of each kind.
+/// A patch with one change of each kind.
 const ALL_KINDS_PATCH: &str = "\
 diff --git a/changed b/changed
 --- a/changed
@@ -47,8 +47,8 @@ new file mode 100755
 ";
 
 async fn apply(daemon: &Daemon, request: ApplyPatchRequest) -> Result<ApplyPatchResponse, Refusal> {
-    let answer = daemon.tools().apply_patch(request).await;
-    answer.map(tonic::Response::into_inner).map_err(|status| Refusal::from_status(&status))
+    let response = daemon.tools().apply_patch(request).await;
+    response.map(tonic::Response::into_inner).map_err(|status| Refusal::from_status(&status))
 }
 
 fn patch_request(diff: &str) -> ApplyPatchRequest {
@@ -70,13 +70,14 @@ fn mode(daemon: &Daemon, path: &str) -> u32 {
 async fn apply_patch_makes_and_reports_all_kinds_of_changes() {
     let daemon = Daemon::start().await;
     create_patch_targets(&daemon);
+
     let response = apply(&daemon, patch_request(ALL_KINDS_PATCH)).await.unwrap();
     let reported: Vec<_> = response
         .changed_files
         .iter()
         .map(|file| {
-            let ints = (file.hunks, file.fuzz, file.offset);
-            (&*file.path, file.change(), &*file.previous_path, ints)
+            let numbers = (file.hunks, file.fuzz, file.offset);
+            (&*file.path, file.change(), &*file.previous_path, numbers)
         })
         .collect();
     let expected = [
@@ -96,21 +97,23 @@ async fn apply_patch_makes_and_reports_all_kinds_of_changes() {
     assert_eq!(daemon.read_file("made").await.unwrap(), "#!/bin/sh\ntrue\n");
     assert_eq!((mode(&daemon, "sub/dir/new"), mode(&daemon, "made")), (0o755, 0o755));
 
-    // The patch is kept, and the call's record says what it did.
+    // The daemon stores the patch, and the call's events list the changed files.
     assert!(response.patch_path.starts_with("diffs/step_"), "{response:?}");
-    let (kept, size) = daemon.artifact(&response.patch_path).await;
-    assert_eq!((&*kept, size), (ALL_KINDS_PATCH.as_bytes(), kept.len() as u64));
+
+    let (stored, size) = daemon.artifact(&response.patch_path).await;
+    assert_eq!((&*stored, size), (ALL_KINDS_PATCH.as_bytes(), stored.len() as u64));
+
     let events = daemon.state_dir().join("sessions/default/events.jsonl");
     let events = fs::read_to_string(events).unwrap();
     for event in ["patch_applied", "tool_call_finished"] {
-        let named = |line: &&str| line.contains(event) && line.contains("apply_patch");
-        let record = events.lines().find(named).unwrap();
-        for shown in [
+        let is_event = |line: &&str| line.contains(event) && line.contains("apply_patch");
+        let record = events.lines().find(is_event).unwrap();
+        for part in [
             "\"changed_files\":[\"changed\",\"sub/dir/new\",\"gone/below\",\"made\"]",
             "\"changed_files_count\":4",
             &response.patch_path,
         ] {
-            assert!(record.contains(shown), "{record}");
+            assert!(record.contains(part), "{record}");
         }
     }
 }
@@ -119,15 +122,17 @@ async fn apply_patch_makes_and_reports_all_kinds_of_changes() {
 async fn dry_run_gives_the_same_response_without_changes() {
     let daemon = Daemon::start().await;
     create_patch_targets(&daemon);
+
     let before = daemon.list_files().await;
     let request = ApplyPatchRequest { dry_run: Some(true), ..patch_request(ALL_KINDS_PATCH) };
-    let dry = apply(&daemon, request).await.unwrap();
-    assert_eq!(dry.patch_path, "");
+    let preview = apply(&daemon, request).await.unwrap();
+    assert_eq!(preview.patch_path, "");
     assert_eq!(daemon.list_files().await, before);
     assert_eq!(daemon.read_file("changed").await.unwrap(), "0\n1\n2\n3\n");
     assert!(!daemon.state_dir().join("sessions/default/diffs").exists());
-    let wet = apply(&daemon, patch_request(ALL_KINDS_PATCH)).await.unwrap();
-    assert_eq!(dry.changed_files, wet.changed_files);
+
+    let response = apply(&daemon, patch_request(ALL_KINDS_PATCH)).await.unwrap();
+    assert_eq!(preview.changed_files, response.changed_files);
 }
 
 #[tokio::test]
@@ -137,14 +142,15 @@ async fn dry_run_rejects_conflicting_paths() {
     fs::create_dir_all(daemon.file("full/of")).unwrap();
     fs::write(daemon.file("full/of/it"), "1\n").unwrap();
     fs::write(daemon.file("full/more"), "1\n").unwrap();
-    let new = |path: &str| format!("--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n");
-    let gone = |path: &str| format!("--- a/{path}\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n");
+    let add = |path: &str| format!("--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n");
+    let delete = |path: &str| format!("--- a/{path}\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n");
+
     for (diff, reason) in [
-        (new("full/more/x"), "NOT_A_DIRECTORY"),
-        (new("full"), "NOT_A_FILE"),
-        (new("x") + &new("x/y"), "FILE_EXISTS"),
-        (gone("full/more") + &new("full"), "FILE_EXISTS"),
-        (new("full/more"), "FILE_EXISTS"),
+        (add("full/more/x"), "NOT_A_DIRECTORY"),
+        (add("full"), "NOT_A_FILE"),
+        (add("x") + &add("x/y"), "FILE_EXISTS"),
+        (delete("full/more") + &add("full"), "FILE_EXISTS"),
+        (add("full/more"), "FILE_EXISTS"),
     ] {
         for dry_run in [true, false] {
             let request = ApplyPatchRequest { dry_run: Some(dry_run), ..patch_request(&diff) };
@@ -152,8 +158,10 @@ async fn dry_run_rejects_conflicting_paths() {
             assert_eq!(refusal.reason, reason, "{dry_run} {diff}");
         }
     }
+
     assert!(daemon.file("full/more").is_file() && !daemon.file("x").exists());
-    let diff = gone("full/more") + &gone("full/of/it") + &new("full");
+
+    let diff = delete("full/more") + &delete("full/of/it") + &add("full");
     apply(&daemon, patch_request(&diff)).await.unwrap();
     assert_eq!(fs::read_to_string(daemon.file("full")).unwrap(), "x\n");
 }
@@ -169,6 +177,7 @@ async fn inapplicable_patches_change_nothing() {
     let first = "--- a/changed\n+++ b/changed\n@@ -1 +1 @@\n-0\n+zero\n";
     let change = |path: &str| format!("--- {path}\n+++ {path}\n@@ -1 +1 @@\n-1\n+2\n");
     let before = daemon.list_files().await;
+
     for (second, reason) in [
         (change("missing"), "FILE_NOT_FOUND"),
         (change("changed").replace("-1", "-9"), "PATCH_HUNK_FAIL"),
@@ -188,12 +197,13 @@ async fn inapplicable_patches_change_nothing() {
         ("diff --git a/old b/old\nindex 1..2\nGIT binary patch\n".into(), "PATCH_PARSE_ERROR"),
         ("@@@ nonsense\n".into(), "PATCH_PARSE_ERROR"),
     ] {
-        let both = format!("{first}{second}");
-        let refusal = apply(&daemon, patch_request(&both)).await.unwrap_err();
+        let diff = format!("{first}{second}");
+        let refusal = apply(&daemon, patch_request(&diff)).await.unwrap_err();
         assert_eq!(refusal.reason, reason, "{second}: {refusal:?}");
         assert_eq!(daemon.list_files().await, before, "{second}");
         assert_eq!(daemon.read_file("changed").await.unwrap(), "0\n1\n2\n3\n", "{second}");
     }
+
     assert!(!daemon.state_dir().join("sessions/default/diffs").exists());
     assert_eq!(fs::read(daemon.sibling_path("outside")).unwrap(), b"1\n");
 
@@ -201,6 +211,7 @@ async fn inapplicable_patches_change_nothing() {
     assert_eq!(refusal.metadata["path"], "old");
     assert_eq!(refusal.metadata["hunk"], "1");
     assert!(refusal.message.contains("1: \"same\""), "{refusal:?}");
+
     let refusal = apply(&daemon, patch_request("--- a/f\n+++ b/f\nnothing\n")).await.unwrap_err();
     assert!(refusal.message.contains("line 1"), "{refusal:?}");
 }
@@ -218,11 +229,14 @@ async fn apply_patch_honors_strip_and_fuzz() {
     };
     let refusal = apply(&daemon, request(1, 2)).await.unwrap_err();
     assert_eq!(refusal.reason, "FILE_NOT_FOUND");
+
     let refusal = apply(&daemon, request(0, 0)).await.unwrap_err();
     assert_eq!(refusal.reason, "PATCH_HUNK_FAIL");
+
     let response = apply(&daemon, request(0, 1)).await.unwrap();
     assert_eq!(response.changed_files[0].fuzz, 1);
     assert_eq!(daemon.read_file("b/f").await.unwrap(), "1\ntwo\n3\n");
+
     for (strip, max_fuzz, field) in [(256, 0, "strip"), (0, 11, "max_fuzz")] {
         let refusal = apply(&daemon, request(strip, max_fuzz)).await.unwrap_err();
         assert_eq!(refusal.invalid_fields(), [field]);
@@ -232,39 +246,43 @@ async fn apply_patch_honors_strip_and_fuzz() {
 #[tokio::test]
 async fn slow_patch_ends_at_its_timeout() {
     let daemon = Setup::new().exclusive().start().await;
-    // Each hunk almost fits in a million places, as often as there may be fuzz.
+
+    // Each hunk almost fits at a million positions, at every fuzz up to the limit.
     let hunk = "@@ -1 +1 @@\n a\n a\n a\n a\n a\n-b\n-a\n c\n c\n c\n c\n c\n";
     fs::write(daemon.file("f"), "a\n".repeat(2_000_000) + &"b\nc\n".repeat(1_000_000)).unwrap();
     let request = ApplyPatchRequest {
         max_fuzz: Some(10),
         ..patch_request(&format!("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+a\n{}", hunk.repeat(1000)))
     };
-    let begun = Instant::now();
+    let start = Instant::now();
     let refusal = apply(&daemon, request).await.unwrap_err();
     assert!(["TIMEOUT", "PATCH_HUNK_FAIL"].contains(&&*refusal.reason), "{refusal:?}");
-    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
 #[tokio::test]
 async fn apply_patch_changes_up_to_10_000_files() {
     let daemon = Daemon::start().await;
-    let file = |number: usize| {
+    let file_diff = |number: usize| {
         format!("--- /dev/null\n+++ b/d{}/f{number}\n@@ -0,0 +1 @@\n+{number}\n", number % 10)
     };
-    let some: String = (0..300).map(file).collect();
-    let response = apply(&daemon, patch_request(&some)).await.unwrap();
+    let small_diff: String = (0..300).map(file_diff).collect();
+    let response = apply(&daemon, patch_request(&small_diff)).await.unwrap();
     assert_eq!(response.changed_files.len(), 300);
     assert_eq!(daemon.read_file("d9/f299").await.unwrap(), "299\n");
-    // As many as there may be, and one more.
-    let dry = |diff: &str| ApplyPatchRequest { dry_run: Some(true), ..patch_request(diff) };
-    let all: String = (1000..11_000).map(file).collect();
-    let response = apply(&daemon, dry(&all)).await.unwrap();
+
+    // The limit, and one file more.
+    let dry_run = |diff: &str| ApplyPatchRequest { dry_run: Some(true), ..patch_request(diff) };
+    let large_diff: String = (1000..11_000).map(file_diff).collect();
+    let response = apply(&daemon, dry_run(&large_diff)).await.unwrap();
     assert_eq!(response.changed_files.len(), 10_000);
-    let refusal = apply(&daemon, dry(&(all + &file(0)))).await.unwrap_err();
+
+    let refusal = apply(&daemon, dry_run(&(large_diff + &file_diff(0)))).await.unwrap_err();
     assert_eq!(refusal.reason, "PATCH_PARSE_ERROR");
-    // Where the records end is found again after those of these calls.
+
+    // After a restart, the daemon finds the end of the event log behind these large records.
     let daemon = daemon.restart().await;
-    let refusal = apply(&daemon, patch_request(&file(1))).await.unwrap_err();
+    let refusal = apply(&daemon, patch_request(&file_diff(1))).await.unwrap_err();
     assert_eq!(refusal.reason, "FILE_EXISTS");
 }
 
@@ -275,8 +293,9 @@ async fn dry_run_fails_exactly_where_the_patch_fails() {
     fs::set_permissions(daemon.file("fixed"), fs::Permissions::from_mode(0o444)).unwrap();
     fs::write(daemon.file("target"), "1\n").unwrap();
     symlink("target", daemon.file("link")).unwrap();
-    let long = "n".repeat(300);
+    let long_name = "n".repeat(300);
     let header = |name: &str| format!("diff --git a/{name} b/{name}\n");
+
     for (diff, reason) in [
         (
             header("fixed") + "--- a/fixed\n+++ b/fixed\n@@ -1 +1 @@\n-1\n+2\n",
@@ -287,7 +306,7 @@ async fn dry_run_fails_exactly_where_the_patch_fails() {
                 + "deleted file mode 100644\n--- a/link\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n",
             Some("SYMLINK_BLOCKED"),
         ),
-        (format!("--- /dev/null\n+++ b/{long}\n@@ -0,0 +1 @@\n+1\n"), Some("FILE_NOT_FOUND")),
+        (format!("--- /dev/null\n+++ b/{long_name}\n@@ -0,0 +1 @@\n+1\n"), Some("FILE_NOT_FOUND")),
         (
             header("fixed")
                 + "old mode 100644\nnew mode 100755\n--- a/fixed\n+++ b/fixed\n@@ -1 +1 @@\n-1\n+2\n",
@@ -296,9 +315,9 @@ async fn dry_run_fails_exactly_where_the_patch_fails() {
     ] {
         for dry_run in [true, false] {
             let request = ApplyPatchRequest { dry_run: Some(dry_run), ..patch_request(&diff) };
-            let answer = apply(&daemon, request).await;
-            let refused = answer.err().map(|refusal| refusal.reason);
-            assert_eq!(refused.as_deref(), reason, "{dry_run} {diff}");
+            let result = apply(&daemon, request).await;
+            let actual = result.err().map(|refusal| refusal.reason);
+            assert_eq!(actual.as_deref(), reason, "{dry_run} {diff}");
         }
     }
 }
@@ -312,6 +331,7 @@ async fn patch_of_too_many_bytes_fails_permanently() {
         file.set_len(200 << 20).unwrap();
         diff += &format!("--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-1\n+2\n");
     }
+
     let refusal = apply(&daemon, patch_request(&diff)).await.unwrap_err();
     assert_eq!(refusal.reason, "FILE_TOO_LARGE", "{refusal:?}");
 }
@@ -320,15 +340,18 @@ async fn patch_of_too_many_bytes_fails_permanently() {
 async fn patch_that_cannot_be_stored_is_not_applied() {
     let daemon = Setup::new().state_on_small_disk("").start().await;
     fs::write(daemon.file("a"), "1\n").unwrap();
-    // More than the disk holds of the state, and less than one message.
-    let long = "x".repeat(3_500_000);
-    let diff = format!("--- a/a\n+++ b/a\n@@ -1 +1,2 @@\n-1\n+2\n+{long}\n");
-    let state = format!("/proc/{}/root{}", daemon.pid(), daemon.state_dir().display());
-    let filler = std::path::Path::new(&state).join("filler");
+
+    // Larger than the free space of the state disk, smaller than one message.
+    let long_line = "x".repeat(3_500_000);
+    let diff = format!("--- a/a\n+++ b/a\n@@ -1 +1,2 @@\n-1\n+2\n+{long_line}\n");
+    let state_dir = format!("/proc/{}/root{}", daemon.pid(), daemon.state_dir().display());
+    let filler = std::path::Path::new(&state_dir).join("filler");
     fs::write(&filler, vec![0; 1 << 20]).unwrap();
-    let refused = apply(&daemon, patch_request(&diff)).await.unwrap_err();
-    assert_eq!(refused.reason, "NO_SPACE", "{refused:?}");
+
+    let refusal = apply(&daemon, patch_request(&diff)).await.unwrap_err();
+    assert_eq!(refusal.reason, "NO_SPACE", "{refusal:?}");
     assert_eq!(fs::read_to_string(daemon.file("a")).unwrap(), "1\n");
+
     let mut artifacts = ArtifactServiceClient::new(daemon.channel());
     let listed = artifacts.list_artifacts(ListArtifactsRequest::default()).await;
     assert!(listed.unwrap().into_inner().artifacts.is_empty());

@@ -1,5 +1,5 @@
-//! The diffs of generated commits, applied to the tree before each, give the tree after it: what
-//! `git apply` gives. `JIG_FULL=1` makes more of them.
+//! `apply_patch` compared with `git apply`: the diff of a generated commit, applied to the tree before
+//! it, gives the tree after it. `JIG_FULL=1` generates more commits.
 
 use std::{
     collections::BTreeMap,
@@ -11,11 +11,11 @@ use std::{
 
 use jig::api::v1::ApplyPatchRequest;
 
-use crate::support::Daemon;
+use crate::support::{Daemon, full_size};
 
 const COMMITS: usize = 60;
 const FULL_COMMITS: usize = 400;
-/// What lines are made of: much of it alike, and some that look like a patch.
+/// Texts of lines: many are alike, and some look like parts of a patch.
 const LINE_TEXTS: &[&str] = &[
     "}",
     "",
@@ -48,7 +48,7 @@ const FILE_NAMES: &[&str] = &[
     "--- x",
     "x b/x",
 ];
-/// How diffs are made.
+/// Options of `git diff`.
 const DIFF_OPTIONS: &[&[&str]] = &[
     &[],
     &["-U1"],
@@ -59,10 +59,10 @@ const DIFF_OPTIONS: &[&[&str]] = &[
     &["--full-index"],
 ];
 
-/// A tree: content and whether it can be executed, by path.
+/// A tree: content and executable bit by path.
 type Tree = BTreeMap<String, (Vec<u8>, bool)>;
 
-/// Numbers that look random and are always the same (xorshift).
+/// A fixed sequence of pseudo-random numbers (xorshift).
 struct SeededRandom(u64);
 
 impl SeededRandom {
@@ -78,10 +78,10 @@ impl SeededRandom {
     }
 
     fn line(&mut self, ending: &str) -> String {
-        let word = self.pick(LINE_TEXTS);
+        let text = self.pick(LINE_TEXTS);
         match self.below(3) {
-            0 => format!("{word}{ending}"),
-            _ => format!("{word} {}{ending}", self.below(1000)),
+            0 => format!("{text}{ending}"),
+            _ => format!("{text} {}{ending}", self.below(1000)),
         }
     }
 
@@ -95,10 +95,11 @@ impl SeededRandom {
         text.into_bytes()
     }
 
-    /// Changes some lines.
+    /// Inserts, replaces or removes some lines, and sometimes changes line endings.
     fn edit(&mut self, content: &[u8]) -> Vec<u8> {
         let text = String::from_utf8(content.to_vec()).unwrap();
         let ending = if text.contains("\r\n") { "\r\n" } else { "\n" };
+
         let mut lines: Vec<String> = text.split_inclusive('\n').map(str::to_owned).collect();
         for _ in 0..=self.below(4) {
             let at = self.below(lines.len() + 1);
@@ -109,6 +110,7 @@ impl SeededRandom {
                 _ => lines.push(self.line(ending)),
             }
         }
+
         let mut text = lines.concat();
         match self.below(12) {
             0 => text.truncate(text.trim_end_matches(['\r', '\n']).len()),
@@ -116,10 +118,11 @@ impl SeededRandom {
             2 => text = text.replace("\r\n", "\n").replace('\n', "\r\n"),
             _ => {}
         }
+
         text.into_bytes()
     }
 
-    /// A path at which nothing is, nor on the way to it.
+    /// A path that neither exists in the tree nor conflicts with an existing path.
     fn free_path(&mut self, tree: &Tree) -> String {
         loop {
             let name = self.pick(FILE_NAMES);
@@ -127,22 +130,23 @@ impl SeededRandom {
                 0 => name.to_owned(),
                 _ => format!("dir {}/{name}", self.below(20)),
             };
-            let taken = tree
-                .keys()
-                .any(|there| *there == path || is_below(there, &path) || is_below(&path, there));
+            let taken = tree.keys().any(|existing| {
+                *existing == path || is_below(existing, &path) || is_below(&path, existing)
+            });
             if !taken {
                 return path;
             }
         }
     }
 
-    /// The next commit's tree.
+    /// Turns the tree into that of the next commit.
     fn change_tree(&mut self, tree: &mut Tree) {
         for _ in 0..=self.below(5) {
             let paths: Vec<String> = tree.keys().cloned().collect();
             let path = self.below(paths.len().max(1));
             let action = if tree.len() < 10 { 0 } else { self.below(10) };
             let new = self.free_path(tree);
+
             match (action, paths.get(path)) {
                 (0 | 1, _) | (_, None) => drop(tree.insert(new, (self.text(), self.below(4) == 0))),
                 (2, Some(path)) => drop(tree.remove(path)),
@@ -155,12 +159,12 @@ impl SeededRandom {
                     tree.insert(new, (content, executable));
                 }
                 (5, Some(path)) => tree.get_mut(path).unwrap().1 ^= true,
-                // A directory comes in the place of a file, or a file in that of its directory.
+                // A directory replaces a file, or a file replaces its directory.
                 (6, Some(path)) => {
                     let file = tree.remove(path).unwrap();
-                    let above = path.rsplit_once('/').map(|(above, _)| above);
-                    match above.filter(|above| !tree.keys().any(|path| is_below(path, above))) {
-                        Some(above) => drop(tree.insert(above.to_owned(), file)),
+                    let parent = path.rsplit_once('/').map(|(parent, _)| parent);
+                    match parent.filter(|parent| !tree.keys().any(|path| is_below(path, parent))) {
+                        Some(parent) => drop(tree.insert(parent.to_owned(), file)),
                         None => {
                             tree.insert(format!("{path}/{}", self.pick(FILE_NAMES)), file);
                             tree.insert(format!("{path}/more/x"), (self.text(), false));
@@ -176,11 +180,11 @@ impl SeededRandom {
     }
 }
 
-fn is_below(one: &str, other: &str) -> bool {
-    one.starts_with(&format!("{other}/"))
+fn is_below(path: &str, directory: &str) -> bool {
+    path.starts_with(&format!("{directory}/"))
 }
 
-/// What `git apply` makes of a tree; none when it refuses.
+/// The tree after `git apply`, or none if git rejects the diff.
 fn git_apply_result(tree: &Tree, diff: &str) -> Option<Tree> {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("tree");
@@ -188,6 +192,7 @@ fn git_apply_result(tree: &Tree, diff: &str) -> Option<Tree> {
     write_tree(&root, tree);
     let file = folder.path().join("diff");
     fs::write(&file, diff).unwrap();
+
     let output = Command::new("git")
         .args(["apply", "--whitespace=nowarn"])
         .arg(&file)
@@ -206,7 +211,7 @@ fn write_tree(root: &Path, tree: &Tree) {
     }
 }
 
-/// A repository that others' settings have no say in.
+/// A repository that ignores the user's and the system's git configuration.
 struct Repository(PathBuf);
 
 impl Repository {
@@ -227,36 +232,39 @@ impl Repository {
             .env("GIT_CONFIG_SYSTEM", "/dev/null")
             .output()
             .unwrap();
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "git {arguments:?}: {complaint}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "git {arguments:?}: {stderr}");
+
         output.stdout
     }
 
-    /// Commits a tree, which follows another.
+    /// Commits `tree` on top of `before`.
     fn commit(&self, before: &Tree, tree: &Tree) {
         for path in before.keys().filter(|path| !tree.contains_key(*path)) {
             fs::remove_file(self.0.join(path)).unwrap();
-            let mut above = Path::new(path).parent();
+            let mut parent = Path::new(path).parent();
             while let Some(folder) =
-                above.filter(|above| fs::remove_dir(self.0.join(above)).is_ok())
+                parent.filter(|parent| fs::remove_dir(self.0.join(parent)).is_ok())
             {
-                above = folder.parent();
+                parent = folder.parent();
             }
         }
+
         for (path, file) in tree.iter().filter(|(path, file)| before.get(*path) != Some(file)) {
             write(&self.0, path, file);
         }
+
         self.git(&["add", "--all"]);
         self.git(&["commit", "--quiet", "--allow-empty", "--message", "x"]);
     }
 }
 
 fn write(root: &Path, path: &str, (content, executable): &(Vec<u8>, bool)) {
-    let at = root.join(path);
-    fs::create_dir_all(at.parent().unwrap()).unwrap();
-    fs::write(&at, content).unwrap();
+    let file = root.join(path);
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, content).unwrap();
     let mode = if *executable { 0o755 } else { 0o644 };
-    fs::set_permissions(&at, fs::Permissions::from_mode(mode)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
 }
 
 fn read_tree(root: &Path) -> Tree {
@@ -271,12 +279,15 @@ fn read_tree(root: &Path) -> Tree {
                 folders.push(path);
                 continue;
             }
+
             let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
             let executable = fs::metadata(&path).unwrap().permissions().mode() & 0o100 != 0;
             tree.insert(name, (fs::read(&path).unwrap(), executable));
         }
+
         assert!(!is_empty, "{} is left behind", folder.display());
     }
+
     tree
 }
 
@@ -284,23 +295,24 @@ fn read_tree(root: &Path) -> Tree {
 async fn daemon_applies_git_diffs_of_random_commits() {
     let daemon = Daemon::start().await;
     let repository = Repository::new(daemon.sibling_path("repository"));
-    let full = std::env::var_os("JIG_FULL").is_some_and(|value| value == "1");
-    let commits = if full { FULL_COMMITS } else { COMMITS };
-    let mut numbers = SeededRandom(0x0123_4567_89ab_cdef);
+    let commits = full_size(FULL_COMMITS, COMMITS);
+    let mut random = SeededRandom(0x0123_4567_89ab_cdef);
     let mut tree = Tree::new();
     repository.commit(&Tree::new(), &tree);
     let mut applied = 0;
+
     let mut kinds = [0; 4];
     for commit in 0..commits {
         let before = tree.clone();
-        numbers.change_tree(&mut tree);
+        random.change_tree(&mut tree);
         repository.commit(&before, &tree);
-        let way = DIFF_OPTIONS[commit % DIFF_OPTIONS.len()];
-        let diff = [&["diff", "-M", "HEAD^", "HEAD"], way].concat();
+        let options = DIFF_OPTIONS[commit % DIFF_OPTIONS.len()];
+        let diff = [&["diff", "-M", "HEAD^", "HEAD"], options].concat();
         let diff = String::from_utf8(repository.git(&diff)).unwrap();
         if diff.is_empty() {
             continue;
         }
+
         let request = ApplyPatchRequest {
             unified_diff: diff.clone(),
             max_fuzz: Some(0),
@@ -310,13 +322,17 @@ async fn daemon_applies_git_diffs_of_random_commits() {
             Ok(response) => response.into_inner(),
             Err(status) => panic!("commit {commit}: {}\n{diff}", status.message()),
         };
+
         for file in &response.changed_files {
             kinds[usize::try_from(file.change).unwrap() - 1] += 1;
             assert_eq!((file.fuzz, file.offset), (0, 0), "commit {commit}\n{diff}");
         }
+
         assert!(read_tree(&daemon.workspace()) == tree, "commit {commit}\n{diff}");
+
         applied += 1;
     }
+
     assert!(applied > commits / 2, "{applied}");
     assert!(kinds.iter().all(|count| *count > commits / 10), "{kinds:?}");
 }
@@ -325,30 +341,34 @@ async fn daemon_applies_git_diffs_of_random_commits() {
 async fn daemon_applies_stale_hunks_where_git_does() {
     let daemon = Daemon::start().await;
     let repository = Repository::new(daemon.sibling_path("repository"));
-    let full = std::env::var_os("JIG_FULL").is_some_and(|value| value == "1");
-    let mut numbers = SeededRandom(0x0bad_cafe_0123_4567);
+    let mut random = SeededRandom(0x0bad_cafe_0123_4567);
     let mut tree = Tree::new();
     repository.commit(&Tree::new(), &tree);
     let (mut same, mut ambiguous) = (0, 0);
-    for commit in 0..if full { FULL_COMMITS } else { COMMITS / 2 } {
+
+    for commit in 0..full_size(FULL_COMMITS, COMMITS / 2) {
         let before = tree.clone();
-        numbers.change_tree(&mut tree);
+        random.change_tree(&mut tree);
         repository.commit(&before, &tree);
         let diff = repository.git(&["diff", "-M", "HEAD^", "HEAD"]);
         let diff = String::from_utf8(diff).unwrap();
-        // Somebody has added lines somewhere.
+
+        // Adds lines at a random position of each file.
         let mut stale = before.clone();
         for (path, (content, _)) in &mut stale {
             if !tree.contains_key(path) || content.is_empty() {
                 continue;
             }
+
             let mut lines: Vec<&[u8]> = content.split_inclusive(|byte| *byte == b'\n').collect();
-            let at = numbers.below(lines.len());
-            for _ in 0..=numbers.below(5) {
-                lines.insert(at, b"somebody was here\n");
+            let at = random.below(lines.len());
+            for _ in 0..=random.below(5) {
+                lines.insert(at, b"an added line\n");
             }
+
             *content = lines.concat();
         }
+
         let Some(expected) = git_apply_result(&stale, &diff) else {
             continue;
         };
@@ -356,12 +376,14 @@ async fn daemon_applies_stale_hunks_where_git_does() {
             let path = entry.unwrap().path();
             fs::remove_dir_all(&path).unwrap_or_else(|_| fs::remove_file(&path).unwrap());
         }
+
         write_tree(&daemon.workspace(), &stale);
         let request = ApplyPatchRequest {
             unified_diff: diff.clone(),
             max_fuzz: Some(0),
             ..ApplyPatchRequest::default()
         };
+
         match daemon.tools().apply_patch(request).await {
             Ok(_) => {
                 assert!(read_tree(&daemon.workspace()) == expected, "commit {commit}\n{diff}");
@@ -374,5 +396,6 @@ async fn daemon_applies_stale_hunks_where_git_does() {
             }
         }
     }
+
     assert!(same > 5 && ambiguous * 10 < same, "{same} {ambiguous}");
 }

@@ -1,4 +1,4 @@
-//! `search` and `list_files` find what ripgrep finds, in the same order.
+//! `search` and `list_files` find the same files and lines as ripgrep, in the same order.
 
 use std::{
     ffi::OsStr,
@@ -18,12 +18,13 @@ use crate::support::Daemon;
 /// A match: file, line, column, and the line without its ending.
 type Match = (String, u64, u64, String);
 
-/// A tree with everything that decides which files there are to search, and how.
+/// Creates a tree with every feature that decides which files are searched, and how.
 fn create_search_tree(root: &Path) {
-    let long = format!("{}needle{}\n", "a".repeat(5000), "b".repeat(5000));
+    let long_line = format!("{}needle{}\n", "a".repeat(5000), "b".repeat(5000));
     let utf16: Vec<u8> =
         "\u{feff}one\nneedle \u{e9}\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
     let late_nul = [b"needle\n", "aaaaaa\n".repeat(12_000).as_bytes(), b"\0needle\n"].concat();
+
     let files: &[(&[u8], &[u8])] = &[
         (b".git/HEAD", b"needle\n"),
         (b".git/info/exclude", b"excluded\n!logs/kept.log\n"),
@@ -44,7 +45,7 @@ fn create_search_tree(root: &Path) {
         (b"ignored.txt", b"needle\n"),
         (b"important.log", b"needle\n"),
         (b"latin-1", b"\xe9t\xe9 needle \xff\nneedle\n"),
-        (b"long", long.as_bytes()),
+        (b"long", long_line.as_bytes()),
         (b"nul-first", b"\0\nneedle\n"),
         (b"nul-last", b"needle\nneedle\n\0"),
         (b"nul-late", &late_nul),
@@ -77,18 +78,20 @@ fn create_search_tree(root: &Path) {
         (b"utf-8-mark", b"\xef\xbb\xbfneedle\n"),
         (b"without.end", b"x\nneedle"),
     ];
+
     for (name, content) in files {
         let path = root.join(OsStr::from_bytes(name));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content).unwrap();
     }
+
     symlink("a.txt", root.join("link")).unwrap();
     symlink("sub", root.join("links")).unwrap();
     let status = Command::new("mkfifo").arg(root.join("fifo")).status();
     assert!(status.unwrap().success());
 }
 
-/// ripgrep's output, run in `directory`.
+/// Runs ripgrep in `directory`. Returns its standard output.
 fn ripgrep(directory: &Path, arguments: &[String]) -> Vec<u8> {
     let output = Command::new(ripgrep_path())
         .args(["--no-config", "--no-ignore-global"])
@@ -98,8 +101,10 @@ fn ripgrep(directory: &Path, arguments: &[String]) -> Vec<u8> {
         .output()
         .unwrap();
     let code = output.status.code();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(matches!(code, Some(0 | 1)), "{arguments:?}: {errors}");
+
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(matches!(code, Some(0 | 1)), "{arguments:?}: {stderr}");
+
     output.stdout
 }
 
@@ -115,27 +120,29 @@ fn ripgrep_path() -> PathBuf {
     tools.join("ripgrep/bin/rg")
 }
 
-/// What ripgrep finds for a request.
+/// Ripgrep's matches for a request.
 fn ripgrep_matches(directory: &Path, request: &SearchRequest) -> Vec<Match> {
     let mut arguments = vec!["--json".to_owned()];
-    let mut add = |flag: &str, wanted: bool| {
-        if wanted {
+    let mut add_flag = |flag: &str, is_set: bool| {
+        if is_set {
             arguments.push(flag.to_owned());
         }
     };
-    add("--fixed-strings", !request.is_regex.unwrap_or(false));
-    add("--ignore-case", !request.case_sensitive.unwrap_or(false));
-    add("--hidden", request.hidden.unwrap_or(false));
-    add("--no-ignore", request.no_ignore.unwrap_or(false));
-    add("--multiline", request.multiline.unwrap_or(false));
-    if let Some(levels) = request.max_depth {
-        arguments.push(format!("--max-depth={levels}"));
+    add_flag("--fixed-strings", !request.is_regex.unwrap_or(false));
+    add_flag("--ignore-case", !request.case_sensitive.unwrap_or(false));
+    add_flag("--hidden", request.hidden.unwrap_or(false));
+    add_flag("--no-ignore", request.no_ignore.unwrap_or(false));
+    add_flag("--multiline", request.multiline.unwrap_or(false));
+    if let Some(depth) = request.max_depth {
+        arguments.push(format!("--max-depth={depth}"));
     }
+
     arguments.extend(request.globs.iter().map(|glob| format!("--glob={glob}")));
-    let without = request.exclude_globs.iter();
-    arguments.extend(without.map(|glob| format!("--glob=!{glob}")));
+    let exclude_globs = request.exclude_globs.iter();
+    arguments.extend(exclude_globs.map(|glob| format!("--glob=!{glob}")));
     arguments.extend(["-e".to_owned(), request.query.clone(), "./".to_owned()]);
     let output = ripgrep(directory, &arguments);
+
     let mut matches: Vec<Match> = output
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty())
@@ -145,16 +152,18 @@ fn ripgrep_matches(directory: &Path, request: &SearchRequest) -> Vec<Match> {
             let data = &message["data"];
             let path = data["path"]["text"].as_str()?;
             let path = path.strip_prefix("./").unwrap_or(path);
-            let first = data["submatches"][0]["start"].as_u64().unwrap();
+            let start = data["submatches"][0]["start"].as_u64().unwrap();
             let line = data["line_number"].as_u64().unwrap();
-            Some((path.to_owned(), line, first + 1, line_text(&data["lines"])))
+            Some((path.to_owned(), line, start + 1, line_text(&data["lines"])))
         })
         .collect();
     matches.sort_unstable();
+
     matches
 }
 
-/// A text of ripgrep's, which gives it in base64 when it is not UTF-8, without its line ending.
+/// A text of ripgrep's JSON output without its line ending. Ripgrep encodes it in base64 if it is not
+/// UTF-8.
 fn line_text(value: &Value) -> String {
     let bytes = match value["text"].as_str() {
         Some(text) => text.as_bytes().to_vec(),
@@ -165,31 +174,31 @@ fn line_text(value: &Value) -> String {
     text.strip_suffix('\r').unwrap_or(text).to_owned()
 }
 
-fn daemon_matches(response: SearchResponse, below: &str) -> Vec<Match> {
-    let matches = response.matches.into_iter().map(|found| {
-        let file = found.file.strip_prefix(below).unwrap().to_owned();
-        (file, found.line.into(), found.column.into(), found.content)
+fn daemon_matches(response: SearchResponse, prefix: &str) -> Vec<Match> {
+    let matches = response.matches.into_iter().map(|matched| {
+        let file = matched.file.strip_prefix(prefix).unwrap().to_owned();
+        (file, matched.line.into(), matched.column.into(), matched.content)
     });
     matches.collect()
 }
 
-#[tokio::test]
-async fn search_finds_what_ripgrep_finds() {
-    let daemon = Daemon::start().await;
-    create_search_tree(&daemon.workspace());
+/// Requests that differ in query, globs, ignore files and depth.
+fn search_requests() -> Vec<SearchRequest> {
     let needle = || SearchRequest {
         query: "needle".to_owned(),
         max_results: Some(1000),
         ..SearchRequest::default()
     };
+
     let regex =
         |query: &str| SearchRequest { query: query.to_owned(), is_regex: Some(true), ..needle() };
-    let globs = |globs: &[&str], without: &[&str]| SearchRequest {
+    let globs = |globs: &[&str], exclude_globs: &[&str]| SearchRequest {
         globs: globs.iter().map(|glob| (*glob).to_owned()).collect(),
-        exclude_globs: without.iter().map(|glob| (*glob).to_owned()).collect(),
+        exclude_globs: exclude_globs.iter().map(|glob| (*glob).to_owned()).collect(),
         ..needle()
     };
-    let spanning = |query: &str| SearchRequest { multiline: Some(true), ..regex(query) };
+
+    let multiline = |query: &str| SearchRequest { multiline: Some(true), ..regex(query) };
     let mut requests = vec![
         needle(),
         regex("^need"),
@@ -200,10 +209,10 @@ async fn search_finds_what_ripgrep_finds() {
         regex("^$"),
         regex("[^a]{3}$"),
         regex("one|two|three"),
-        spanning("needle\\s+thread"),
-        spanning("(?s)one.*three"),
-        spanning("\\n\\n"),
-        spanning("needle"),
+        multiline("needle\\s+thread"),
+        multiline("(?s)one.*three"),
+        multiline("\\n\\n"),
+        multiline("needle"),
         globs(&["*.rs"], &[]),
         globs(&["*.log"], &[]),
         globs(&["/a.rs", "sub/**"], &[]),
@@ -213,6 +222,7 @@ async fn search_finds_what_ripgrep_finds() {
         globs(&["**/x"], &["deep/**"]),
         globs(&["!a.rs"], &[]),
     ];
+
     for plain in requests.clone() {
         for (hidden, no_ignore, case_sensitive) in
             [(true, false, true), (false, true, false), (true, true, false)]
@@ -225,46 +235,92 @@ async fn search_finds_what_ripgrep_finds() {
             });
         }
     }
-    for levels in [1, 2, 3] {
-        requests.push(SearchRequest { max_depth: Some(levels), ..needle() });
+
+    for depth in [1, 2, 3] {
+        requests.push(SearchRequest { max_depth: Some(depth), ..needle() });
     }
-    let mut all = 0;
-    for request in requests {
-        for path in [".", "sub", "sub/sub", "other", "deep/1"] {
-            let request = SearchRequest { path: Some(path.to_owned()), ..request.clone() };
-            let mut expected = ripgrep_matches(&daemon.file(path), &request);
-            let response = daemon.tools().search(request.clone()).await;
-            let response = response.unwrap().into_inner();
-            assert!(!response.timed_out && response.files_incomplete == 0);
-            assert_eq!(response.total_matches as usize, expected.len(), "{request:?}");
-            assert_eq!(response.truncated, expected.len() > 1000, "{request:?}");
-            expected.truncate(1000);
-            let below = if path == "." { String::new() } else { format!("{path}/") };
-            let found = daemon_matches(response, &below);
-            let positions = |matches: &[Match]| {
-                let positions =
-                    matches.iter().map(|(file, line, column, _)| (file.clone(), *line, *column));
-                positions.collect::<Vec<_>>()
-            };
-            assert_eq!(positions(&found), positions(&expected), "{request:?}");
-            for (found, expected) in found.iter().zip(&expected) {
-                if expected.3.len() <= if request.multiline() { 16_000 } else { 2000 } {
-                    assert_eq!(found.3, expected.3, "{request:?}");
-                } else {
-                    assert!(found.3.len() < 2010 && found.3.contains('\u{2026}'));
-                }
-            }
-            all += expected.len();
+
+    requests
+}
+
+/// Checks a response against ripgrep's matches. Long lines are shortened around the match.
+fn assert_matches(response: SearchResponse, request: &SearchRequest, expected: &[Match]) {
+    assert!(!response.timed_out && response.files_incomplete == 0);
+    assert_eq!(response.total_matches as usize, expected.len(), "{request:?}");
+    assert_eq!(response.truncated, expected.len() > 1000, "{request:?}");
+
+    let expected = &expected[..expected.len().min(1000)];
+    let prefix = match request.path.as_deref() {
+        None | Some(".") => String::new(),
+        Some(path) => format!("{path}/"),
+    };
+    let found = daemon_matches(response, &prefix);
+    let positions = |matches: &[Match]| {
+        let positions =
+            matches.iter().map(|(file, line, column, _)| (file.clone(), *line, *column));
+        positions.collect::<Vec<_>>()
+    };
+    assert_eq!(positions(&found), positions(expected), "{request:?}");
+
+    let max_content_bytes = if request.multiline() { 16_000 } else { 2000 };
+    for ((.., found), (.., expected)) in found.iter().zip(expected) {
+        if expected.len() <= max_content_bytes {
+            assert_eq!(found, expected, "{request:?}");
+        } else {
+            assert!(found.len() < 2010 && found.contains('\u{2026}'));
         }
     }
-    assert!(all > 1500, "only {all} matches were compared");
+}
+
+#[tokio::test]
+async fn search_finds_what_ripgrep_finds() {
+    let daemon = Daemon::start().await;
+    create_search_tree(&daemon.workspace());
+
+    let mut match_count = 0;
+    for request in search_requests() {
+        for path in [".", "sub", "sub/sub", "other", "deep/1"] {
+            let request = SearchRequest { path: Some(path.to_owned()), ..request.clone() };
+            let expected = ripgrep_matches(&daemon.file(path), &request);
+            let response = daemon.tools().search(request.clone()).await;
+            let response = response.unwrap().into_inner();
+            assert_matches(response, &request, &expected);
+            match_count += expected.len().min(1000);
+        }
+    }
+
+    assert!(match_count > 1500, "only {match_count} matches were compared");
+}
+
+/// The files that ripgrep lists for a request, without those of git repositories.
+fn ripgrep_files(directory: &Path, request: &ListFilesRequest) -> Vec<String> {
+    let mut arguments = vec!["--files".to_owned(), "--null".to_owned()];
+    let flags = [(!request.respect_ignore(), "--no-ignore"), (request.hidden(), "--hidden")];
+    let flags = flags.iter().filter(|(is_set, _)| *is_set);
+    arguments.extend(flags.map(|(_, flag)| (*flag).to_owned()));
+    arguments.extend(request.max_depth.map(|depth| format!("--max-depth={depth}")));
+    arguments.extend(request.glob.iter().map(|glob| format!("--glob={glob}")));
+    arguments.push("./".to_owned());
+
+    let output = ripgrep(directory, &arguments);
+    let mut files: Vec<String> = output
+        .split(|byte| *byte == 0)
+        .filter_map(|path| str::from_utf8(path).ok())
+        .filter_map(|path| path.strip_prefix("./"))
+        .filter(|path| !format!("/{path}").contains("/.git/"))
+        .map(str::to_owned)
+        .collect();
+    files.sort_unstable();
+
+    files
 }
 
 #[tokio::test]
 async fn list_files_lists_what_ripgrep_lists() {
     let daemon = Daemon::start().await;
     create_search_tree(&daemon.workspace());
-    let mut all = 0;
+
+    let mut file_count = 0;
     for glob in [
         None,
         Some("*.rs"),
@@ -286,22 +342,6 @@ async fn list_files_lists_what_ripgrep_lists() {
             (false, true, Some(2)),
         ] {
             for root in [".", "sub", "deep/1", "other"] {
-                let mut arguments = vec!["--files".to_owned(), "--null".to_owned()];
-                let flags = [(!respect_ignore, "--no-ignore"), (hidden, "--hidden")];
-                let flags = flags.iter().filter(|(wanted, _)| *wanted);
-                arguments.extend(flags.map(|(_, flag)| (*flag).to_owned()));
-                arguments.extend(max_depth.map(|levels| format!("--max-depth={levels}")));
-                arguments.extend(glob.map(|glob| format!("--glob={glob}")));
-                arguments.push("./".to_owned());
-                let output = ripgrep(&daemon.file(root), &arguments);
-                let mut expected: Vec<String> = output
-                    .split(|byte| *byte == 0)
-                    .filter_map(|path| str::from_utf8(path).ok())
-                    .filter_map(|path| path.strip_prefix("./"))
-                    .filter(|path| !format!("/{path}").contains("/.git/"))
-                    .map(str::to_owned)
-                    .collect();
-                expected.sort_unstable();
                 let request = ListFilesRequest {
                     root: Some(root.to_owned()),
                     glob: glob.map(str::to_owned),
@@ -311,14 +351,17 @@ async fn list_files_lists_what_ripgrep_lists() {
                     max_depth,
                     ..ListFilesRequest::default()
                 };
+
                 let response = daemon.tools().list_files(request.clone()).await;
                 let files = response.unwrap().into_inner().files;
-                assert_eq!(files, expected, "{request:?}");
-                all += files.len();
+                assert_eq!(files, ripgrep_files(&daemon.file(root), &request), "{request:?}");
+
+                file_count += files.len();
             }
         }
     }
-    assert!(all > 500, "only {all} files were compared");
+
+    assert!(file_count > 500, "only {file_count} files were compared");
 }
 
 #[tokio::test]
@@ -336,8 +379,11 @@ async fn large_ignore_file_excludes_what_ripgrep_excludes() {
             _ => format!("src/generated/{number}.rs\n"),
         };
     }
+
     assert!(ignore.len() > 3 << 19);
+
     fs::write(daemon.file(".ignore"), ignore).unwrap();
+
     for number in (0..100_000).step_by(7) {
         let (folder, name) = match number % 9 {
             0 => ("src", number.to_string()),
@@ -350,14 +396,17 @@ async fn large_ignore_file_excludes_what_ripgrep_excludes() {
             7 => ("build4", number.to_string()),
             _ => ("a", format!("build{number}")),
         };
+
         fs::create_dir_all(daemon.file(folder)).unwrap();
         fs::write(daemon.file(folder).join(name), "").unwrap();
     }
+
     let output = ripgrep(&daemon.workspace(), &["--files".to_owned()]);
     let output = String::from_utf8(output).unwrap();
     let mut expected: Vec<&str> = output.lines().collect();
     expected.sort_unstable();
     assert!(expected.len() > 5000 && expected.len() < 14_000);
+
     let request = ListFilesRequest {
         max_results: Some(10_000),
         respect_ignore: Some(true),

@@ -1,4 +1,4 @@
-//! `search`: what it answers, when it must end, and what it must not read.
+//! `search`: its response, its time limits, and files that it must not read.
 
 use std::{
     fs,
@@ -28,21 +28,25 @@ async fn search_uses_the_defaults_of_the_contract() {
     let lines: String = (1..=80).map(|line| format!("Line {line}.\n")).collect();
     fs::write(daemon.file("text"), lines).unwrap();
     fs::write(daemon.file(".hidden"), "line 1.\n").unwrap();
-    let answer = daemon.tools().search(search_request("LINE 7.")).await.unwrap().into_inner();
-    assert_eq!((answer.total_matches, answer.files_searched), (1, 1));
-    assert!(!answer.truncated && !answer.timed_out);
-    let found = &answer.matches[0];
+
+    let response = daemon.tools().search(search_request("LINE 7.")).await.unwrap().into_inner();
+    assert_eq!((response.total_matches, response.files_searched), (1, 1));
+    assert!(!response.truncated && !response.timed_out);
+
+    let found = &response.matches[0];
     assert_eq!((&*found.file, found.line, found.column), ("text", 7, 1));
     assert_eq!(found.content, "Line 7.");
     assert_eq!(found.context_before, ["Line 5.", "Line 6."]);
     assert_eq!(found.context_after, ["Line 8.", "Line 9."]);
-    let answer = daemon.tools().search(search_request("line")).await.unwrap().into_inner();
-    assert_eq!((answer.matches.len(), answer.total_matches), (50, 80));
-    assert!(answer.truncated);
+
+    let response = daemon.tools().search(search_request("line")).await.unwrap().into_inner();
+    assert_eq!((response.matches.len(), response.total_matches), (50, 80));
+    assert!(response.truncated);
+
     for path in ["text", "/workspace/text", ".hidden"] {
         let request = SearchRequest { path: Some(path.to_owned()), ..search_request("line 1.") };
-        let answer = daemon.tools().search(request).await.unwrap().into_inner();
-        let files: Vec<_> = answer.matches.iter().map(|found| &*found.file).collect();
+        let response = daemon.tools().search(request).await.unwrap().into_inner();
+        let files: Vec<_> = response.matches.iter().map(|found| &*found.file).collect();
         assert_eq!(files, [path.trim_start_matches("/workspace/")]);
     }
 }
@@ -52,30 +56,31 @@ async fn search_reports_why_a_request_fails() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("text"), "x").unwrap();
     symlink("text", daemon.file("link")).unwrap();
-    let good = || search_request("x");
-    let at = |path: &str| SearchRequest { path: Some(path.to_owned()), ..good() };
+    let valid = || search_request("x");
+    let at = |path: &str| SearchRequest { path: Some(path.to_owned()), ..valid() };
+
     for (request, reason) in [
         (search_request(""), "INVALID_PARAMS"),
         (search_request(&"x".repeat(65_537)), "INVALID_PARAMS"),
-        (SearchRequest { context_lines: Some(11), ..good() }, "INVALID_PARAMS"),
-        (SearchRequest { max_results: Some(0), ..good() }, "INVALID_PARAMS"),
-        (SearchRequest { max_results: Some(10_001), ..good() }, "INVALID_PARAMS"),
-        (SearchRequest { max_depth: Some(0), ..good() }, "INVALID_PARAMS"),
+        (SearchRequest { context_lines: Some(11), ..valid() }, "INVALID_PARAMS"),
+        (SearchRequest { max_results: Some(0), ..valid() }, "INVALID_PARAMS"),
+        (SearchRequest { max_results: Some(10_001), ..valid() }, "INVALID_PARAMS"),
+        (SearchRequest { max_depth: Some(0), ..valid() }, "INVALID_PARAMS"),
         (SearchRequest { is_regex: Some(true), ..search_request("(") }, "INVALID_REGEX"),
         (
             SearchRequest { is_regex: Some(true), ..search_request("(\\w{900}){900}") },
             "INVALID_REGEX",
         ),
         (search_request("a\nb"), "INVALID_REGEX"),
-        (SearchRequest { globs: vec!["[".to_owned()], ..good() }, "INVALID_GLOB"),
-        (SearchRequest { exclude_globs: vec!["{a".to_owned()], ..good() }, "INVALID_GLOB"),
+        (SearchRequest { globs: vec!["[".to_owned()], ..valid() }, "INVALID_GLOB"),
+        (SearchRequest { exclude_globs: vec!["{a".to_owned()], ..valid() }, "INVALID_GLOB"),
         (at("none"), "FILE_NOT_FOUND"),
         (at("link"), "SYMLINK_BLOCKED"),
         (at("../x"), "PATH_ESCAPE"),
     ] {
         let request_text = format!("{request:.200?}");
-        let refused = daemon.tools().search(request).await.unwrap_err();
-        assert_eq!(Refusal::from_status(&refused).reason, reason, "{request_text}");
+        let status = daemon.tools().search(request).await.unwrap_err();
+        assert_eq!(Refusal::from_status(&status).reason, reason, "{request_text}");
     }
 }
 
@@ -87,23 +92,25 @@ async fn timed_out_search_returns_partial_results() {
     for _ in 0..100 {
         large.write_all("yyyyyyyyyyyyyyyy\n".repeat(50_000).as_bytes()).unwrap();
     }
+
     let mut request = Request::new(SearchRequest {
         is_regex: Some(true),
         ..search_request("^needle$|(?:[a-z]{1,30}){20}x")
     });
     request.set_timeout(Duration::from_millis(500));
     let start = Instant::now();
-    let answer = daemon.tools().search(request).await.unwrap().into_inner();
-    assert!(answer.timed_out, "{answer:?} after {:?}", start.elapsed());
-    assert_eq!(answer.matches.len(), 1);
-    assert_eq!(answer.matches[0].file, "a");
+    let response = daemon.tools().search(request).await.unwrap().into_inner();
+    assert!(response.timed_out, "{response:?} after {:?}", start.elapsed());
+    assert_eq!(response.matches.len(), 1);
+    assert_eq!(response.matches[0].file, "a");
 }
 
 #[tokio::test]
 async fn slow_regex_does_not_delay_the_response() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("a"), "needle\n").unwrap();
-    // Each position may begin a match, which only its end decides.
+
+    // A match may start at each position, and only its last character decides.
     let mut bits = 1_u64;
     let letters: Vec<u8> = (0..if cfg!(debug_assertions) { 40_000 } else { 1_000_000 })
         .map(|_| {
@@ -114,17 +121,21 @@ async fn slow_regex_does_not_delay_the_response() {
         })
         .collect();
     fs::write(daemon.file("b"), letters).unwrap();
+
     let mut request = Request::new(SearchRequest {
         is_regex: Some(true),
         ..search_request("^needle$|(?:a|b)*a(?:a|b){1000}[c-y]")
     });
     request.set_timeout(Duration::from_millis(500));
-    let answer = daemon.tools().search(request).await.unwrap().into_inner();
-    assert!(answer.timed_out);
-    assert_eq!(answer.matches.len(), 1);
-    // What is still at work keeps its place until it ends.
-    eventually("the thread ends", async || daemon.info().await.counts.unwrap().calls_running == 0)
-        .await;
+    let response = daemon.tools().search(request).await.unwrap().into_inner();
+    assert!(response.timed_out);
+    assert_eq!(response.matches.len(), 1);
+
+    // The search thread holds its permit until it ends.
+    eventually("the search thread ends", async || {
+        daemon.info().await.counts.unwrap().calls_running == 0
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -133,6 +144,7 @@ async fn large_ignore_files_do_not_delay_searches() {
     for name in ["first", "last", "other"] {
         fs::write(daemon.file(name), "needle\n").unwrap();
     }
+
     let names: String = (0..50_000).map(|name| format!("{name:0100}\n")).collect();
     let wild = format!("{}*\n", "w".repeat(1000)).repeat(1000);
     for (ignore, cut, expected) in [
@@ -141,11 +153,11 @@ async fn large_ignore_files_do_not_delay_searches() {
         (format!("first\n{wild}last\n"), 1, &["other"]),
     ] {
         fs::write(daemon.file(".ignore"), ignore).unwrap();
-        let answer = daemon.tools().search(search_request("needle")).await;
-        let answer = answer.unwrap().into_inner();
-        let files: Vec<_> = answer.matches.iter().map(|found| &*found.file).collect();
-        assert_eq!((files.as_slice(), answer.truncated_ignore_files), (expected, cut));
-        assert!(!answer.timed_out);
+        let response = daemon.tools().search(search_request("needle")).await;
+        let response = response.unwrap().into_inner();
+        let files: Vec<_> = response.matches.iter().map(|found| &*found.file).collect();
+        assert_eq!((files.as_slice(), response.truncated_ignore_files), (expected, cut));
+        assert!(!response.timed_out);
     }
 }
 
@@ -156,6 +168,7 @@ async fn search_ends_when_its_caller_disconnects() {
     for _ in 0..100 {
         large.write_all("yyyyyyyyyyyyyyyy\n".repeat(50_000).as_bytes()).unwrap();
     }
+
     let mut tools = daemon.tools();
     let call = tokio::spawn(async move {
         tools
@@ -165,16 +178,15 @@ async fn search_ends_when_its_caller_disconnects() {
             })
             .await
     });
+
     let events = daemon.state_dir().join("sessions/default/events.jsonl");
-    eventually("the search goes on", async || {
+    eventually("the search starts", async || {
         fs::read_to_string(&events).is_ok_and(|text| text.contains("tool_call_started"))
     })
     .await;
     call.abort();
-    eventually("the search has ended", async || {
-        daemon.info().await.counts.unwrap().calls_running == 0
-    })
-    .await;
+    eventually("the search ends", async || daemon.info().await.counts.unwrap().calls_running == 0)
+        .await;
     let events = fs::read_to_string(events).unwrap();
     let last = events.lines().last().unwrap();
     assert!(last.contains("\"timed_out\":true"), "{last}");
@@ -187,15 +199,16 @@ async fn search_response_fits_into_one_message() {
     for name in ["a", "b", "c"] {
         fs::write(daemon.file(name), line.repeat(1000)).unwrap();
     }
+
     let request = SearchRequest {
         context_lines: Some(10),
         max_results: Some(1000),
         ..search_request("needle")
     };
-    let answer = daemon.tools().search(request).await.unwrap().into_inner();
-    assert!(answer.truncated && answer.matches.len() > 10);
-    assert_eq!(answer.total_matches, 3000);
-    assert!(prost::Message::encoded_len(&answer) < 4 << 20);
+    let response = daemon.tools().search(request).await.unwrap().into_inner();
+    assert!(response.truncated && response.matches.len() > 10);
+    assert_eq!(response.total_matches, 3000);
+    assert!(prost::Message::encoded_len(&response) < 4 << 20);
 }
 
 #[tokio::test]
@@ -212,7 +225,8 @@ async fn search_reads_nothing_outside_during_link_exchanges() {
     symlink(outside.join("file"), daemon.file("file")).unwrap();
     fs::write(daemon.file("plain"), "needle inside\n").unwrap();
     let done = Arc::new(AtomicBool::new(false));
-    let exchanging = {
+
+    let exchanger = {
         let (done, workspace) = (Arc::clone(&done), daemon.workspace());
         thread::spawn(move || {
             let exchange = |a: &str, b: &str| {
@@ -225,15 +239,17 @@ async fn search_reads_nothing_outside_during_link_exchanges() {
             }
         })
     };
-    let mut found = 0;
+
+    let mut match_count = 0;
     for _ in 0..1000 {
-        let answer = daemon.tools().search(search_request("needle")).await;
-        for one in answer.unwrap().into_inner().matches {
-            assert_eq!(one.content, "needle inside", "{}", one.file);
-            found += 1;
+        let response = daemon.tools().search(search_request("needle")).await;
+        for line in response.unwrap().into_inner().matches {
+            assert_eq!(line.content, "needle inside", "{}", line.file);
+            match_count += 1;
         }
     }
+
     done.store(true, Ordering::Relaxed);
-    exchanging.join().unwrap();
-    assert!(found > 1000, "only {found} matches were looked at");
+    exchanger.join().unwrap();
+    assert!(match_count > 1000, "only {match_count} matches were checked");
 }

@@ -1,4 +1,4 @@
-//! Every file tool as a call on one path.
+//! Each file tool as a call on one path.
 
 use jig::api::v1::{
     ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, DownloadRequest, Edit,
@@ -12,7 +12,7 @@ use tonic::{Status, transport::Channel};
 use super::transfer::{chunk, upload_start};
 use crate::support::Daemon;
 
-/// A tool, and what of it is called.
+/// A file tool. `MoveFrom` and `MoveTo` are `move_path` with the path as source or destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Tool {
     Read,
@@ -35,7 +35,7 @@ pub(crate) enum Tool {
 
 /// A notebook of one cell.
 pub(crate) const NOTEBOOK: &str = r#"{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"id": "a", "cell_type": "raw", "metadata": {}, "source": "TEXT"}]}"#;
-/// Tools that read what is at a path.
+/// Tools that read the file or directory at a path.
 pub(crate) const READ_TOOLS: &[Tool] = &[
     Tool::Read,
     Tool::ListFiles,
@@ -45,7 +45,7 @@ pub(crate) const READ_TOOLS: &[Tool] = &[
     Tool::Download,
 ];
 
-/// Tools that change what is at a path, and refuse it where that is a link.
+/// Tools that change the file or directory at a path, and reject a link.
 pub(crate) const WRITE_TOOLS: &[Tool] = &[
     Tool::Write,
     Tool::Edit,
@@ -56,12 +56,12 @@ pub(crate) const WRITE_TOOLS: &[Tool] = &[
 ];
 
 impl Tool {
-    /// Whether it works on directories.
+    /// Whether the tool works on directories.
     pub(crate) fn accepts_directories(self) -> bool {
         matches!(self, Self::ListFiles | Self::ListDirectory | Self::CreateDirectory)
     }
 
-    /// Calls it; answers all that it answers, as text.
+    /// Calls the tool with `path`. Returns its whole response as text.
     pub(crate) async fn call(self, daemon: &Daemon, path: &str) -> Result<String, Status> {
         let mut tools = daemon.tools();
         let path = path.to_owned();
@@ -111,8 +111,8 @@ impl Tool {
                 let parts = [start, chunk(0, content)];
                 let messages = parts.map(|part| UploadRequest { part: Some(part) });
                 let messages = tokio_stream::iter(messages);
-                let answer = transfer_client(daemon).upload(messages).await?;
-                format!("{:?}", answer.into_inner())
+                let response = transfer_client(daemon).upload(messages).await?;
+                format!("{:?}", response.into_inner())
             }
             Self::CreateDirectory => {
                 let request = CreateDirectoryRequest { path };
@@ -151,11 +151,9 @@ impl Tool {
                 format!("{:?}", tools.edit_notebook(request).await?.into_inner())
             }
             Self::MoveFrom | Self::MoveTo => {
-                let other = "other-path".to_owned();
-                let (source, destination) = match self == Self::MoveFrom {
-                    true => (path, other),
-                    false => (other, path),
-                };
+                let other_path = "other-path".to_owned();
+                let (source, destination) =
+                    if self == Self::MoveFrom { (path, other_path) } else { (other_path, path) };
                 let request = MovePathRequest { source, destination, overwrite: None };
                 format!("{:?}", tools.move_path(request).await?.into_inner())
             }

@@ -1,4 +1,4 @@
-//! Uploads that commands, links and repeated ids would like to make something else of.
+//! Uploads that commands, links or repeated ids could alter.
 
 use std::{
     fs,
@@ -8,6 +8,7 @@ use std::{
 use jig::api::v1::{UploadRequest, UploadStart, WriteMode, upload_request::Part};
 
 use super::{
+    RESERVED_NAME,
     tools::{Tool, WRITE_TOOLS},
     transfer::{
         await_upload_offset, chunk, pseudo_random_bytes, resumable_start, start_manual_upload,
@@ -21,7 +22,7 @@ async fn commands_cannot_alter_an_upload_in_progress() {
     for (setup, is_private) in [
         (Setup::new(), true),
         (Setup::new().workspace_owner(12345), true),
-        // Its commands are the same user.
+        // Commands run as the daemon's user.
         (Setup::new().user(12345), false),
     ] {
         let daemon = setup.start().await;
@@ -32,15 +33,17 @@ async fn commands_cannot_alter_an_upload_in_progress() {
             "for f in .jig-*.tmp; do cat $f; printf XX | dd of=$f conv=notrunc; done 2>&1; true";
         let output = daemon.output(shell(script)).await;
         assert_eq!(output.contains("denied"), is_private, "{output}");
+
         let rest = Some(chunk(2, b"il"));
         sender.send(UploadRequest { part: rest }).await.unwrap();
         drop(sender);
-        let answer = call.await.unwrap();
+        let result = call.await.unwrap();
+
         if is_private {
-            answer.unwrap();
+            result.unwrap();
             assert_eq!(fs::read(daemon.file("file")).unwrap(), b"evil");
         } else {
-            assert_eq!(Refusal::from_status(&answer.unwrap_err()).reason, "STALE_FILE");
+            assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "STALE_FILE");
             assert!(!daemon.file("file").exists());
         }
     }
@@ -48,10 +51,11 @@ async fn commands_cannot_alter_an_upload_in_progress() {
 
 #[tokio::test]
 async fn uploads_do_not_reach_protected_directories_through_links() {
-    let lines = "symlinks = \"within\"\nprotected = [\"hooks\"]";
-    let daemon = Setup::new().workspace_table(lines).start().await;
+    let table = "symlinks = \"within\"\nprotected = [\"hooks\"]";
+    let daemon = Setup::new().workspace_table(table).start().await;
     fs::create_dir_all(daemon.file("hooks")).unwrap();
     symlink("hooks", daemon.file("link")).unwrap();
+
     for create_directories in [true, false] {
         let start = UploadStart {
             create_directories: Some(create_directories),
@@ -67,16 +71,17 @@ async fn uploads_do_not_reach_protected_directories_through_links() {
 async fn completed_upload_id_rejects_different_options() {
     let daemon = Setup::new().start().await;
     let start = || resumable_start("file", b"text", "id");
-    let whole = |start| vec![Part::Start(start), chunk(0, b"text")];
-    upload(&daemon, whole(start())).await.unwrap();
-    let again = upload(&daemon, whole(start())).await.unwrap();
-    assert_eq!(again.received_bytes, 0);
-    for other in [
+    let all_parts = |start| vec![Part::Start(start), chunk(0, b"text")];
+    upload(&daemon, all_parts(start())).await.unwrap();
+    let repeated = upload(&daemon, all_parts(start())).await.unwrap();
+    assert_eq!(repeated.received_bytes, 0);
+
+    for changed in [
         UploadStart { mode: Some(WriteMode::CreateNew.into()), ..start() },
         UploadStart { file_mode: Some(0o600), ..start() },
         UploadStart { expected_sha256: Some("0".repeat(64)), ..start() },
     ] {
-        let refusal = upload_failing(&daemon, whole(other), "INVALID_PARAMS").await;
+        let refusal = upload_failing(&daemon, all_parts(changed), "INVALID_PARAMS").await;
         assert!(refusal.message.contains("another id"), "{refusal:?}");
     }
 }
@@ -93,22 +98,23 @@ async fn second_call_takes_over_and_daemon_drops_tampered_uploads() {
         start_manual_upload(&daemon, vec![begin(), chunk(10, &bytes[10..20])]).await;
     let status = first.await.unwrap().unwrap_err();
     assert_eq!(Refusal::from_status(&status).invalid_fields(), ["start.upload_id"]);
+
     await_upload_offset(&daemon, "id", 20).await;
     drop(sender);
 
-    let draft = fs::read_dir(daemon.workspace()).unwrap().next().unwrap().unwrap().path();
-    assert_eq!(draft.metadata().unwrap().mode(), 0o100_600);
-    fs::rename(&draft, daemon.file("stolen")).unwrap();
-    symlink("stolen", &draft).unwrap();
+    let partial_file = fs::read_dir(daemon.workspace()).unwrap().next().unwrap().unwrap().path();
+    assert_eq!(partial_file.metadata().unwrap().mode(), 0o100_600);
+
+    fs::rename(&partial_file, daemon.file("stolen")).unwrap();
+    symlink("stolen", &partial_file).unwrap();
     let rest = vec![begin(), chunk(20, &bytes[20..])];
     upload_failing(&daemon, rest, "STALE_FILE").await;
     assert!(!daemon.file("file").exists());
-    assert!(draft.is_symlink(), "what somebody else made is not touched");
+    assert!(partial_file.is_symlink(), "the daemon leaves a link that it did not create");
 }
 
 #[tokio::test]
 async fn tools_reject_names_reserved_for_the_daemon() {
-    const RESERVED_NAME: &str = ".jig-01ARZ3NDEKTSV4RRFFQ69G5FAV.tmp";
     for table in ["", "symlinks = \"within\"\nprotected = [\"safe\"]"] {
         let daemon = Setup::new().workspace_table(table).start().await;
         let paths = [
@@ -117,6 +123,7 @@ async fn tools_reject_names_reserved_for_the_daemon() {
             format!("/workspace/d/{RESERVED_NAME}"),
             format!("{RESERVED_NAME}/file"),
         ];
+
         for path in &paths {
             for tool in WRITE_TOOLS.iter().copied().chain([Tool::MoveTo]) {
                 let status = tool.call(&daemon, path).await.unwrap_err();
@@ -125,8 +132,10 @@ async fn tools_reject_names_reserved_for_the_daemon() {
                 assert!(refusal.message.contains("choose another"), "{refusal:?}");
             }
         }
+
         assert_eq!(daemon.list_files().await, [""; 0], "{table}");
-        // What a command has left there can be taken away.
+
+        // Tools can remove such a file that a command has left.
         for tool in [Tool::Delete, Tool::MoveFrom] {
             fs::create_dir(daemon.file("d")).unwrap();
             fs::write(daemon.file(&format!("d/{RESERVED_NAME}")), "").unwrap();
