@@ -1,4 +1,4 @@
-//! `jig approvals` and `jig rules`.
+//! `jig approvals` and `jig rules`, at a terminal and without one.
 
 use std::{
     fs::File,
@@ -26,10 +26,10 @@ use super::{
 };
 use crate::support::{Daemon, KeyFile, Setup, eventually, promptly, shell};
 
-fn jig_command(daemon: &Daemon, words: &[&str]) -> Command {
+fn jig_command(daemon: &Daemon, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
     command
-        .args(words)
+        .args(arguments)
         .current_dir("/")
         .env_clear()
         .env("JIG_ADDRESS", format!("unix:{}", daemon.socket().display()))
@@ -37,8 +37,8 @@ fn jig_command(daemon: &Daemon, words: &[&str]) -> Command {
     command
 }
 
-pub(super) fn run_jig(daemon: &Daemon, words: &[&str]) -> Output {
-    jig_command(daemon, words).output().unwrap()
+pub(super) fn run_jig(daemon: &Daemon, arguments: &[&str]) -> Output {
+    jig_command(daemon, arguments).output().unwrap()
 }
 
 fn stdout_json(output: &Output) -> Value {
@@ -50,7 +50,7 @@ fn utf8_text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// `jig approvals` on a terminal, with somebody before it.
+/// A pseudo-terminal on which `jig` runs, with an approver that reads and types.
 pub(super) struct ApproverTerminal {
     child: Child,
     keyboard: File,
@@ -69,14 +69,14 @@ impl ApproverTerminal {
         let child = command.stdin(open()).stdout(open()).stderr(open()).spawn().unwrap();
         drop(command);
         let keyboard = File::from(screen);
-        let mut reading = keyboard.try_clone().unwrap();
+        let mut reader = keyboard.try_clone().unwrap();
         let screen = Arc::new(Mutex::new(String::new()));
-        let seen = Arc::clone(&screen);
+        let screen_text = Arc::clone(&screen);
         thread::spawn(move || {
             let mut bytes = [0; 4096];
-            while let Ok(read @ 1..) = reading.read(&mut bytes) {
+            while let Ok(read @ 1..) = reader.read(&mut bytes) {
                 let text = String::from_utf8_lossy(&bytes[..read]).replace('\r', "");
-                seen.lock().unwrap().push_str(&text);
+                screen_text.lock().unwrap().push_str(&text);
             }
         });
         Self { child, keyboard, screen }
@@ -86,11 +86,11 @@ impl ApproverTerminal {
         Self::spawn(jig_command(daemon, &["approvals"]))
     }
 
-    /// Waits until this is seen so often.
+    /// Waits until the screen shows `text` at least `count` times. Returns the whole screen.
     pub(super) async fn await_text(&self, text: &str, count: usize) -> String {
-        let seen = || self.screen.lock().unwrap().clone();
-        eventually(text, async || seen().matches(text).count() >= count).await;
-        seen()
+        let screen = || self.screen.lock().unwrap().clone();
+        eventually(text, async || screen().matches(text).count() >= count).await;
+        screen()
     }
 
     pub(super) fn type_text(&mut self, text: &str) {
@@ -135,14 +135,17 @@ async fn approver_decides_calls_at_a_terminal() {
     let expected = "Tool: write_file\nParameters:\n  path: hello.py\n  content: <20 bytes>\nFiles affected: hello.py\nRisk level: safe_write\n\nApprove? (y/n/always): ";
     assert!(screen.ends_with(expected), "{screen}");
     assert!(screen.contains("call by uid:0 in workspace workspace, session default"), "{screen}");
+
     terminal.type_text("maybe\n");
     terminal.await_text("answer y (allow this call), n (deny it)", 1).await;
     assert!(!first.is_finished());
+
     terminal.await_text(APPROVE_PROMPT, 2).await;
     terminal.type_text("y\n");
-    promptly("it is written", first).await.unwrap().unwrap();
+    promptly("the file is written", first).await.unwrap().unwrap();
     terminal.await_text("jig: allowed", 1).await;
-    // Two wait: one after the other is asked about.
+
+    // With two pending calls, jig prompts for one after the other.
     let second = spawn_write(&daemon, write_request("b", "x"));
     await_pending_approval(&daemon).await;
     let third = spawn_write(&daemon, write_request("c", "x"));
@@ -150,30 +153,35 @@ async fn approver_decides_calls_at_a_terminal() {
     terminal.await_text(APPROVE_PROMPT, 3).await;
     terminal.type_text("n\n");
     terminal.await_text(APPROVE_PROMPT, 4).await;
-    promptly("it is told", second).await.unwrap().unwrap_err();
+    promptly("the call is denied", second).await.unwrap().unwrap_err();
     assert!(!third.is_finished());
+
     terminal.type_text("always\n");
-    // What is made is seen before it is.
+
+    // The approver sees the rule before it is created.
     let screen = terminal.await_text(RULE_PROMPT, 1).await;
     assert!(
         screen.contains("Rule for 30 days: allow write_file in workspace workspace, where\n  ^"),
         "{screen}"
     );
     assert!(!third.is_finished());
+
     terminal.type_text("y\n");
-    promptly("it is written", third).await.unwrap().unwrap();
+    promptly("the file is written", third).await.unwrap().unwrap();
     terminal.await_text("and similar calls by the rule", 1).await;
     spawn_write(&daemon, write_request("c", "y")).await.unwrap().unwrap();
     assert_eq!(rule_patterns(&daemon).await.len(), 1);
-    // Ctrl-C says what becomes of what is asked about.
+
+    // On Ctrl-C, jig reports that the call is still pending.
     let last = spawn_write(&daemon, write_request("d", "x"));
     terminal.await_text(APPROVE_PROMPT, 5).await;
     let pid = Pid::from_child(&terminal.child);
     kill_process(pid, Signal::INT).unwrap();
     terminal.await_text("no decision about this call: it is still pending", 1).await;
     assert_eq!(terminal.await_exit().await, Some(130));
-    let waiting = await_pending_approval(&daemon).await;
-    decide(&daemon, decide_request(&waiting, Decision::Allow)).await.unwrap();
+
+    let approval = await_pending_approval(&daemon).await;
+    decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     last.await.unwrap().unwrap();
 }
 
@@ -186,18 +194,22 @@ async fn answer_applies_only_to_the_displayed_call() {
     let approval = await_pending_approval(&daemon).await;
     let second = spawn_write(&daemon, write_request("b", "x"));
     await_pending(&daemon, 2).await;
-    // Somebody else is faster.
+
+    // Another approver decides first.
     decide(&daemon, decide_request(&approval, Decision::Deny)).await.unwrap();
     first.await.unwrap().unwrap_err();
     terminal.await_text("denied by uid:0. Press Enter to continue", 1).await;
-    // This was meant for the first.
+
+    // This answer was meant for the first call.
     terminal.type_text("y\n");
     let screen = terminal.await_text(APPROVE_PROMPT, 2).await;
     assert!(screen.contains("path: b"), "{screen}");
     assert!(!second.is_finished() && !daemon.file("b").exists());
+
     terminal.type_text("y\n");
-    promptly("it is written", second).await.unwrap().unwrap();
-    // Ctrl-D ends it.
+    promptly("the file is written", second).await.unwrap().unwrap();
+
+    // Ctrl-D ends jig.
     terminal.type_text("\u{4}");
     assert_eq!(terminal.await_exit().await, Some(0));
 }
@@ -214,11 +226,13 @@ async fn typed_ahead_input_decides_no_unseen_call() {
     terminal.type_text("y\ny\ny\n");
     let screen = terminal.await_text(APPROVE_PROMPT, 2).await;
     assert!(screen.contains("path: b"), "{screen}");
-    promptly("it is written", first).await.unwrap().unwrap();
-    // What is typed now is the first that is read.
+
+    promptly("the file is written", first).await.unwrap().unwrap();
+
+    // jig reads only input that is typed after the prompt.
     terminal.type_text("n\n");
     terminal.await_text("jig: denied", 1).await;
-    promptly("it is told", second).await.unwrap().unwrap_err();
+    promptly("the call is denied", second).await.unwrap().unwrap_err();
     assert!(!daemon.file("b").exists());
 }
 
@@ -231,9 +245,11 @@ async fn approver_can_view_the_whole_call_and_change_its_rule() {
     let screen = terminal.await_text(APPROVE_PROMPT, 1).await;
     assert!(screen.contains("bytes of command are not shown"), "{screen}");
     assert!(screen.contains("the-end"), "{screen}");
+
     terminal.type_text("all\n");
     let screen = terminal.await_text(APPROVE_PROMPT, 2).await;
     assert!(screen.matches('x').count() > 40_000);
+
     terminal.type_text("always\n");
     terminal.await_text("Pattern (n for no rule): ", 1).await;
     terminal.type_text("n\n");
@@ -243,7 +259,7 @@ async fn approver_can_view_the_whole_call_and_change_its_rule() {
     terminal.type_text("the-end\n");
     terminal.await_text(RULE_PROMPT, 1).await;
     terminal.type_text("y\n");
-    promptly("it runs", run).await.unwrap().unwrap();
+    promptly("the command runs", run).await.unwrap().unwrap();
     daemon.run(shell("echo the-end")).await;
 }
 
@@ -255,7 +271,8 @@ async fn jig_creates_only_rules_that_were_displayed() {
     terminal.await_text(APPROVE_PROMPT, 1).await;
     terminal.type_text("always\n");
     terminal.await_text(RULE_PROMPT, 1).await;
-    // A slip of a finger.
+
+    // A typing error.
     terminal.type_text("m\n");
     let screen = terminal.await_text(RULE_PROMPT, 2).await;
     assert!(
@@ -264,15 +281,17 @@ async fn jig_creates_only_rules_that_were_displayed() {
     );
     assert!(!run.is_finished());
     assert_eq!(rule_patterns(&daemon).await, [""; 0]);
+
     terminal.type_text("n\n");
     terminal.await_text(APPROVE_PROMPT, 2).await;
-    // Another pattern that is meant.
+
+    // A pattern that the approver enters on purpose.
     terminal.type_text("always\n");
     terminal.await_text(RULE_PROMPT, 3).await;
     terminal.type_text("\"command\":\"true\"\n");
     terminal.await_text(RULE_PROMPT, 4).await;
     terminal.type_text("y\n");
-    promptly("it runs", run).await.unwrap().unwrap();
+    promptly("the command runs", run).await.unwrap().unwrap();
     assert_eq!(rule_patterns(&daemon).await, ["\"command\":\"true\""]);
 }
 
@@ -288,8 +307,9 @@ async fn jig_prompts_again_when_the_rule_store_is_full() {
     terminal.type_text("y\n");
     let screen = terminal.await_text(APPROVE_PROMPT, 2).await;
     assert!(screen.contains("unexpired rules have"), "{screen}");
+
     terminal.type_text("y\n");
-    promptly("it runs", run).await.unwrap().unwrap();
+    promptly("the command runs", run).await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -301,11 +321,11 @@ async fn exec_reports_its_pending_approval() {
     let approval = await_pending_approval(&daemon).await;
     let decided = run_jig(&daemon, &["approvals", "decide", &approval.approval_id, "y"]);
     assert!(decided.status.success(), "{decided:?}");
+
     terminal.await_text("ran\n", 1).await;
     assert_eq!(terminal.await_exit().await, Some(0));
 }
 
-/// The patterns of the rules.
 async fn rule_patterns(daemon: &Daemon) -> Vec<String> {
     let listed = super::rules::list_rules(daemon).await;
     listed.into_iter().map(|rule| rule.pattern).collect()
@@ -315,26 +335,29 @@ async fn rule_patterns(daemon: &Daemon) -> Vec<String> {
 async fn call_cannot_forge_its_displayed_approval() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let terminal = ApproverTerminal::open_approvals(&daemon);
-    let lie = "true\x1b[2J\x1b[H\nFiles affected: none\rRisk level: read_only\u{202e}";
-    let run = daemon.spawn_run(shell(lie));
+    let command = "true\x1b[2J\x1b[H\nFiles affected: none\rRisk level: read_only\u{202e}";
+    let run = daemon.spawn_run(shell(command));
     let screen = terminal.await_text(APPROVE_PROMPT, 1).await;
     assert!(!screen.contains(['\x1b', '\u{202e}']), "{screen:?}");
     assert_eq!(screen.matches("\nRisk level: ").count(), 1, "{screen}");
     assert_eq!(screen.matches("\nFiles affected: ").count(), 1, "{screen}");
+
     let listed = run_jig(&daemon, &["approvals", "list"]);
     assert!(!utf8_text(&listed.stdout).contains(['\x1b', '\u{202e}', '\r']), "{listed:?}");
     assert_eq!(utf8_text(&listed.stdout).lines().count(), 2);
+
     run.abort();
 }
 
 #[tokio::test]
 async fn jig_lists_and_decides_without_a_terminal() {
     let daemon = start_with_policy(ASK_POLICY).await;
-    let none = run_jig(&daemon, &["approvals"]);
+    let empty = run_jig(&daemon, &["approvals"]);
     assert!(
-        none.status.success() && utf8_text(&none.stderr).contains("no calls are pending"),
-        "{none:?}"
+        empty.status.success() && utf8_text(&empty.stderr).contains("no calls are pending"),
+        "{empty:?}"
     );
+
     let run = daemon.spawn_run(shell("echo hello"));
     let approval = await_pending_approval(&daemon).await;
     let listed = stdout_json(&run_jig(&daemon, &["approvals", "list", "--json"]));
@@ -342,8 +365,10 @@ async fn jig_lists_and_decides_without_a_terminal() {
     assert_eq!(listed["approval_id"], approval.approval_id.as_str());
     assert_eq!(listed["risk"], "RISK_DANGEROUS");
     assert_eq!(listed["parameters"][0]["value"], "echo hello");
-    let shown = run_jig(&daemon, &["approvals"]);
-    assert!(utf8_text(&shown.stdout).contains("command=echo hello"), "{shown:?}");
+
+    let output = run_jig(&daemon, &["approvals"]);
+    assert!(utf8_text(&output.stdout).contains("command=echo hello"), "{output:?}");
+
     let id = approval.approval_id.as_str();
     let decided = stdout_json(&run_jig(
         &daemon,
@@ -351,27 +376,32 @@ async fn jig_lists_and_decides_without_a_terminal() {
     ));
     assert_eq!(decided["approval"]["comment"], "go on");
     assert_eq!(decided["rule"]["action"], "ACTION_ALLOW");
+
     run.await.unwrap().unwrap();
-    let again = run_jig(&daemon, &["approvals", "decide", id, "deny"]);
-    assert_eq!(again.status.code(), Some(1));
-    assert!(utf8_text(&again.stderr).contains("APPROVAL_DECIDED"), "{again:?}");
+    let repeated = run_jig(&daemon, &["approvals", "decide", id, "deny"]);
+    assert_eq!(repeated.status.code(), Some(1));
+    assert!(utf8_text(&repeated.stderr).contains("APPROVAL_DECIDED"), "{repeated:?}");
     assert_eq!(find_approval(&daemon, id).await.state(), ApprovalState::Allowed);
+
     let all = run_jig(&daemon, &["approvals", "list", "--all"]);
     assert!(utf8_text(&all.stdout).contains("allowed"), "{all:?}");
+
     let rule = decided["rule"]["rule_id"].as_str().unwrap();
-    for (words, part) in [
+    for (arguments, part) in [
         (&["rules", "list"][..], "always run"),
         (&["rules", "disable", rule], "disabled"),
         (&["rules", "enable", rule], "enabled"),
         (&["rules", "add", "deny", "run", "--pattern", "rm -rf", "--days", "1"], "deny run"),
         (&["rules", "rm", rule], ""),
     ] {
-        let output = run_jig(&daemon, words);
-        assert!(output.status.success(), "{words:?}: {output:?}");
-        assert!(utf8_text(&output.stdout).contains(part), "{words:?}: {output:?}");
+        let output = run_jig(&daemon, arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        assert!(utf8_text(&output.stdout).contains(part), "{arguments:?}: {output:?}");
     }
+
     let rules = stdout_json(&run_jig(&daemon, &["rules", "list", "--json"]));
     assert_eq!(rules["rules"].as_array().unwrap().len(), 1);
+
     daemon.run_failing(shell("rm -rf x"), "POLICY_DENIED").await;
     let missing = run_jig(&daemon, &["rules", "disable", rule]);
     assert!(utf8_text(&missing.stderr).contains("RULE_NOT_FOUND"), "{missing:?}");
@@ -401,12 +431,14 @@ async fn approvals_command_reports_daemon_shutdown() {
     let approval = await_pending_approval(&daemon).await;
     daemon.signal(Signal::TERM);
     assert_eq!(terminal.await_exit().await, Some(1));
+
     terminal.await_text("DRAINING", 1).await;
     run.await.unwrap().unwrap_err();
     assert!(daemon.wait_for_exit().await.success());
+
     let daemon = daemon.restart().await;
-    let ended = await_decided(&daemon, &approval.approval_id).await;
-    assert_eq!(ended.state(), ApprovalState::Withdrawn);
+    let decided = await_decided(&daemon, &approval.approval_id).await;
+    assert_eq!(decided.state(), ApprovalState::Withdrawn);
 }
 
 #[tokio::test]
@@ -424,9 +456,11 @@ async fn d13_always_is_one_answer_for_a_call_in_cli_agent() {
     let call = tokio::spawn(async move { client.invoke(request).await });
     let screen = terminal.await_text(APPROVE_PROMPT, 1).await;
     assert!(screen.contains("Tool: create_file\n"), "{screen}");
+
     terminal.type_text("always\n");
-    let answered = promptly("it is written", call).await.unwrap().unwrap();
-    assert_eq!(answered.into_inner().status(), InvokeStatus::Success);
+    let response = promptly("the file is written", call).await.unwrap().unwrap();
+    assert_eq!(response.into_inner().status(), InvokeStatus::Success);
+
     let screen = terminal.await_text("and similar calls by the rule", 1).await;
     assert!(screen.contains("Rule for 30 days: allow write_file"), "{screen}");
     assert!(!screen.contains(RULE_PROMPT), "{screen}");

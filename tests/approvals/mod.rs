@@ -1,4 +1,4 @@
-//! What the operator lets in: by policy, and by who is asked.
+//! Policy and approvals: which calls the daemon allows, denies or suspends until an approver decides.
 
 mod cli;
 mod limits;
@@ -17,8 +17,9 @@ mod watch;
 use std::{fs, path::Path};
 
 use jig::api::v1::{
-    Approval, ApprovalState, DecideApprovalRequest, DecideApprovalResponse, Decision,
-    ListApprovalsRequest, WriteFileRequest, approval_service_client::ApprovalServiceClient,
+    Action, Approval, ApprovalState, CreateRuleRequest, DecideApprovalRequest,
+    DecideApprovalResponse, Decision, ListApprovalsRequest, WriteFileRequest,
+    approval_service_client::ApprovalServiceClient,
 };
 use rusqlite::Connection;
 use serde_json::Value;
@@ -27,61 +28,59 @@ use tonic::{IntoRequest, Status, transport::Channel};
 
 use crate::support::{Daemon, Setup, eventually};
 
-/// Asks about everything that can do harm.
+/// A policy under which all writes and dangerous calls need approval.
 pub(crate) const ASK_POLICY: &str = "[policy]\nsafe_write = \"ask\"\ndangerous = \"ask\"";
 
-/// A daemon with these lines in its configuration file.
-async fn start_with_policy(lines: &str) -> Daemon {
-    Setup::new().workspace_table(lines).start().await
+/// Starts a daemon with `config` in its configuration file.
+async fn start_with_policy(config: &str) -> Daemon {
+    Setup::new().workspace_table(config).start().await
 }
 
-/// A client of the approvals.
 fn approval_client(daemon: &Daemon) -> ApprovalServiceClient<Channel> {
     ApprovalServiceClient::new(daemon.channel())
 }
 
-/// Those that wait.
 pub(crate) async fn pending_approvals(daemon: &Daemon) -> Vec<Approval> {
     let mut client = approval_client(daemon);
     let listed = client.list_approvals(ListApprovalsRequest::default()).await;
     listed.unwrap().into_inner().approvals
 }
 
-/// Waits until so many wait.
+/// Waits until `count` calls are pending approval.
 async fn await_pending(daemon: &Daemon, count: usize) -> Vec<Approval> {
-    let mut found = Vec::new();
-    eventually("calls wait to be approved", async || {
-        found = pending_approvals(daemon).await;
-        found.len() == count
+    let mut approvals = Vec::new();
+    eventually("the calls are pending approval", async || {
+        approvals = pending_approvals(daemon).await;
+        approvals.len() == count
     })
     .await;
-    found
+    approvals
 }
 
-/// Waits for the one that waits.
+/// Waits until exactly one call is pending approval.
 pub(crate) async fn await_pending_approval(daemon: &Daemon) -> Approval {
     await_pending(daemon, 1).await.remove(0)
 }
 
-/// One of them, also when it has ended.
+/// The approval with this id, pending or decided.
 async fn find_approval(daemon: &Daemon, id: &str) -> Approval {
     let request = ListApprovalsRequest { decided: true, ..ListApprovalsRequest::default() };
     let listed = approval_client(daemon).list_approvals(request).await.unwrap();
     let mut listed = listed.into_inner().approvals.into_iter();
-    listed.find(|found| found.approval_id == id).unwrap()
+    listed.find(|approval| approval.approval_id == id).unwrap()
 }
 
-/// Waits until it has ended.
+/// Waits until the approval is no longer pending.
 async fn await_decided(daemon: &Daemon, id: &str) -> Approval {
-    let mut found = None;
-    eventually("an approval ends", async || {
+    let mut decided = None;
+    eventually("the approval is decided", async || {
         let approval = find_approval(daemon, id).await;
-        let has_ended = approval.state() != ApprovalState::Pending;
-        found = Some(approval);
-        has_ended
+        let is_decided = approval.state() != ApprovalState::Pending;
+        decided = Some(approval);
+        is_decided
     })
     .await;
-    found.unwrap()
+    decided.unwrap()
 }
 
 pub(crate) fn decide_request(approval: &Approval, decision: Decision) -> DecideApprovalRequest {
@@ -92,7 +91,6 @@ pub(crate) fn decide_request(approval: &Approval, decision: Decision) -> DecideA
     }
 }
 
-/// Decides.
 pub(crate) async fn decide(
     daemon: &Daemon,
     request: impl IntoRequest<DecideApprovalRequest>,
@@ -101,7 +99,6 @@ pub(crate) async fn decide(
     decided.map(tonic::Response::into_inner)
 }
 
-/// What is to be written.
 pub(crate) fn write_request(path: &str, content: &str) -> WriteFileRequest {
     WriteFileRequest {
         path: path.to_owned(),
@@ -110,7 +107,7 @@ pub(crate) fn write_request(path: &str, content: &str) -> WriteFileRequest {
     }
 }
 
-/// Begins to write a file, and lets the test go on.
+/// Writes a file in a task of its own.
 pub(crate) fn spawn_write(
     daemon: &Daemon,
     request: impl IntoRequest<WriteFileRequest>,
@@ -120,28 +117,40 @@ pub(crate) fn spawn_write(
     tokio::spawn(async move { tools.write_file(request).await.map(drop) })
 }
 
-/// The records of a session.
+fn rule_request(tool: &str, pattern: &str, action: Action) -> CreateRuleRequest {
+    CreateRuleRequest {
+        tool: tool.to_owned(),
+        pattern: Some(pattern.to_owned()),
+        action: action.into(),
+        ..CreateRuleRequest::default()
+    }
+}
+
+/// The events of a session.
 fn session_records(folder: &Path) -> Vec<Value> {
     let text = fs::read_to_string(folder.join("events.jsonl")).unwrap_or_default();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The records of the default session with this name.
+/// The events of the default session with this name.
 fn events_named(daemon: &Daemon, name: &str) -> Vec<Value> {
     let records = session_records(&daemon.state_dir().join("sessions/default"));
     records.into_iter().filter(|record| record["event"] == name).collect()
 }
 
-/// That an approval has exactly one end, in the records as in the database, and which.
+/// Checks that the approval was decided exactly once, in the event log and in the database. Returns
+/// the event.
 fn assert_decided_once(daemon: &Daemon, id: &str) -> Value {
     let requested = events_named(daemon, "approval_requested");
-    let of = |records: Vec<Value>| {
-        let found = records.into_iter().filter(|record| record["approval_id"] == id);
-        found.collect::<Vec<_>>()
+    let of_approval = |records: Vec<Value>| {
+        let matching = records.into_iter().filter(|record| record["approval_id"] == id);
+        matching.collect::<Vec<_>>()
     };
-    assert_eq!(of(requested).len(), 1);
-    let mut decided = of(events_named(daemon, "approval_decided"));
+    assert_eq!(of_approval(requested).len(), 1);
+
+    let mut decided = of_approval(events_named(daemon, "approval_decided"));
     assert_eq!(decided.len(), 1, "{decided:?}");
+
     let decided = decided.remove(0);
     let database = Connection::open(daemon.state_dir().join("jig.db")).unwrap();
     let state: String = database

@@ -1,4 +1,4 @@
-//! The other ends of a wait.
+//! Approvals that end without approval: expired, withdrawn, lost, and decided twice.
 
 use jig::api::v1::{ApprovalState, Decision};
 use rustix::process::Signal;
@@ -17,13 +17,15 @@ async fn approval_expires_without_a_decision() {
     let refusal = daemon.run_failing(shell("touch ran"), "APPROVAL_DENIED").await;
     assert!(refusal.message.contains("not approved in time"), "{refusal:?}");
     assert_eq!(refusal.metadata["state"], "EXPIRED");
+
     let id = &refusal.metadata["approval_id"];
-    let end = assert_decided_once(&daemon, id);
-    assert_eq!((&end["state"], &end["decided_by"]), (&"EXPIRED".into(), &"daemon".into()));
+    let event = assert_decided_once(&daemon, id);
+    assert_eq!((&event["state"], &event["decided_by"]), (&"EXPIRED".into(), &"daemon".into()));
     assert!(!daemon.file("ran").exists());
-    let late =
+
+    let result =
         decide(&daemon, decide_request(&find_approval(&daemon, id).await, Decision::Allow)).await;
-    let refusal = Refusal::from_status(&late.unwrap_err());
+    let refusal = Refusal::from_status(&result.unwrap_err());
     assert_eq!(refusal.reason, "APPROVAL_DECIDED");
     assert_eq!(refusal.metadata["state"], "EXPIRED");
 }
@@ -31,24 +33,27 @@ async fn approval_expires_without_a_decision() {
 #[tokio::test]
 async fn approval_expires_at_the_call_deadline() {
     let daemon = start_with_policy(ASK_POLICY).await;
-    let refused = daemon.try_run(with_metadata("grpc-timeout", "4S", shell("touch ran"))).await;
-    let refused = refused.unwrap_err();
-    assert_eq!(refused.code(), Code::DeadlineExceeded, "{refused}");
-    let refusal = Refusal::from_status(&refused);
+    let status = daemon.try_run(with_metadata("grpc-timeout", "4S", shell("touch ran"))).await;
+    let status = status.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+
+    let refusal = Refusal::from_status(&status);
     assert_eq!(refusal.reason, "TIMEOUT");
-    // Somebody has to know why nothing came of it, and that nothing has begun.
+
+    // The message states the reason, and that the command was not started.
     assert!(
         refusal.message.contains("not approved before its deadline")
             && refusal.message.contains("was not started"),
         "{refusal:?}"
     );
     assert_eq!(refusal.metadata["state"], "EXPIRED");
+
     await_pending(&daemon, 0).await;
     let records = super::events_named(&daemon, "approval_requested");
     let id = records[0]["approval_id"].as_str().unwrap().to_owned();
-    let ended = await_decided(&daemon, &id).await;
+    let approval = await_decided(&daemon, &id).await;
     assert_eq!(refusal.metadata["approval_id"], id);
-    assert_eq!(ended.state(), ApprovalState::Expired, "{ended:?}");
+    assert_eq!(approval.state(), ApprovalState::Expired, "{approval:?}");
     assert_decided_once(&daemon, &id);
     assert!(!daemon.file("ran").exists());
 }
@@ -56,14 +61,17 @@ async fn approval_expires_at_the_call_deadline() {
 #[tokio::test]
 async fn approval_expires_at_a_very_short_deadline() {
     let daemon = start_with_policy(ASK_POLICY).await;
-    let refused = daemon.try_run(with_metadata("grpc-timeout", "300m", shell("touch ran"))).await;
-    let refused = refused.unwrap_err();
-    // Our own client may be the first to see it.
-    assert!([Code::DeadlineExceeded, Code::Cancelled].contains(&refused.code()), "{refused}");
+    let status = daemon.try_run(with_metadata("grpc-timeout", "300m", shell("touch ran"))).await;
+    let status = status.unwrap_err();
+
+    // The client may notice the deadline before the daemon does.
+    assert!([Code::DeadlineExceeded, Code::Cancelled].contains(&status.code()), "{status}");
+
     await_pending(&daemon, 0).await;
     let records = super::events_named(&daemon, "approval_requested");
     let id = records[0]["approval_id"].as_str().unwrap();
-    // Whoever sees it first, the caller or the daemon.
+
+    // The approval expires in either case.
     assert_eq!(await_decided(&daemon, id).await.state(), ApprovalState::Expired);
     assert!(!daemon.file("ran").exists());
 }
@@ -75,10 +83,12 @@ async fn daemon_withdraws_approval_when_its_caller_disconnects() {
     let approval = await_pending_approval(&daemon).await;
     run.abort();
     assert!(run.await.is_err());
-    let ended = await_decided(&daemon, &approval.approval_id).await;
-    assert_eq!(ended.state(), ApprovalState::Withdrawn);
-    assert_eq!(ended.decided_by, "daemon");
+
+    let decided = await_decided(&daemon, &approval.approval_id).await;
+    assert_eq!(decided.state(), ApprovalState::Withdrawn);
+    assert_eq!(decided.decided_by, "daemon");
     assert_decided_once(&daemon, &approval.approval_id);
+
     await_pending(&daemon, 0).await;
     assert!(!daemon.file("ran").exists());
 }
@@ -90,9 +100,10 @@ async fn daemon_withdraws_approval_when_all_repeats_disconnect() {
     let run = daemon.spawn_run(with_metadata("jig-request-id", "one", shell("touch ran")));
     let approval = await_pending_approval(&daemon).await;
     run.abort();
-    let ended = await_decided(&daemon, &approval.approval_id).await;
-    assert_eq!(ended.state(), ApprovalState::Withdrawn);
-    // It was not begun: the same id asks anew.
+    let decided = await_decided(&daemon, &approval.approval_id).await;
+    assert_eq!(decided.state(), ApprovalState::Withdrawn);
+
+    // The call was not started, so the same id requests approval again.
     let run = daemon.spawn_run(with_metadata("jig-request-id", "one", shell("touch ran")));
     let approval = await_pending_approval(&daemon).await;
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
@@ -105,25 +116,29 @@ async fn second_decision_fails() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let run = daemon.spawn_run(shell("true"));
     let approval = await_pending_approval(&daemon).await;
-    let once =
+    let decide_once =
         || with_metadata("jig-request-id", "decided", decide_request(&approval, Decision::Allow));
-    let first = decide(&daemon, once()).await.unwrap();
+    let first = decide(&daemon, decide_once()).await.unwrap();
     assert_eq!(run.await.unwrap().unwrap().exit_code, Some(0));
-    // The same decision, repeated, is the same.
-    assert_eq!(decide(&daemon, once()).await.unwrap(), first);
-    for other in [Decision::Deny, Decision::Allow, Decision::Always] {
-        let second = decide(&daemon, decide_request(&approval, other)).await;
-        let refusal = Refusal::from_status(&second.unwrap_err());
+
+    // A repeat under the same id returns the same response.
+    assert_eq!(decide(&daemon, decide_once()).await.unwrap(), first);
+
+    for decision in [Decision::Deny, Decision::Allow, Decision::Always] {
+        let result = decide(&daemon, decide_request(&approval, decision)).await;
+        let refusal = Refusal::from_status(&result.unwrap_err());
         assert_eq!(refusal.reason, "APPROVAL_DECIDED");
         assert_eq!(refusal.metadata["state"], "ALLOWED");
         assert_eq!(refusal.metadata["decided_by"], "uid:0");
     }
+
     assert_decided_once(&daemon, &approval.approval_id);
     assert_eq!(find_approval(&daemon, &approval.approval_id).await.state(), ApprovalState::Allowed);
+
     let mut unknown = approval.clone();
     unknown.approval_id = "01ARZ3NDEKTSV4RRFFQ69G5FAV".to_owned();
-    let refused = decide(&daemon, decide_request(&unknown, Decision::Allow)).await;
-    assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "APPROVAL_NOT_FOUND");
+    let result = decide(&daemon, decide_request(&unknown, Decision::Allow)).await;
+    assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "APPROVAL_NOT_FOUND");
 }
 
 #[tokio::test]
@@ -131,27 +146,31 @@ async fn one_of_concurrent_decisions_wins() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let run = daemon.spawn_run(shell("true"));
     let approval = await_pending_approval(&daemon).await;
-    let deciding: Vec<_> = (0..20)
+
+    let decisions: Vec<_> = (0..20)
         .map(|number| {
-            let wish = [Decision::Allow, Decision::Deny][number % 2];
-            let request = decide_request(&approval, wish);
+            let decision = [Decision::Allow, Decision::Deny][number % 2];
+            let request = decide_request(&approval, decision);
             let mut client = approval_client(&daemon);
-            tokio::spawn(async move { (wish, client.decide_approval(request).await) })
+            tokio::spawn(async move { (decision, client.decide_approval(request).await) })
         })
         .collect();
+
     let mut winners = Vec::new();
-    for deciding in deciding {
-        let (wish, decided) = deciding.await.unwrap();
+    for call in decisions {
+        let (decision, decided) = call.await.unwrap();
         match decided {
-            Ok(_) => winners.push(wish),
-            Err(refused) => assert_eq!(Refusal::from_status(&refused).reason, "APPROVAL_DECIDED"),
+            Ok(_) => winners.push(decision),
+            Err(status) => assert_eq!(Refusal::from_status(&status).reason, "APPROVAL_DECIDED"),
         }
     }
+
     let [winner] = winners.as_slice() else { panic!("{winners:?}") };
-    let ran = run.await.unwrap();
-    assert_eq!(ran.is_ok(), *winner == Decision::Allow);
-    let end = assert_decided_once(&daemon, &approval.approval_id);
-    assert_eq!(end["state"] == "ALLOWED", *winner == Decision::Allow);
+    let run_result = run.await.unwrap();
+    assert_eq!(run_result.is_ok(), *winner == Decision::Allow);
+
+    let event = assert_decided_once(&daemon, &approval.approval_id);
+    assert_eq!(event["state"] == "ALLOWED", *winner == Decision::Allow);
 }
 
 #[tokio::test]
@@ -160,12 +179,13 @@ async fn draining_daemon_withdraws_approvals() {
     let run = daemon.spawn_run(shell("touch ran"));
     let approval = await_pending_approval(&daemon).await;
     daemon.signal(Signal::TERM);
-    let refused = promptly("it is told", run).await.unwrap().unwrap_err();
-    assert_eq!(Refusal::from_status(&refused).reason, "DRAINING");
-    assert!(promptly("it ends", daemon.wait_for_exit()).await.success());
+    let status = promptly("the call fails", run).await.unwrap().unwrap_err();
+    assert_eq!(Refusal::from_status(&status).reason, "DRAINING");
+    assert!(promptly("the daemon ends", daemon.wait_for_exit()).await.success());
+
     let daemon = daemon.restart().await;
-    let ended = find_approval(&daemon, &approval.approval_id).await;
-    assert_eq!(ended.state(), ApprovalState::Withdrawn);
+    let decided = find_approval(&daemon, &approval.approval_id).await;
+    assert_eq!(decided.state(), ApprovalState::Withdrawn);
     assert_decided_once(&daemon, &approval.approval_id);
     assert!(!daemon.file("ran").exists());
 }
@@ -177,19 +197,23 @@ async fn restarted_daemon_marks_approvals_lost() {
     let approval = await_pending_approval(&daemon).await;
     let mut daemon = daemon.restart().await;
     assert!(run.await.unwrap().is_err());
+
     for _ in 0..2 {
-        let ended = find_approval(&daemon, &approval.approval_id).await;
-        assert_eq!(ended.state(), ApprovalState::Lost);
-        assert_eq!(ended.decided_by, "daemon");
+        let decided_approval = find_approval(&daemon, &approval.approval_id).await;
+        assert_eq!(decided_approval.state(), ApprovalState::Lost);
+        assert_eq!(decided_approval.decided_by, "daemon");
+
         let records = session_records(&daemon.state_dir().join("sessions/other"));
         let decided = records.iter().filter(|record| record["event"] == "approval_decided");
         let decided: Vec<_> = decided.collect();
         assert_eq!(decided.len(), 1, "{records:#?}");
         assert_eq!(decided[0]["state"], "LOST");
         assert_eq!(decided[0]["approval_id"], approval.approval_id.as_str());
-        let late = decide(&daemon, decide_request(&approval, Decision::Allow)).await;
-        assert_eq!(Refusal::from_status(&late.unwrap_err()).reason, "APPROVAL_DECIDED");
+
+        let result = decide(&daemon, decide_request(&approval, Decision::Allow)).await;
+        assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "APPROVAL_DECIDED");
         assert!(!daemon.file("ran").exists());
+
         daemon = daemon.restart().await;
     }
 }
@@ -202,30 +226,34 @@ async fn rejected_call_requests_no_approval() {
     let path = keys.path().display().to_string();
     let setup = Setup::new().workspace_table(ASK_POLICY).arguments(&["--keys", &path]);
     let daemon = setup.with_resource(keys).start().await;
-    let refused = daemon.try_run(crate::support::with_key(&key, shell("true"))).await;
-    assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "FORBIDDEN");
+
+    let result = daemon.try_run(crate::support::with_key(&key, shell("true"))).await;
+    assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "FORBIDDEN");
+
     let request = crate::support::with_key(&admin, write_request("", "x"));
-    let refused = spawn_write(&daemon, request).await.unwrap();
-    assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "INVALID_PARAMS");
+    let result = spawn_write(&daemon, request).await.unwrap();
+    assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "INVALID_PARAMS");
     assert!(!daemon.state_dir().join("sessions/default").exists());
 }
 
 #[tokio::test]
 async fn approved_call_that_cannot_start_is_recorded_as_denied() {
-    let lines =
+    let config =
         "[policy]\nsafe_write = \"ask\"\n[limits]\nconcurrent_calls = 1\nqueue_timeout = \"10m\"";
-    let mut daemon = start_with_policy(lines).await;
+    let mut daemon = start_with_policy(config).await;
     let blocker = daemon.spawn_run(shell("until [ -e go ]; do sleep 0.01; done"));
     let call = spawn_write(&daemon, write_request("asked", "text"));
-    let asked = await_pending_approval(&daemon).await;
-    decide(&daemon, decide_request(&asked, Decision::Allow)).await.unwrap();
+    let approval = await_pending_approval(&daemon).await;
+    decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     daemon.signal(Signal::TERM);
-    let refused = promptly("it is sent away", call).await.unwrap();
-    assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "DRAINING");
+    let result = promptly("the call is rejected", call).await.unwrap();
+    assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "DRAINING");
+
     let denied = super::events_named(&daemon, "tool_call_denied");
     assert_eq!(denied.len(), 1, "{denied:?}");
     assert_eq!(denied[0]["denied_by"], "DRAINING");
     assert_eq!(denied[0]["tool"], "write_file");
+
     std::fs::write(daemon.file("go"), "").unwrap();
     blocker.await.unwrap().unwrap();
     assert!(daemon.wait_for_exit().await.success());

@@ -1,4 +1,4 @@
-//! What rules go by of a patch: the names of its files as they are meant, however they are written.
+//! Rules for patches: deny rules match the file names that a patch means, in every spelling.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ fn patch_request(unified_diff: &str) -> ApplyPatchRequest {
     ApplyPatchRequest { unified_diff: unified_diff.to_owned(), ..ApplyPatchRequest::default() }
 }
 
-/// Applies a patch; answers why not, and by which rule.
+/// Applies a patch. An error is its reason and the rule that denied it.
 async fn apply(daemon: &Daemon, diff: &str) -> Result<(), (String, Option<String>)> {
     let applied = daemon.tools().apply_patch(patch_request(diff)).await;
     applied.map(drop).map_err(|status| {
@@ -27,32 +27,38 @@ async fn deny_rules_match_every_spelling_of_a_name() {
     )
     .await;
     fs::create_dir_all(daemon.file("prod")).unwrap();
-    let made = |name: &str| format!("--- /dev/null\n+++ {name}\n@@ -0,0 +1 @@\n+x\n");
+    let creation = |name: &str| format!("--- /dev/null\n+++ {name}\n@@ -0,0 +1 @@\n+x\n");
+
     for (diff, rule) in [
-        (made("b/.env"), "secrets"),
-        (made(r#""b/\056env""#), "secrets"),
-        (made(r#""b/.e\156v""#), "secrets"),
-        (made(r#""b/.\145nv""#).replace('\n', "\r\n"), "secrets"),
-        (made("b/./.env"), "secrets"),
-        (made(".env"), "secrets"),
+        (creation("b/.env"), "secrets"),
+        (creation(r#""b/\056env""#), "secrets"),
+        (creation(r#""b/.e\156v""#), "secrets"),
+        (creation(r#""b/.\145nv""#).replace('\n', "\r\n"), "secrets"),
+        (creation("b/./.env"), "secrets"),
+        (creation(".env"), "secrets"),
         ("diff --git \"a/\\056env\" \"b/\\056env\"\nnew file mode 100644\n".to_owned(), "secrets"),
         (
             "diff --git a/f \"b/\\056env\"\nrename from f\nrename to \"\\056env\"\n".to_owned(),
             "secrets",
         ),
-        (made("b/prod/x"), "prod"),
-        (made("b/prod//x"), "prod"),
-        (made("b/q/../prod/x"), "prod"),
-        (made(r#""b/pr\157d/x""#), "prod"),
-        // Behind one that is fine, whose lines are as git writes them.
-        (format!("diff --git a/g b/g\n{}{}", made("b/g"), made(r#""b/pr\157d/x""#)), "prod"),
+        (creation("b/prod/x"), "prod"),
+        (creation("b/prod//x"), "prod"),
+        (creation("b/q/../prod/x"), "prod"),
+        (creation(r#""b/pr\157d/x""#), "prod"),
+        // After an allowed file, whose header is written as git writes it.
+        (
+            format!("diff --git a/g b/g\n{}{}", creation("b/g"), creation(r#""b/pr\157d/x""#)),
+            "prod",
+        ),
     ] {
-        let (reason, by) = apply(&daemon, &diff).await.unwrap_err();
+        let (reason, denied_by) = apply(&daemon, &diff).await.unwrap_err();
         assert_eq!(reason, "POLICY_DENIED", "{diff}");
-        assert_eq!(by, Some(format!("file:{rule}")), "{diff}");
+        assert_eq!(denied_by, Some(format!("file:{rule}")), "{diff}");
     }
+
     assert!(!daemon.file(".env").exists() && !daemon.file("prod/x").exists());
-    for diff in [made("b/g"), made(r#""b/\150""#), made("b/prod/y")] {
+
+    for diff in [creation("b/g"), creation(r#""b/\150""#), creation("b/prod/y")] {
         apply(&daemon, &diff).await.unwrap();
     }
 }
@@ -63,33 +69,36 @@ async fn allow_rules_match_the_patch_as_given() {
         "[policy]\ndangerous = \"deny\"\n[[policy.rules]]\nname = \"docs\"\ntool = \"apply_patch\"\npattern = '\\+\\+\\+ \"?b/docs/'\naction = \"allow\"",
     )
     .await;
-    let made = |name: &str| format!("--- /dev/null\n+++ {name}\n@@ -0,0 +1 @@\n+x\n");
+    let creation = |name: &str| format!("--- /dev/null\n+++ {name}\n@@ -0,0 +1 @@\n+x\n");
     for name in ["b/docs/../x", r#""b/d\157cs/x""#, "b//docs/x", "docs/x"] {
-        let (reason, by) = apply(&daemon, &made(name)).await.unwrap_err();
-        assert_eq!((reason.as_str(), by), ("POLICY_DENIED", None), "{name}");
+        let (reason, denied_by) = apply(&daemon, &creation(name)).await.unwrap_err();
+        assert_eq!((reason.as_str(), denied_by), ("POLICY_DENIED", None), "{name}");
     }
-    apply(&daemon, &made("b/docs/x")).await.unwrap();
-    apply(&daemon, &made("b/docs//y")).await.unwrap();
+
+    apply(&daemon, &creation("b/docs/x")).await.unwrap();
+    apply(&daemon, &creation("b/docs//y")).await.unwrap();
 }
 
 #[tokio::test]
 async fn always_creates_no_rule_for_patches_with_parent_paths() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let mut tools = daemon.tools();
-    let applying = tokio::spawn(async move {
+    let call = tokio::spawn(async move {
         let diff = "--- /dev/null\n+++ b/a/../x\n@@ -0,0 +1 @@\n+x\n";
         tools.apply_patch(patch_request(diff)).await
     });
     let approval = await_pending_approval(&daemon).await;
     assert_eq!(approval.files_affected, ["x"]);
     assert_eq!(approval.suggested_pattern, "");
+
     for pattern in [None, Some("x".to_owned())] {
         let mut request = decide_request(&approval, Decision::Always);
         request.pattern = pattern;
-        let refused = decide(&daemon, request).await.unwrap_err();
-        assert_eq!(Refusal::from_status(&refused).invalid_fields(), ["pattern"]);
+        let status = decide(&daemon, request).await.unwrap_err();
+        assert_eq!(Refusal::from_status(&status).invalid_fields(), ["pattern"]);
     }
+
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
-    promptly("it is applied", applying).await.unwrap().unwrap();
+    promptly("the patch is applied", call).await.unwrap().unwrap();
     assert!(daemon.file("x").exists());
 }

@@ -1,4 +1,4 @@
-//! Calls that wait, and go on.
+//! Calls that wait for approval and continue when it is given.
 
 use jig::api::v1::{
     ApprovalState, Decision, DownloadRequest, GetJobRequest, JobState, Risk, RunRequest,
@@ -28,6 +28,7 @@ async fn call_waits_until_an_approver_allows_it() {
     assert_eq!(approval.session, "default");
     assert_eq!(approval.principal, "uid:0");
     assert_eq!(approval.required_by, "risk:dangerous");
+
     let parameters: Vec<_> = approval
         .parameters
         .iter()
@@ -35,21 +36,26 @@ async fn call_waits_until_an_approver_allows_it() {
         .collect();
     assert_eq!(parameters, [("command", "echo hello")]);
     assert!(!run.is_finished());
+
     let decided = decide(&daemon, decide_request(&approval, Decision::Allow)).await;
     let decided = decided.unwrap().approval.unwrap();
     assert_eq!(decided.state(), ApprovalState::Allowed);
     assert_eq!(decided.decided_by, "uid:0");
-    let answer = promptly("it runs", run).await.unwrap().unwrap();
-    assert_eq!(answer.stdout, "hello\n");
-    let end = assert_decided_once(&daemon, &approval.approval_id);
-    assert_eq!(end["decided_by"], "uid:0");
-    assert_eq!(end["call_id"], approval.call_id.as_str());
-    let begun = &events_named(&daemon, "tool_call_started")[0];
-    let by = format!("approval:{}", approval.approval_id);
-    assert_eq!(begun["allowed_by"], by.as_str());
-    assert_eq!(begun["call_id"], approval.call_id.as_str());
-    // Its output is found, although its step began after others could have.
-    assert_eq!(daemon.artifact(&answer.stderr_path).await.0, b"");
+
+    let response = promptly("the command runs", run).await.unwrap().unwrap();
+    assert_eq!(response.stdout, "hello\n");
+
+    let event = assert_decided_once(&daemon, &approval.approval_id);
+    assert_eq!(event["decided_by"], "uid:0");
+    assert_eq!(event["call_id"], approval.call_id.as_str());
+
+    let started = &events_named(&daemon, "tool_call_started")[0];
+    let allowed_by = format!("approval:{}", approval.approval_id);
+    assert_eq!(started["allowed_by"], allowed_by.as_str());
+    assert_eq!(started["call_id"], approval.call_id.as_str());
+
+    // Its artifact is stored, although other steps may have started while it waited.
+    assert_eq!(daemon.artifact(&response.stderr_path).await.0, b"");
 }
 
 #[tokio::test]
@@ -60,15 +66,16 @@ async fn denied_caller_gets_the_approver_and_comment() {
     let mut request = decide_request(&approval, Decision::Deny);
     request.comment = "not on a Friday".to_owned();
     decide(&daemon, request).await.unwrap();
-    let refused = promptly("it is told", run).await.unwrap().unwrap_err();
-    let refusal = Refusal::from_status(&refused);
+    let status = promptly("the call is denied", run).await.unwrap().unwrap_err();
+    let refusal = Refusal::from_status(&status);
     assert_eq!(refusal.reason, "APPROVAL_DENIED");
     assert!(refusal.message.contains("not on a Friday"), "{refusal:?}");
     assert_eq!(refusal.metadata["state"], "DENIED");
     assert_eq!(refusal.metadata["decided_by"], "uid:0");
     assert!(!daemon.file("ran").exists());
-    let end = assert_decided_once(&daemon, &approval.approval_id);
-    assert_eq!(end["comment"], "not on a Friday");
+
+    let event = assert_decided_once(&daemon, &approval.approval_id);
+    assert_eq!(event["comment"], "not on a Friday");
     assert_eq!(events_named(&daemon, "tool_call_started").len(), 0);
 }
 
@@ -78,26 +85,27 @@ async fn every_kind_of_call_requires_approval() {
         "[policy]\nsafe_write = \"ask\"\n[[policy.rules]]\nname = \"commands\"\ntool = \"run\"\npattern = \"^{\\\"command\\\":\\\"echo\"\naction = \"ask\"\n[[policy.rules]]\nname = \"reading\"\ntool = \"read_file\"\naction = \"ask\"",
     )
     .await;
-    // What the rule does not match is not asked about.
+
+    // A command that no rule matches needs no approval.
     daemon.run(shell("true")).await;
-    let allow = async |tool: &str, by: &str, files: &[&str]| {
+    let allow_next = async |tool: &str, required_by: &str, files: &[&str]| {
         let approval = await_pending_approval(&daemon).await;
-        assert_eq!((approval.tool.as_str(), approval.required_by.as_str()), (tool, by));
+        assert_eq!((approval.tool.as_str(), approval.required_by.as_str()), (tool, required_by));
         assert_eq!(approval.files_affected, files);
         decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     };
     let run = daemon.spawn_run(shell("echo hello"));
-    allow("run", "rule:file:commands", &[]).await;
+    allow_next("run", "rule:file:commands", &[]).await;
     assert_eq!(run.await.unwrap().unwrap().stdout, "hello\n");
 
-    let watching = daemon.start_process(start_request(shell("echo hello")));
-    let deciding = allow("run", "rule:file:commands", &[]);
-    let (mut watching, ()) = tokio::join!(watching, deciding);
-    assert_eq!(watching.wait_for_exit().await.exit_code, Some(0));
+    let process = daemon.start_process(start_request(shell("echo hello")));
+    let decision = allow_next("run", "rule:file:commands", &[]);
+    let (mut process, ()) = tokio::join!(process, decision);
+    assert_eq!(process.wait_for_exit().await.exit_code, Some(0));
 
-    let writing = spawn_write(&daemon, write_request("./a/../f", "text"));
-    allow("write_file", "risk:safe_write", &["f"]).await;
-    writing.await.unwrap().unwrap();
+    let write = spawn_write(&daemon, write_request("./a/../f", "text"));
+    allow_next("write_file", "risk:safe_write", &["f"]).await;
+    write.await.unwrap().unwrap();
 
     let start = UploadStart {
         path: "g".to_owned(),
@@ -107,22 +115,23 @@ async fn every_kind_of_call_requires_approval() {
     };
     let mut transfers = TransferServiceClient::new(daemon.channel());
     let upload = UploadRequest { part: Some(Part::Start(start)) };
-    let mut sending = transfers.clone();
-    let uploading = tokio::spawn(async move { sending.upload(tokio_stream::iter([upload])).await });
-    allow("write_file", "risk:safe_write", &["g"]).await;
-    uploading.await.unwrap().unwrap();
+    let mut uploader = transfers.clone();
+    let uploaded = tokio::spawn(async move { uploader.upload(tokio_stream::iter([upload])).await });
+    allow_next("write_file", "risk:safe_write", &["g"]).await;
+    uploaded.await.unwrap().unwrap();
     assert!(daemon.file("g").exists());
 
     let request = DownloadRequest { path: "f".to_owned(), ..DownloadRequest::default() };
-    let downloading = tokio::spawn(async move {
+    let download = tokio::spawn(async move {
         let mut parts = transfers.download(request).await?.into_inner();
         parts.message().await
     });
-    allow("read_file", "rule:file:reading", &["f"]).await;
-    let part = downloading.await.unwrap().unwrap().unwrap();
+    allow_next("read_file", "rule:file:reading", &["f"]).await;
+    let part = download.await.unwrap().unwrap().unwrap();
     assert_eq!(part.data, "text");
-    let uploads = events_named(&daemon, "tool_call_started");
-    let upload = uploads.iter().find(|record| record["tool"] == "upload").unwrap();
+
+    let started = events_named(&daemon, "tool_call_started");
+    let upload = started.iter().find(|record| record["tool"] == "upload").unwrap();
     assert!(upload["allowed_by"].as_str().unwrap().starts_with("approval:"));
 }
 
@@ -156,8 +165,10 @@ async fn approval_lists_normalized_paths_of_the_call() {
         let approval = await_pending_approval(&daemon).await;
         assert_eq!(approval.tool, tool);
         assert_eq!(approval.files_affected, files, "{tool}");
+
         decide(&daemon, decide_request(&approval, Decision::Deny)).await.unwrap();
-        let response = promptly("it is told", invocation).await.unwrap().unwrap().into_inner();
+        let response =
+            promptly("the call is denied", invocation).await.unwrap().unwrap().into_inner();
         assert_eq!(response.error.unwrap().error_type, "approval_denied", "{tool}");
     }
 }
@@ -175,6 +186,7 @@ async fn approval_lists_files_that_a_patch_changes() {
     let approval = await_pending_approval(&daemon).await;
     assert_eq!(approval.files_affected, ["one", "two"]);
     assert_eq!(approval.parameters[0].value, patch);
+
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     applying.await.unwrap().unwrap();
     assert_eq!(std::fs::read_to_string(daemon.file("two")).unwrap(), "x\n");
@@ -186,9 +198,9 @@ async fn approval_wait_does_not_count_toward_the_timeout() {
     let request = RunRequest { timeout_sec: Some(1), ..shell("echo hello") };
     let run = daemon.spawn_run(request);
     let approval = await_pending_approval(&daemon).await;
-    let asked_at = std::time::Instant::now();
-    crate::support::eventually("more time passes than the command has", async || {
-        asked_at.elapsed().as_millis() > 1200
+    let pending_since = std::time::Instant::now();
+    crate::support::eventually("more time passes than the command's timeout", async || {
+        pending_since.elapsed().as_millis() > 1200
     })
     .await;
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
@@ -203,34 +215,42 @@ async fn repeated_call_waits_for_the_same_decision() {
     let first = daemon.spawn_run(request());
     let approval = await_pending_approval(&daemon).await;
     let second = daemon.spawn_run(request());
-    // The first one leaves; that is not the end of it.
+
+    // The first caller disconnects; the call stays pending for the second.
     first.abort();
     assert!(first.await.is_err());
+
     let third = daemon.spawn_run(request());
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
+
     for call in [second, third] {
-        let answer = promptly("it is answered", call).await.unwrap().unwrap();
-        assert_eq!(answer.stdout, "ran\n");
+        let response = promptly("the call returns", call).await.unwrap().unwrap();
+        assert_eq!(response.stdout, "ran\n");
     }
+
     assert_eq!(daemon.run(request()).await.stdout, "ran\n");
     assert_decided_once(&daemon, &approval.approval_id);
-    // What was denied stays so under its id, and is not asked again.
+
+    // A denied call stays denied under its id and asks for no other approval.
     let request = || with_metadata("jig-request-id", "two", shell("touch denied"));
     let denied = daemon.spawn_run(request());
-    let again = daemon.spawn_run(request());
+    let repeated = daemon.spawn_run(request());
     let approval = await_pending_approval(&daemon).await;
     decide(&daemon, decide_request(&approval, Decision::Deny)).await.unwrap();
     let third = daemon.spawn_run(request());
-    for call in [denied, again, third] {
-        let refused = promptly("it is told", call).await.unwrap().unwrap_err();
+
+    for call in [denied, repeated, third] {
+        let status = promptly("the call is denied", call).await.unwrap().unwrap_err();
         assert_eq!(
-            Refusal::from_status(&refused).reason,
+            Refusal::from_status(&status).reason,
             "APPROVAL_DENIED",
             "{}",
-            describe_status(&refused)
+            describe_status(&status)
         );
     }
+
     assert!(!daemon.file("denied").exists());
+
     await_pending(&daemon, 0).await;
 }
 
@@ -243,11 +263,12 @@ async fn repeated_start_waits_for_the_same_decision() {
     };
     let mut processes =
         jig::api::v1::process_service_client::ProcessServiceClient::new(daemon.channel());
-    let mut leaving = processes.clone();
-    let first = tokio::spawn(async move { leaving.start(request()).await.map(drop) });
+    let mut client = processes.clone();
+    let first = tokio::spawn(async move { client.start(request()).await.map(drop) });
     let approval = await_pending_approval(&daemon).await;
     first.abort();
     assert!(first.await.is_err());
+
     let second = tokio::spawn(async move {
         let mut events = processes.start(request()).await?.into_inner();
         let mut count = 0;
@@ -256,8 +277,9 @@ async fn repeated_start_waits_for_the_same_decision() {
         }
         Ok::<_, tonic::Status>(count)
     });
+
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
-    assert!(promptly("it ends", second).await.unwrap().unwrap() >= 3);
+    assert!(promptly("the process exits", second).await.unwrap().unwrap() >= 3);
     assert_eq!(std::fs::read_to_string(daemon.file("runs")).unwrap(), "ran\n");
     assert_decided_once(&daemon, &approval.approval_id);
 }
@@ -271,16 +293,18 @@ async fn job_waits_for_approval() {
         params_json: r#"{"command":"echo hello > f"}"#.to_owned(),
         ..SubmitJobRequest::default()
     };
-    for (wish, expected) in
+
+    for (decision, expected) in
         [(Decision::Deny, JobState::Failed), (Decision::Allow, JobState::Succeeded)]
     {
         let job = jobs.submit_job(submit.clone()).await.unwrap().into_inner();
         let approval = await_pending_approval(&daemon).await;
         assert_eq!(approval.tool, "run");
-        decide(&daemon, decide_request(&approval, wish)).await.unwrap();
+
+        decide(&daemon, decide_request(&approval, decision)).await.unwrap();
         let wait = WaitJobRequest { job_id: job.job.unwrap().job_id, ..WaitJobRequest::default() };
-        let ended = promptly("it ends", jobs.wait_job(wait)).await.unwrap();
-        assert_eq!(ended.into_inner().job.unwrap().state(), expected);
+        let response = promptly("the job ends", jobs.wait_job(wait)).await.unwrap();
+        assert_eq!(response.into_inner().job.unwrap().state(), expected);
         assert_eq!(daemon.file("f").exists(), expected == JobState::Succeeded);
     }
 }
@@ -301,14 +325,17 @@ async fn unapproved_job_asks_again_after_a_daemon_restart() {
     let mut jobs = JobServiceClient::new(daemon.channel());
     let second = await_pending_approval(&daemon).await;
     assert_ne!(first.approval_id, second.approval_id);
+
     let job = GetJobRequest { job_id: job_id.clone() };
     let job = jobs.get_job(job).await.unwrap().into_inner().job.unwrap();
     assert_eq!((job.state(), job.start_time), (JobState::Queued, None));
+
     decide(&daemon, decide_request(&second, Decision::Allow)).await.unwrap();
     let wait = WaitJobRequest { job_id, ..WaitJobRequest::default() };
-    let ended = promptly("it ends", jobs.wait_job(wait)).await.unwrap();
-    let job = ended.into_inner().job.unwrap();
+    let response = promptly("the job ends", jobs.wait_job(wait)).await.unwrap();
+    let job = response.into_inner().job.unwrap();
     assert_eq!(job.state(), JobState::Succeeded);
+
     let runs = std::fs::read_to_string(daemon.file("runs")).unwrap();
     assert_eq!(runs, "ran\n");
     assert_decided_once(&daemon, &second.approval_id);

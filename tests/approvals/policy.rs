@@ -1,4 +1,4 @@
-//! What is let in without asking, and what is not.
+//! Policy: calls that the daemon allows or denies without approval.
 
 use std::{fs, sync::Arc};
 
@@ -14,32 +14,37 @@ use crate::support::{
 
 #[tokio::test]
 async fn disabled_tool_rejects_every_kind_of_call() {
-    for lines in [
+    for policy in [
         "[policy]\nallow_tools = [\"list_files\"]",
         "[policy]\ndeny_tools = [\"run\", \"write_file\", \"read_file\"]",
     ] {
-        let daemon = start_with_policy(lines).await;
+        let daemon = start_with_policy(policy).await;
         fs::write(daemon.file("f"), "x").unwrap();
         let refusal = daemon.run_failing(shell("touch ran"), "TOOL_DISABLED").await;
         assert_eq!(refusal.metadata["tool"], "run");
-        let refused = spawn_write(&daemon, write_request("g", "x")).await.unwrap();
-        assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "TOOL_DISABLED");
+
+        let result = spawn_write(&daemon, write_request("g", "x")).await.unwrap();
+        assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "TOOL_DISABLED");
         assert_eq!(daemon.read_file("f").await.unwrap_err().reason, "TOOL_DISABLED");
+
         daemon.tools().list_files(ListFilesRequest::default()).await.unwrap();
         let mut transfers = TransferServiceClient::new(daemon.channel());
         let start =
             UploadStart { path: "g".to_owned(), sha256: "0".repeat(64), ..UploadStart::default() };
         let upload = UploadRequest { part: Some(Part::Start(start)) };
-        let refused = transfers.upload(tokio_stream::iter([upload])).await;
-        assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "TOOL_DISABLED");
+        let result = transfers.upload(tokio_stream::iter([upload])).await;
+        assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "TOOL_DISABLED");
+
         let request = DownloadRequest { path: "f".to_owned(), ..DownloadRequest::default() };
-        let refused = transfers.download(request).await;
-        assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "TOOL_DISABLED");
+        let result = transfers.download(request).await;
+        assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "TOOL_DISABLED");
+
         let mut processes =
             jig::api::v1::process_service_client::ProcessServiceClient::new(daemon.channel());
-        let refused = processes.start(start_request(shell("touch ran"))).await;
-        assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "TOOL_DISABLED");
+        let result = processes.start(start_request(shell("touch ran"))).await;
+        assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "TOOL_DISABLED");
         assert!(!daemon.file("ran").exists() && !daemon.file("g").exists());
+
         let denied = events_named(&daemon, "tool_call_denied");
         assert_eq!(denied.len(), 6);
         assert_eq!(denied[0]["tool"], "run");
@@ -57,28 +62,32 @@ async fn rules_and_risk_levels_decide_calls() {
     )
     .await;
     spawn_write(&daemon, write_request("README", "x")).await.unwrap().unwrap();
-    let refused = spawn_write(&daemon, write_request("a/.env", "KEY=1")).await.unwrap();
-    let refusal = Refusal::from_status(&refused.unwrap_err());
+    let result = spawn_write(&daemon, write_request("a/.env", "KEY=1")).await.unwrap();
+    let refusal = Refusal::from_status(&result.unwrap_err());
     assert_eq!(refusal.reason, "POLICY_DENIED");
     assert_eq!(refusal.metadata["rule_id"], "file:no-secrets");
     assert!(!daemon.file("a").exists());
     assert_eq!(daemon.read_file("README").await.unwrap(), "x");
     assert_eq!(daemon.read_file("other").await.unwrap_err().reason, "POLICY_DENIED");
+
     daemon.run(crate::support::argv(&["true"])).await;
     daemon.run(shell("true")).await;
-    let begun = events_named(&daemon, "tool_call_started");
-    let by: Vec<_> = begun.iter().map(|record| record["allowed_by"].as_str()).collect();
-    assert_eq!(by, [None, Some("rule:file:readme"), Some("rule:file:tests"), None]);
+    let started = events_named(&daemon, "tool_call_started");
+    let deciders: Vec<_> = started.iter().map(|record| record["allowed_by"].as_str()).collect();
+    assert_eq!(deciders, [None, Some("rule:file:readme"), Some("rule:file:tests"), None]);
+
     let denied = events_named(&daemon, "tool_call_denied");
-    let by: Vec<_> = denied.iter().map(|record| record["denied_by"].as_str()).collect();
-    assert_eq!(by, [Some("rule:file:no-secrets"), Some("risk:read_only")]);
+    let deciders: Vec<_> = denied.iter().map(|record| record["denied_by"].as_str()).collect();
+    assert_eq!(deciders, [Some("rule:file:no-secrets"), Some("risk:read_only")]);
     assert!(denied.iter().all(|record| record["step"] == 0));
-    // Under a request id it may be tried again: it was not done.
+
+    // A denied call was not executed, so its request id may be used again.
     let request = || with_metadata("jig-request-id", "one", write_request("b/.env", "x"));
     for _ in 0..2 {
-        let refused = spawn_write(&daemon, request()).await.unwrap();
-        assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "POLICY_DENIED");
+        let result = spawn_write(&daemon, request()).await.unwrap();
+        assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "POLICY_DENIED");
     }
+
     assert_eq!(events_named(&daemon, "tool_call_denied").len(), 4);
 }
 
@@ -86,7 +95,7 @@ async fn rules_and_risk_levels_decide_calls() {
 async fn rule_applies_only_to_its_workspaces() {
     let folder = tempfile::tempdir().unwrap();
     let keys = Arc::new(KeyFile::new());
-    let [one, other] =
+    let [key, other_key] =
         ["workspace", "other"].map(|name| keys.add_key(name, "invoke", &["--for-workspace", name]));
     let path = keys.path().display().to_string();
     let tables = format!(
@@ -95,12 +104,14 @@ async fn rule_applies_only_to_its_workspaces() {
     );
     let setup = Setup::new().workspace_table(&tables).arguments(&["--keys", &path]);
     let daemon = setup.with_resource(keys).start().await;
-    daemon.run(with_key(&one, shell("true"))).await;
-    let refused = daemon.try_run(with_key(&other, shell("true"))).await;
-    let refusal = Refusal::from_status(&refused.unwrap_err());
+
+    daemon.run(with_key(&key, shell("true"))).await;
+    let result = daemon.try_run(with_key(&other_key, shell("true"))).await;
+    let refusal = Refusal::from_status(&result.unwrap_err());
     assert_eq!(refusal.reason, "POLICY_DENIED");
+
     let read = ReadFileRequest { path: "none".to_owned(), ..ReadFileRequest::default() };
-    let read = daemon.tools().read_file(with_key(&other, read)).await;
+    let read = daemon.tools().read_file(with_key(&other_key, read)).await;
     assert_eq!(Refusal::from_status(&read.unwrap_err()).reason, "FILE_NOT_FOUND");
 }
 
@@ -115,9 +126,10 @@ async fn daemon_reports_every_policy_error() {
     )
     .unwrap();
     let text = |path: &std::path::Path| path.display().to_string();
-    for more in [&[][..], &["--check"]] {
+
+    for flags in [&[][..], &["--check"]] {
         let state = folder.path().join("s");
-        let words = [
+        let arguments = [
             "--workspace",
             &text(&workspace),
             "--config",
@@ -127,8 +139,10 @@ async fn daemon_reports_every_policy_error() {
             "--listen",
             "127.0.0.1:0",
         ];
-        let output = run_jigd(&[&words[..], more].concat());
+
+        let output = run_jigd(&[&arguments[..], flags].concat());
         assert_eq!(output.status.code(), Some(78), "{output:?}");
+
         let stderr = String::from_utf8(output.stderr).unwrap();
         for part in ["\"dance\"", "\"sing\"", "\"nowhere\"", "unclosed group"] {
             assert!(stderr.contains(part), "{part}: {stderr}");
@@ -147,13 +161,14 @@ async fn tool_key_allows_only_transfers_of_its_tools() {
     fs::write(daemon.file("f"), "x").unwrap();
     let mut transfers = TransferServiceClient::new(daemon.channel());
     let request = || DownloadRequest { path: "f".to_owned(), ..DownloadRequest::default() };
-    let refused = transfers.download(with_key(&key, request())).await;
-    assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "FORBIDDEN");
+    let result = transfers.download(with_key(&key, request())).await;
+    assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "FORBIDDEN");
+
     transfers.download(with_key(&reader, request())).await.unwrap();
     let start =
         UploadStart { path: "g".to_owned(), sha256: "0".repeat(64), ..UploadStart::default() };
     let upload = UploadRequest { part: Some(Part::Start(start)) };
     let upload = with_key(&reader, tokio_stream::iter([upload]));
-    let refused = transfers.upload(upload).await;
-    assert_eq!(Refusal::from_status(&refused.unwrap_err()).reason, "FORBIDDEN");
+    let result = transfers.upload(upload).await;
+    assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "FORBIDDEN");
 }

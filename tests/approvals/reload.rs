@@ -1,4 +1,4 @@
-//! Reading the configuration and the key file again, at SIGHUP.
+//! SIGHUP: the daemon reloads the configuration and the key file.
 
 use std::{
     fs,
@@ -31,27 +31,32 @@ fn rewrite_config(daemon: &Daemon, lines: &str) {
 #[tokio::test]
 async fn reloaded_policy_applies_to_new_and_approved_calls() {
     let daemon = start_with_policy(ASK_POLICY).await;
-    let waiting = daemon.spawn_run(shell("echo waited"));
+    let pending_call = daemon.spawn_run(shell("echo waited"));
     let approval = await_pending_approval(&daemon).await;
     rewrite_config(&daemon, "[policy]\ndangerous = \"allow\"");
     daemon.reload_config(Daemon::RELOADED).await;
     assert_eq!(daemon.run(shell("echo free")).await.stdout, "free\n");
+
     let running =
         daemon.spawn_run(shell("touch begun; echo begun; until [ -e go ]; do sleep 0.01; done"));
-    eventually("it runs", async || daemon.file("begun").exists()).await;
+    eventually("the command runs", async || daemon.file("begun").exists()).await;
     rewrite_config(&daemon, "[policy]\ndeny_tools = [\"run\"]");
     daemon.reload_config(Daemon::RELOADED).await;
     daemon.run_failing(shell("true"), "TOOL_DISABLED").await;
     fs::write(daemon.file("go"), "").unwrap();
     assert_eq!(running.await.unwrap().unwrap().stdout, "begun\n");
-    assert!(!waiting.is_finished());
+    assert!(!pending_call.is_finished());
+
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
-    // Who has allowed it was not asked about a tool that there is not any more.
-    let refused = waiting.await.unwrap().unwrap_err();
-    assert_eq!(Refusal::from_status(&refused).reason, "TOOL_DISABLED");
+
+    // The approval does not apply: the tool was disabled after the request.
+    let status = pending_call.await.unwrap().unwrap_err();
+    assert_eq!(Refusal::from_status(&status).reason, "TOOL_DISABLED");
     assert_eq!(count_in_log(&daemon, Daemon::RELOAD_FAILED), 0, "{}", daemon.log());
-    // The tool's own settings are not these.
+
+    // Policy changes take effect without a restart.
     assert_eq!(count_in_log(&daemon, "need a restart to take effect"), 0);
+
     rewrite_config(&daemon, "[limits]\nprocesses = 7");
     daemon.reload_config("need a restart to take effect").await;
 }
@@ -66,21 +71,22 @@ async fn reload_rejects_a_bad_file_as_a_whole() {
         .arguments(&["--keys", &path]);
     let daemon = setup.with_resource(Arc::clone(&keys) as Arc<KeyFile>).start().await;
     let run = async || daemon.try_run(with_key(&key, shell("true"))).await;
-    let good = fs::read_to_string(&path).unwrap();
+    let valid_keys = fs::read_to_string(&path).unwrap();
+
     for (lines, key_file, parts) in [
-        ("[policy]\ndeny_tools = [\"run\", \"dance\"]", good.as_str(), &["dance"][..]),
-        ("[policy\n", &good, &["TOML parse error"]),
-        ("[policy]\ndeny_tools = [\"run\"]\nallow = 1", &good, &["unknown field"]),
+        ("[policy]\ndeny_tools = [\"run\", \"dance\"]", valid_keys.as_str(), &["dance"][..]),
+        ("[policy\n", &valid_keys, &["TOML parse error"]),
+        ("[policy]\ndeny_tools = [\"run\"]\nallow = 1", &valid_keys, &["unknown field"]),
         (
             "[policy]\ndeny_tools = [\"run\"]\nread_only = \"no\"\n[approvals]\ntimeout = \"x\"",
-            &good,
+            &valid_keys,
             &["policy.read_only", "approvals.timeout"],
         ),
-        // All of the one is well, and it does not count either.
+        // The configuration is valid, but the key file is not: the daemon applies neither.
         ("[policy]\ndeny_tools = [\"run\"]", "[[keys]]\n", &["--keys", "missing field"]),
         (
             "[policy]\ndeny_tools = [\"run\"]\n[[policy.rules]]\nname = \"x\"\ntool = \"run\"\naction = \"deny\"\npattern = \"(\"",
-            &good,
+            &valid_keys,
             &["unclosed group"],
         ),
     ] {
@@ -89,7 +95,7 @@ async fn reload_rejects_a_bad_file_as_a_whole() {
         let counts_before =
             parts.iter().map(|part| count_in_log(&daemon, part)).collect::<Vec<_>>();
         daemon.reload_config(Daemon::RELOAD_FAILED).await;
-        eventually("every problem is told", async || {
+        eventually("the daemon logs every problem", async || {
             parts
                 .iter()
                 .zip(&counts_before)
@@ -98,6 +104,7 @@ async fn reload_rejects_a_bad_file_as_a_whole() {
         .await;
         assert_eq!(run().await.unwrap().exit_code, Some(0), "{lines}");
     }
+
     assert_eq!(count_in_log(&daemon, Daemon::RELOADED), 0);
     assert_eq!(
         Refusal::from_status(&daemon.try_run(shell("true")).await.unwrap_err()).reason,
@@ -108,28 +115,34 @@ async fn reload_rejects_a_bad_file_as_a_whole() {
 #[tokio::test]
 async fn reload_adds_and_revokes_keys() {
     let keys = Arc::new(KeyFile::new());
-    let [old, kept] = ["old", "kept"].map(|name| keys.add_key(name, "invoke", &[]));
+    let [old_key, kept_key] = ["old", "kept"].map(|name| keys.add_key(name, "invoke", &[]));
     let path = keys.path().display().to_string();
     let setup =
         Setup::new().arguments(&["--keys", &path]).with_resource(Arc::clone(&keys) as Arc<KeyFile>);
     let daemon = setup.start().await;
-    let works = async |key: &str| match daemon.try_run(with_key(key, shell("true"))).await {
+
+    let is_accepted = async |key: &str| match daemon.try_run(with_key(key, shell("true"))).await {
         Ok(_) => true,
-        Err(refused) => {
-            assert_eq!(Refusal::from_status(&refused).reason, "UNAUTHENTICATED");
+        Err(status) => {
+            assert_eq!(Refusal::from_status(&status).reason, "UNAUTHENTICATED");
             false
         }
     };
-    assert!(works(&old).await && works(&kept).await);
+    assert!(is_accepted(&old_key).await && is_accepted(&kept_key).await);
     assert!(keys.run_jig_key(&["revoke", "old"]).status.success());
-    let new = keys.add_key("new", "invoke", &[]);
-    assert!(works(&old).await && !works(&new).await);
+
+    let new_key = keys.add_key("new", "invoke", &[]);
+    assert!(is_accepted(&old_key).await && !is_accepted(&new_key).await);
+
     daemon.reload_config(Daemon::RELOADED).await;
-    assert!(!works(&old).await && works(&kept).await && works(&new).await);
-    // One that does not exist any more lets nobody in, and takes nothing away.
+    assert!(
+        !is_accepted(&old_key).await && is_accepted(&kept_key).await && is_accepted(&new_key).await
+    );
+
+    // A missing key file changes no keys.
     fs::rename(&path, format!("{path}.away")).unwrap();
     daemon.reload_config(Daemon::RELOAD_FAILED).await;
-    assert!(works(&kept).await);
+    assert!(is_accepted(&kept_key).await);
 }
 
 #[tokio::test]
@@ -140,9 +153,9 @@ async fn reload_keeps_keys_that_the_config_omits() {
     let config = folder.path().join("jig.toml");
     let line = format!("keys = {:?}\n", keys.path());
     fs::write(&config, &line).unwrap();
-    let words = ["--config", &config.display().to_string()];
+    let arguments = ["--config", &config.display().to_string()];
     let daemon = Setup::new()
-        .arguments(&words)
+        .arguments(&arguments)
         .with_resource(Arc::clone(&keys) as Arc<KeyFile>)
         .start()
         .await;
@@ -150,6 +163,7 @@ async fn reload_keeps_keys_that_the_config_omits() {
     fs::write(&config, "").unwrap();
     daemon.reload_config(Daemon::RELOAD_FAILED).await;
     assert!(daemon.try_run(shell("true")).await.is_err());
+
     daemon.run(with_key(&key, shell("true"))).await;
 }
 
@@ -172,6 +186,7 @@ async fn terminal_hangup_ends_the_daemon() {
     let name = ptsname(&screen, Vec::new()).unwrap();
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let terminal = openat(CWD, name, flags, Mode::empty()).unwrap();
+
     let mut child = Command::new(daemon_binary())
         .args(["--listen", "127.0.0.1:0", "--drain-timeout", "1s"])
         .args(["--workspace".as_ref(), workspace.as_os_str()])
@@ -183,11 +198,13 @@ async fn terminal_hangup_ends_the_daemon() {
         .spawn()
         .unwrap();
     let mut line = String::new();
+
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     lines.read_line(&mut line).unwrap();
     assert!(line.starts_with("listening on "), "{line}");
+
     drop(screen);
     kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
-    eventually("it ends", async || child.try_wait().unwrap().is_some()).await;
+    eventually("the daemon ends", async || child.try_wait().unwrap().is_some()).await;
     assert!(child.wait().unwrap().success());
 }

@@ -1,5 +1,5 @@
-//! A command in the workspace replaces a directory while a call that uses it waits to be approved. The call
-//! is refused: the approver saw another directory (N9).
+//! A command in the workspace replaces a directory while a call that uses it is pending approval. The
+//! daemon denies the call, because the approver saw another directory (N9).
 
 use std::{
     fs,
@@ -17,49 +17,51 @@ use super::{
 };
 use crate::support::{Daemon, Refusal, eventually, promptly, shell, snapshot_tree};
 
-/// The command that is approved, in `a/b`.
+/// The approved command, in directory `a/b`.
 fn approved_request() -> RunRequest {
     RunRequest { cwd: Some("a/b".to_owned()), ..shell("touch ran") }
 }
 
-/// A daemon that asks about calls. Its workspace has directories that belong to the commands' user, and one
-/// lies beside it.
+/// Starts a daemon whose workspace has directories of the commands' user. One more directory lies
+/// outside the workspace.
 async fn start_with_directories(policy: &str) -> Daemon {
     let daemon = start_with_policy(policy).await;
     for name in ["a/b", "evil/b"] {
         fs::create_dir_all(daemon.file(name)).unwrap();
         fs::write(daemon.file(name).join("kept"), "kept").unwrap();
     }
+
     let owner = fs::metadata(daemon.workspace()).unwrap();
     for name in ["a", "a/b", "evil", "evil/b"] {
         chown(daemon.file(name), Some(owner.uid()), Some(owner.gid())).unwrap();
     }
+
     fs::create_dir_all(daemon.sibling_path("outside/b")).unwrap();
     daemon
 }
 
-/// What an attacker does with `a` while the call waits.
+/// What an attacker does with `a` while the call is pending.
 type Swap = fn(&Daemon);
 
 const SWAPS: [Swap; 6] = [
-    // Another directory in its place.
+    // Another directory replaces it.
     |daemon| {
         replace_path(&daemon.file("a"), || {
             fs::rename(daemon.file("evil"), daemon.file("a")).unwrap()
         })
     },
-    // A link to one in the workspace, by a relative and by an absolute path.
+    // A link to a directory of the workspace, with a relative and with an absolute path.
     |daemon| replace_path(&daemon.file("a"), || symlink("evil", daemon.file("a")).unwrap()),
     |daemon| {
         replace_path(&daemon.file("a"), || symlink("/workspace/evil", daemon.file("a")).unwrap())
     },
-    // A link that leads out.
+    // A link that leads out of the workspace.
     |daemon| {
         replace_path(&daemon.file("a"), || {
             symlink(daemon.sibling_path("outside"), daemon.file("a")).unwrap()
         })
     },
-    // The same one below.
+    // The same for the directory below.
     |daemon| {
         replace_path(&daemon.file("a/b"), || symlink("../evil/b", daemon.file("a/b")).unwrap())
     },
@@ -70,12 +72,12 @@ const SWAPS: [Swap; 6] = [
     },
 ];
 
-fn replace_path(path: &Path, with: impl FnOnce()) {
+fn replace_path(path: &Path, create_replacement: impl FnOnce()) {
     fs::rename(path, path.with_extension("taken")).unwrap();
-    with();
+    create_replacement();
 }
 
-/// Has the call approved after the swap, and checks that nothing of it was made.
+/// Approves the call after the swap, and checks that it has no effect.
 async fn assert_call_is_denied<T: std::fmt::Debug>(
     daemon: &Daemon,
     swap: Swap,
@@ -84,14 +86,17 @@ async fn assert_call_is_denied<T: std::fmt::Debug>(
     let approval = await_pending_approval(daemon).await;
     swap(daemon);
     decide(daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
-    let status = promptly("it is told", call).await.unwrap().unwrap_err();
+    let status = promptly("the call is denied", call).await.unwrap().unwrap_err();
     let refusal = Refusal::from_status(&status);
     assert_eq!(refusal.reason, "APPROVAL_DENIED", "{refusal:?}");
-    let replaced = "was replaced while it waited";
-    assert!(refusal.message.contains(replaced), "{refusal:?}");
+
+    let part = "was replaced while it waited";
+    assert!(refusal.message.contains(part), "{refusal:?}");
+
     let denied = events_named(daemon, "tool_call_denied");
     assert_eq!(denied[0]["denied_by"], "policy:directory_replaced");
     assert!(events_named(daemon, "tool_call_started").is_empty());
+
     for folder in [daemon.workspace(), daemon.sibling_path("outside")] {
         let mut paths = snapshot_tree(&folder).into_keys();
         assert_eq!(paths.find(|path| path.ends_with("ran")), None);
@@ -135,9 +140,10 @@ async fn case_n9_approved_change_does_not_touch_a_replaced_directory() {
         let request = DeletePathRequest { path: "a/b".to_owned(), recursive: Some(true) };
         let call = tokio::spawn(async move { tools.delete_path(request).await.map(drop) });
         assert_call_is_denied(&daemon, swap, call).await;
-        let left = snapshot_tree(&daemon.workspace());
-        let kept = left.keys().filter(|path| path.ends_with("kept"));
-        assert_eq!(kept.count(), 2, "{left:?}");
+
+        let tree = snapshot_tree(&daemon.workspace());
+        let remaining = tree.keys().filter(|path| path.ends_with("kept"));
+        assert_eq!(remaining.count(), 2, "{tree:?}");
     }
 }
 
@@ -155,11 +161,12 @@ async fn approved_command_runs_in_an_unreplaced_directory() {
     let daemon = start_with_directories(ASK_POLICY).await;
     let call = daemon.spawn_run(approved_request());
     let approval = await_pending_approval(&daemon).await;
-    // What changes in it is no other directory.
+
+    // New entries do not make it another directory.
     fs::write(daemon.file("a/b/new"), "").unwrap();
     fs::create_dir(daemon.file("a/other")).unwrap();
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
-    let response = promptly("it runs", call).await.unwrap().unwrap();
+    let response = promptly("the command runs", call).await.unwrap().unwrap();
     assert_eq!(response.exit_code, Some(0), "{response:?}");
     assert!(daemon.file("a/b/ran").exists());
 }
@@ -175,25 +182,31 @@ async fn case_n9_command_does_not_enter_a_directory_replaced_after_approval() {
         pattern = "asked"
         action = "ask"
     "#;
+
     for swap in SWAPS {
         let daemon = start_with_directories(ONE_AT_A_TIME).await;
         let request = RunRequest { cwd: Some("a/b".to_owned()), ..shell("touch asked-ran") };
         let pending_call = daemon.spawn_run(request);
         let approval = await_pending_approval(&daemon).await;
-        let busy = daemon.spawn_run(shell("touch begun; until [ -e go ]; do sleep 0.01; done"));
-        eventually("it runs", async || daemon.file("begun").exists()).await;
+        let blocker = daemon.spawn_run(shell("touch begun; until [ -e go ]; do sleep 0.01; done"));
+        eventually("the command runs", async || daemon.file("begun").exists()).await;
         decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
-        // The directories were compared; the call waits for its place.
-        eventually("it waits", async || daemon.info().await.counts.unwrap().calls_queued == 1)
-            .await;
+
+        // The directories were compared; the call waits for its permit.
+        eventually("the call is queued", async || {
+            daemon.info().await.counts.unwrap().calls_queued == 1
+        })
+        .await;
         swap(&daemon);
         fs::write(daemon.file("go"), "").unwrap();
-        busy.await.unwrap().unwrap();
-        let status = promptly("it is told", pending_call).await.unwrap().unwrap_err();
+        blocker.await.unwrap().unwrap();
+        let status = promptly("the call is denied", pending_call).await.unwrap().unwrap_err();
         let refusal = Refusal::from_status(&status);
-        // A link to a directory that the sandbox does not have leads nowhere.
+
+        // A link to a directory that does not exist in the sandbox is dangling.
         let reasons = ["APPROVAL_DENIED", "DIRECTORY_NOT_FOUND"];
         assert!(reasons.contains(&refusal.reason.as_str()), "{refusal:?}");
+
         let mut paths = snapshot_tree(&daemon.workspace()).into_keys();
         assert_eq!(paths.find(|path| path.ends_with("asked-ran")), None);
     }

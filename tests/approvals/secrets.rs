@@ -1,4 +1,4 @@
-//! What may be secret is nowhere: not in the database, the records, the log, or what is shown.
+//! Secrets appear nowhere: not in the database, the events, the log, or displayed approvals.
 
 use std::{fs, path::Path};
 
@@ -10,16 +10,16 @@ use super::{
 };
 use crate::support::{shell, start_request};
 
-/// What is in none of these.
+/// Texts that must appear in none of these.
 const SECRETS: [&str; 4] = [
     "hunter2-in-the-environment",
     "hunter2-on-the-standard-input",
-    // The same in base64, as parameters have bytes.
+    // The standard input in base64, the form of bytes in parameters.
     "aHVudGVyMi1vbi10aGUtc3RhbmRhcmQtaW5wdXQ",
     "hunter2-in-a-file",
 ];
 
-/// A pattern for the command, whatever its secrets are.
+/// A pattern that matches the command with any secrets.
 const COMMAND_PATTERN: &str = r#"^{"command":"true","env":{"TOKEN":"[^"]*"},"stdin":"[^"]*"}$"#;
 
 fn contains_text(bytes: &[u8], text: &str) -> bool {
@@ -41,7 +41,7 @@ fn find_secrets(folder: &Path, found: &mut Vec<String>) {
 
 #[tokio::test]
 async fn daemon_neither_stores_nor_displays_secrets() {
-    // A rule looks at them, and keeps nothing.
+    // A rule is matched against the secrets, and stores none of them.
     let daemon = start_with_policy(&format!(
         "{ASK_POLICY}\n[[policy.rules]]\nname = \"x\"\ntool = \"run\"\npattern = \"no such thing\"\naction = \"deny\""
     ))
@@ -52,49 +52,58 @@ async fn daemon_neither_stores_nor_displays_secrets() {
         ..shell("true")
     };
     let mut displayed = String::new();
+
     let mut events = approval_client(&daemon)
         .watch_approvals(WatchApprovalsRequest::default())
         .await
         .unwrap()
         .into_inner();
-    for wish in [Decision::Deny, Decision::Allow, Decision::Always] {
+    for decision in [Decision::Deny, Decision::Allow, Decision::Always] {
         let run = daemon.spawn_run(request());
         let approval = await_pending_approval(&daemon).await;
-        let mut request = decide_request(&approval, wish);
-        // None is made of what nobody is shown.
+        let mut request = decide_request(&approval, decision);
+        // The daemon suggests no pattern for parameters that it does not display.
         assert_eq!(approval.suggested_pattern, "");
-        request.pattern = (wish == Decision::Always).then(|| COMMAND_PATTERN.to_owned());
+        request.pattern = (decision == Decision::Always).then(|| COMMAND_PATTERN.to_owned());
         let decided = decide(&daemon, request).await.unwrap();
         displayed += &format!("{approval:?} {decided:?} {:?}", run.await.unwrap());
     }
-    // The rule is for these, whatever they hold, as it says.
-    let mut like = request();
-    like.stdin = "another".into();
-    daemon.run(like).await;
-    let watching =
+
+    // The rule allows the same command with another secret.
+    let mut similar = request();
+    similar.stdin = "another".into();
+    daemon.run(similar).await;
+
+    let process =
         daemon.start_process(start_request(RunRequest { cwd: Some(".".to_owned()), ..request() }));
-    let deciding = async {
+    let decision_task = async {
         let approval = await_pending_approval(&daemon).await;
         displayed += &format!("{approval:?}");
         decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     };
-    let (mut watching, ()) = tokio::join!(watching, deciding);
-    watching.wait_for_exit().await;
-    for wish in [Decision::Deny, Decision::Always] {
-        let writing = spawn_write(&daemon, write_request("f", "hunter2-in-a-file"));
+
+    let (mut process, ()) = tokio::join!(process, decision_task);
+    process.wait_for_exit().await;
+
+    for decision in [Decision::Deny, Decision::Always] {
+        let write = spawn_write(&daemon, write_request("f", "hunter2-in-a-file"));
         let approval = await_pending_approval(&daemon).await;
         assert!(approval.parameters.iter().any(|parameter| parameter.value == "<17 bytes>"));
-        let decided = decide(&daemon, decide_request(&approval, wish)).await.unwrap();
-        displayed += &format!("{approval:?} {decided:?} {:?}", writing.await.unwrap());
+        let decided = decide(&daemon, decide_request(&approval, decision)).await.unwrap();
+        displayed += &format!("{approval:?} {decided:?} {:?}", write.await.unwrap());
     }
+
     for _ in 0..12 {
         displayed += &format!("{:?}", events.message().await.unwrap());
     }
+
     assert!(displayed.contains("<26 bytes>"), "{displayed}");
+
     for secret in SECRETS {
         assert!(!displayed.contains(secret), "{secret}: {displayed}");
         assert!(!daemon.log().contains(secret), "{secret}: {}", daemon.log());
     }
+
     let mut found = Vec::new();
     find_secrets(&daemon.state_dir(), &mut found);
     assert_eq!(found, [""; 0]);
