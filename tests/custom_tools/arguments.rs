@@ -1,4 +1,4 @@
-//! Parameters become single arguments, whatever they hold, and never text that a shell reads.
+//! Each parameter value becomes a single argument, never text that a shell parses.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ async fn b9_parameters_become_single_arguments() {
             json!({"word": "a b", "rest": ["-x", "", "$(id) `id` ; \"'\\\n*"], "number": "12"}),
             vec!["first=a b", "--", "a b", "-x", "", "$(id) `id` ; \"'\\\n*", "n12", "{word}"],
         ),
-        // Braces in a parameter name nothing any more.
+        // Braces in a parameter value are literal.
         (
             json!({"word": "{number}", "rest": null, "number": 0}),
             vec!["first={number}", "--", "{number}", "n0", "{word}"],
@@ -99,17 +99,20 @@ async fn b9_daemon_reports_all_invalid_parameters_and_runs_nothing() {
     ] {
         let (reason, fields) = invoke_failing(&daemon, tool, params.clone()).await;
         assert_eq!(reason, "invalid_params", "{params}");
+
         let mut fields = fields;
         let mut expected = expected;
         fields.sort_unstable();
         expected.sort_unstable();
         assert_eq!(fields.len(), expected.len(), "{fields:?}");
+
         for ((field, text), (name, part)) in fields.iter().zip(expected) {
             assert!(field == name && text.contains(part), "{field}: {text}");
         }
     }
-    let sessions = daemon.state_dir().join("sessions/default/events.jsonl");
-    assert!(!fs::exists(sessions).unwrap(), "nothing was recorded");
+
+    let events = daemon.state_dir().join("sessions/default/events.jsonl");
+    assert!(!fs::exists(events).unwrap(), "no event is recorded");
 }
 
 #[tokio::test]
@@ -118,16 +121,19 @@ async fn b9_tool_runs_in_the_sandbox() {
     fs::write(daemon.workspace().join("a.txt"), "one\ntwo\n").unwrap();
     let params = json!({"word": "two", "file": "a.txt"});
     assert_eq!(invoke_stdout(&daemon, "grep_word", params).await, "2:two\n");
-    // Its exit code is what it has to say.
+
+    // A nonzero exit code is a result of the tool.
     let params = json!({"word": "three", "file": "a.txt"});
     let response = invoke(&daemon, call("", "grep_word", params)).await;
     assert_eq!(response.status(), InvokeStatus::Success);
     assert_eq!(response.exit_code, Some(1));
     assert_eq!(response.error.unwrap().error_type, "abnormal_exit");
+
     let params = json!({"note": "-n; rm -rf /", "key": "s3cret"});
-    let user = invoke_stdout(&daemon, "leave_note", params).await;
-    assert_ne!(user.trim(), "0", "never root");
+    let uid = invoke_stdout(&daemon, "leave_note", params).await;
+    assert_ne!(uid.trim(), "0", "the tool does not run as root");
     assert_eq!(read_note(&daemon), "-n; rm -rf /");
+
     let params = json!({"word": "root", "file": "/etc/shadow"});
     let response = invoke(&daemon, call("", "grep_word", params)).await;
     assert_eq!((response.exit_code, stdout(&response)), (Some(2), String::new()));

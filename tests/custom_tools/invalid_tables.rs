@@ -1,10 +1,10 @@
-//! Tables that are wrong: the daemon does not start, and says all that is.
+//! Invalid `[[tools]]` tables: the daemon does not start, and reports every problem.
 
 use std::fs;
 
 use crate::support::run_jigd;
 
-/// What a daemon says that does not start with these tools.
+/// Runs `jigd --check` with these tools. Returns its report, after the exit code unless that is 78.
 fn check_output(tools: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("jigd.toml");
@@ -18,6 +18,7 @@ fn check_output(tools: &str) -> String {
         workspace.display(),
     );
     fs::write(&config, text).unwrap();
+
     let output = run_jigd(&["--check", "--config", config.to_str().unwrap()]);
     let report = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     match output.status.code() {

@@ -1,12 +1,12 @@
-//! B9: tools of the configuration, which are registered without touching the daemon's code.
+//! B9: custom tools, which the configuration registers without a change of the daemon's code.
 
-/// What becomes of their parameters.
+/// Parameters as command arguments.
 mod arguments;
-/// Who may call them, and who decides.
+/// Keys, policy, approvals and events of custom tools.
 mod authorization;
-/// As models are told of them.
+/// Custom tools in the catalog and in every dialect.
 mod catalog;
-/// Tables that are wrong.
+/// Invalid `[[tools]]` tables.
 mod invalid_tables;
 
 use std::fs;
@@ -19,7 +19,7 @@ use crate::{
     support::{Daemon, Setup},
 };
 
-/// A tool that says which arguments it was given, a line each; and others.
+/// Custom tools: `say_arguments` prints its arguments, one per line.
 const TOOLS: &str = r#"
 [[tools]]
 name = "say_arguments"
@@ -62,18 +62,17 @@ properties.note = { type = "string", description = "The note." }
 properties.key = { type = "string", writeOnly = true, description = "Not used much." }
 "#;
 
-/// A daemon with these tools.
 async fn start_with_tools() -> Daemon {
     start_with_config("").await
 }
 
-/// A daemon with these tools, and more in its configuration.
-async fn start_with_config(more: &str) -> Daemon {
-    let setup = Setup::new().workspace_table(&format!("{TOOLS}\n{more}"));
+/// Starts a daemon with [`TOOLS`] and `tables` in its configuration.
+async fn start_with_config(tables: &str) -> Daemon {
+    let setup = Setup::new().workspace_table(&format!("{TOOLS}\n{tables}"));
     setup.start().await
 }
 
-/// What a call says that a command does: its standard output.
+/// Calls a tool, which must succeed. Returns its standard output.
 async fn invoke_stdout(daemon: &Daemon, tool: &str, params: Value) -> String {
     let response = invoke(daemon, call("", tool, params)).await;
     assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
@@ -85,7 +84,7 @@ fn stdout(response: &InvokeResponse) -> String {
     data["stdout"].as_str().unwrap().to_owned()
 }
 
-/// What a call is refused with: its reason, and what is wrong with which fields.
+/// Calls a tool, which must fail. Returns the reason and the invalid fields with their descriptions.
 async fn invoke_failing(
     daemon: &Daemon,
     tool: &str,
@@ -93,6 +92,7 @@ async fn invoke_failing(
 ) -> (String, Vec<(String, String)>) {
     let response = invoke(daemon, call("", tool, params)).await;
     assert_eq!(response.status(), InvokeStatus::Error, "{response:?}");
+
     let error = response.error.unwrap();
     let details = error.details.as_ref().map(json_of).unwrap_or_default();
     let fields = details["fields"].as_array().cloned().unwrap_or_default();
@@ -103,7 +103,6 @@ async fn invoke_failing(
     (error.error_type, fields.collect())
 }
 
-/// The note that was left.
 fn read_note(daemon: &Daemon) -> String {
     fs::read_to_string(daemon.file("note")).unwrap()
 }
