@@ -1,4 +1,4 @@
-//! The rules of this repository, checked on its own files.
+//! Rules of this repository, checked on its files.
 
 mod docs;
 mod files;
@@ -54,12 +54,12 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     (
         "daemon/config",
         "daemon/netpolicy/rules",
-        "plain data: where the configuration lets commands and calls connect to",
+        "plain data: hosts and addresses that the configuration allows",
     ),
     (
         "daemon/config",
         "daemon/sandbox/plan.rs",
-        "plain data: what of the configuration the launcher is sent",
+        "plain data: the part of the configuration that the launcher receives",
     ),
     (
         "daemon/config",
@@ -86,11 +86,11 @@ const WIRE_TYPES: &[(&str, &str)] = &[
     ("daemon/tool/", "takes typed requests, gives typed responses"),
 ];
 
-/// File names that do not tell the content.
+/// File names that say nothing about the content.
 const VAGUE_NAMES: &[&str] =
     &["common", "helper", "helpers", "misc", "shared", "stuff", "types", "util", "utils"];
 
-// In parts, so that this file does not break its own rules.
+// Split, so that this file does not violate its own rules.
 const MACHINE_PATHS: &[&str] =
     &[concat!("/wo", "rk/main"), concat!("/wo", "rk/shared"), concat!("/tmp/", "wt/")];
 /// The author's home directory. Only tests name it: they try to reach it from a sandbox.
@@ -129,7 +129,8 @@ fn unit_tests_are_at_the_end_of_the_file() {
         let line = line_after_tests(text)?;
         Some(format!("{file}:{line}"))
     });
-    assert_none("code after its tests", found);
+    assert_none("code after the unit tests", found);
+
     let tests = "//! x\n#[cfg(test)]\nmod tests {\n}\n";
     assert_eq!(line_after_tests(tests), None);
     assert_eq!(line_after_tests(&format!("{tests}fn f() {{}}\n")), Some(5));
@@ -177,6 +178,7 @@ fn imports_run_downwards() {
         "uses of a layer above or beside (see LAYERS in tests/tidy.rs)",
         module_uses.iter().filter(|use_| is_upward(use_)).map(describe),
     );
+
     let unused = EXCEPTIONS.iter().filter(|exception| {
         !module_uses.iter().any(|use_| exception_for(use_) == Some(*exception))
     });
@@ -188,7 +190,7 @@ fn imports_run_downwards() {
 
 #[test]
 fn upward_and_sideways_uses_are_detected() {
-    let goes_up = |from: &str, to: &str, module: &str| {
+    let is_rejected = |from: &str, to: &str, module: &str| {
         is_upward(&ModuleUse {
             from: from.to_owned(),
             line: 1,
@@ -196,6 +198,7 @@ fn upward_and_sideways_uses_are_detected() {
             module: module.to_owned(),
         })
     };
+
     for (from, to) in [
         ("daemon/sys/mod.rs", "daemon/grpc/run.rs"),
         ("daemon/process/mod.rs", "daemon/workspace/read.rs"),
@@ -204,8 +207,9 @@ fn upward_and_sideways_uses_are_detected() {
         ("daemon/config/mod.rs", "daemon/sandbox/pool/mod.rs"),
         ("daemon/sandbox/pool/mod.rs", "daemon/process/mod.rs"),
     ] {
-        assert!(goes_up(from, to, "daemon"), "{from} → {to}");
+        assert!(is_rejected(from, to, "daemon"), "{from} → {to}");
     }
+
     for (from, to) in [
         ("daemon/grpc/run.rs", "daemon/sys/mod.rs"),
         ("daemon/grpc/run.rs", "daemon/grpc/status.rs"),
@@ -213,9 +217,10 @@ fn upward_and_sideways_uses_are_detected() {
         ("client/main.rs", "daemon/mod.rs"),
         ("client/run.rs", "client/connect.rs"),
     ] {
-        assert!(!goes_up(from, to, "daemon"), "{from} → {to}");
+        assert!(!is_rejected(from, to, "daemon"), "{from} → {to}");
     }
-    assert!(!goes_up("daemon/sys/mod.rs", "lib.rs", "api::v1"));
+
+    assert!(!is_rejected("daemon/sys/mod.rs", "lib.rs", "api::v1"));
 }
 
 #[test]
@@ -236,6 +241,7 @@ fn folders_have_no_import_cycles() {
             .or_default()
             .insert((from[shared].to_owned(), to[shared].to_owned()));
     }
+
     let cycles = uses.iter().flat_map(|(folder, uses)| {
         cycles(uses).into_iter().map(move |cycle| format!("{folder}: {}", cycle.join(" → ")))
     });
@@ -278,18 +284,19 @@ fn error_reasons_match_the_contract() {
         .map(|(reason, _)| reason)
         .collect();
     let unlisted = names.iter().filter(|name| !listed.contains(*name));
-    assert_none("reasons that no list of errors in the protos contains", unlisted);
+    assert_none("reasons that no error list in the protos contains", unlisted);
+
     let unknown = listed.iter().filter(|name| !names.contains(*name));
-    assert_none("reasons in the protos that the daemon does not have", unknown);
+    assert_none("reasons in the protos that the daemon does not define", unknown);
 }
 
 #[test]
 fn paths_in_messages_are_escaped() {
     let found = package_files().into_iter().flat_map(|(file, text)| {
-        let bare = |line: &str| line.contains("\\\"{path}") || line.contains("\\\"{name}");
+        let is_unescaped = |line: &str| line.contains("\\\"{path}") || line.contains("\\\"{name}");
         text.lines()
             .enumerate()
-            .filter(|(_, line)| bare(line))
+            .filter(|(_, line)| is_unescaped(line))
             .map(|(number, _)| format!("{file}:{}", number + 1))
             .collect::<Vec<_>>()
     });
@@ -300,6 +307,7 @@ fn paths_in_messages_are_escaped() {
 fn no_work_markers_remain() {
     let is_data = |file: &str| file.starts_with("tests/seeds/");
     let files = committed_files().into_iter().filter(|(file, _)| !is_data(file));
+
     let words = files.flat_map(|(file, text)| {
         text.lines()
             .enumerate()
@@ -307,6 +315,7 @@ fn no_work_markers_remain() {
             .map(|(number, _)| format!("{file}:{}", number + 1))
             .collect::<Vec<_>>()
     });
+
     let code = rust_files().into_iter().flat_map(|(file, text)| {
         let tokens = tokens_of(&text);
         tokens
@@ -323,7 +332,7 @@ fn no_work_markers_remain() {
             .map(|window| format!("{file}:{}", window[0].0))
             .collect::<Vec<_>>()
     });
-    assert_none("work that is left open", words.chain(code));
+    assert_none("unfinished work", words.chain(code));
 }
 
 #[test]
@@ -351,8 +360,8 @@ fn shell_scripts_stop_at_the_first_failure() {
         .into_iter()
         .filter(|(file, text)| {
             let name = file.rsplit('/').next().unwrap_or_default();
-            let by_name = name.ends_with(".sh") || name.ends_with(".bash");
-            by_name || text.lines().next().is_some_and(is_shell_shebang)
+            let is_named_so = name.ends_with(".sh") || name.ends_with(".bash");
+            is_named_so || text.lines().next().is_some_and(is_shell_shebang)
         })
         .filter(|(_, text)| {
             let mut lines = text.lines();
@@ -440,9 +449,9 @@ fn is_upward(use_: &ModuleUse) -> bool {
     from != to && layer_index(from) >= layer_index(to)
 }
 
-/// Fails with a list of everything that was found.
+/// Fails with a list of all findings.
 #[track_caller]
 pub(crate) fn assert_none(what: &str, found: impl IntoIterator<Item = impl std::fmt::Display>) {
-    let found: Vec<String> = found.into_iter().map(|one| format!("  {one}\n")).collect();
+    let found: Vec<String> = found.into_iter().map(|finding| format!("  {finding}\n")).collect();
     assert!(found.is_empty(), "{what}:\n{}", found.concat());
 }

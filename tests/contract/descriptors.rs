@@ -1,4 +1,4 @@
-//! The descriptors of the contract, and what is asked of them.
+//! The descriptors of the contract, and queries on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,13 +27,14 @@ pub(super) fn extension_option<T: prost::Message + std::default::Default>(
     if !options.has_extension(&extension) {
         return None;
     }
+
     match options.get_extension(&extension).into_owned() {
         Value::Message(message) => Some(message.transcode_to().unwrap()),
         other => panic!("{name} is {other:?}"),
     }
 }
 
-/// Something that has a name and must have a comment.
+/// A named element of the contract, which must have a comment.
 pub(super) struct Element {
     pub(super) kind: &'static str,
     pub(super) name: String,
@@ -50,10 +51,12 @@ pub(super) fn elements() -> Vec<Element> {
                 add("rpc", method.full_name(), method.path());
             }
         }
+
         for extension in file.extensions() {
             add("extension", extension.full_name(), extension.path());
         }
     }
+
     for message in messages() {
         let file = message.parent_file();
         let mut add = |kind, name: &str, path: &[i32]| found.push(element(kind, name, &file, path));
@@ -61,10 +64,12 @@ pub(super) fn elements() -> Vec<Element> {
         for field in message.fields() {
             add("field", field.full_name(), field.path());
         }
+
         for oneof in message.oneofs().filter(|oneof| !oneof.is_synthetic()) {
             add("oneof", oneof.full_name(), oneof.path());
         }
     }
+
     for kind in enums() {
         let file = kind.parent_file();
         found.push(element("enum", kind.full_name(), &file, kind.path()));
@@ -72,6 +77,7 @@ pub(super) fn elements() -> Vec<Element> {
             found.push(element("enum value", value.full_name(), &file, value.path()));
         }
     }
+
     found
 }
 
@@ -94,11 +100,11 @@ pub(super) fn pool() -> DescriptorPool {
     DescriptorPool::decode(FILE_DESCRIPTOR_SET).unwrap()
 }
 
-/// The files whose shape is ours to choose.
+/// The files of the project, without those of Google.
 pub(super) fn files() -> Vec<FileDescriptor> {
     let files: Vec<_> =
         pool().files().filter(|file| file.package_name().starts_with("jig.")).collect();
-    assert!(!files.is_empty(), "no file of the contract was found");
+    assert!(!files.is_empty(), "the contract has no files");
     files
 }
 
@@ -138,6 +144,7 @@ pub(super) fn upper_snake(pascal: &str) -> String {
         }
         name.push(character.to_ascii_uppercase());
     }
+
     name
 }
 
@@ -147,6 +154,7 @@ pub(super) fn errors_of(rpc: &str) -> BTreeSet<String> {
     let comments = elements().into_iter().filter(|element| names.contains(&element.name));
     let comments: Vec<String> = comments.map(|element| element.comment).collect();
     assert_eq!(comments.len(), 2, "there is no RPC {rpc}");
+
     let lines = comments.iter().flat_map(|comment| comment.lines());
     lines
         .filter_map(|line| line.trim().strip_prefix("* `")?.split_once('`'))

@@ -1,4 +1,4 @@
-//! Every error that a tool for files answers is one that the comment of its RPC names.
+//! The comment of each RPC names every error that its file tool returns.
 
 use std::{collections::BTreeSet, fs, os::unix::fs::symlink};
 
@@ -12,7 +12,7 @@ use crate::{
     tidy::assert_none,
 };
 
-/// The tools, and their RPCs.
+/// The file tools and their RPCs.
 const TOOL_RPCS: &[(Tool, &str)] = &[
     (Tool::Read, "ReadFile"),
     (Tool::ListFiles, "ListFiles"),
@@ -29,7 +29,7 @@ const TOOL_RPCS: &[(Tool, &str)] = &[
     (Tool::Delete, "DeletePath"),
 ];
 
-/// What each tool answers, beside what the paths below bring about.
+/// Errors of each tool that the paths of the test below do not cause.
 const RARE_ERRORS: &[(&str, &[&str])] = &[
     ("ApplyPatch", &["FILE_TOO_LARGE", "STALE_FILE"]),
     ("DeletePath", &["DIRECTORY_NOT_EMPTY"]),
@@ -53,14 +53,33 @@ fn comments_name_rare_errors() {
 
 #[tokio::test]
 async fn comments_name_every_observed_error() {
-    let table = "protected = [\"safe\"]";
-    let daemon = Setup::new().workspace_table(table).start().await;
+    let config = "protected = [\"safe\"]";
+    let daemon = Setup::new().workspace_table(config).start().await;
     let too_long = format!("w/{}", "n".repeat(256));
-    let below = format!("{too_long}/x");
+    let child_of_long = format!("{too_long}/x");
+
     let mut found = BTreeSet::new();
     for path in [
-        "w/f", "w/binary", "w/none", "w/none/x", "w/d", "w/f/x", "w/f/x/y", "w/link", "w/link/x",
-        "w/fifo", "w/fifo/x", &too_long, &below, ".", "../x", "/etc", "safe", "safe/x", "", "a\0b",
+        "w/f",
+        "w/binary",
+        "w/none",
+        "w/none/x",
+        "w/d",
+        "w/f/x",
+        "w/f/x/y",
+        "w/link",
+        "w/link/x",
+        "w/fifo",
+        "w/fifo/x",
+        &too_long,
+        &child_of_long,
+        ".",
+        "../x",
+        "/etc",
+        "safe",
+        "safe/x",
+        "",
+        "a\0b",
     ] {
         for (tool, rpc) in TOOL_RPCS {
             recreate_test_tree(&daemon);
@@ -68,6 +87,7 @@ async fn comments_name_every_observed_error() {
                 found.insert((*rpc, Refusal::from_status(&status).reason));
             }
         }
+
         recreate_test_tree(&daemon);
         let path = path.to_owned();
         let request = CreateDirectoryRequest { path };
@@ -75,29 +95,34 @@ async fn comments_name_every_observed_error() {
             found.insert(("CreateDirectory", Refusal::from_status(&status).reason));
         }
     }
-    assert!(found.len() > 60, "only {} errors were seen", found.len());
+
+    assert!(found.len() > 60, "only {} errors were returned", found.len());
+
     let unnamed = found.iter().filter(|(rpc, reason)| !errors_of(rpc).contains(reason));
     let unnamed = unnamed.map(|(rpc, reason)| format!("{rpc}: {reason}"));
     assert_none("errors that no comment names", unnamed);
 }
 
-/// Makes the directory `w`, whatever was done to it, and what is moved to elsewhere.
+/// Creates the directory `w` and the file `other-path` anew, for moves from and to it.
 fn recreate_test_tree(daemon: &Daemon) {
-    let at = |name: &str| daemon.file("w").join(name);
-    if at("").exists() {
-        fs::remove_dir_all(at("")).unwrap();
+    let path = |name: &str| daemon.file("w").join(name);
+    if path("").exists() {
+        fs::remove_dir_all(path("")).unwrap();
     }
-    fs::create_dir_all(at("d/d")).unwrap();
-    fs::write(at("f"), "text\n").unwrap();
-    fs::write(at("binary"), b"\xff\0").unwrap();
-    symlink("f", at("link")).unwrap();
+
+    fs::create_dir_all(path("d/d")).unwrap();
+    fs::write(path("f"), "text\n").unwrap();
+    fs::write(path("binary"), b"\xff\0").unwrap();
+    symlink("f", path("link")).unwrap();
     let mode = Mode::from_raw_mode(0o666);
-    mknodat(CWD, at("fifo"), FileType::Fifo, mode, 0).unwrap();
-    let other = daemon.file("other-path");
-    if other.is_dir() {
-        fs::remove_dir_all(&other).unwrap();
-    } else if other.symlink_metadata().is_ok() {
-        fs::remove_file(&other).unwrap();
+    mknodat(CWD, path("fifo"), FileType::Fifo, mode, 0).unwrap();
+    let other_path = daemon.file("other-path");
+
+    if other_path.is_dir() {
+        fs::remove_dir_all(&other_path).unwrap();
+    } else if other_path.symlink_metadata().is_ok() {
+        fs::remove_file(&other_path).unwrap();
     }
-    fs::write(other, "").unwrap();
+
+    fs::write(other_path, "").unwrap();
 }

@@ -1,4 +1,4 @@
-//! The lint rules of buf (STANDARD and COMMENTS).
+//! Buf's lint rules (STANDARD and COMMENTS).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,12 +14,12 @@ use crate::tidy::assert_none;
 #[test]
 fn build_compiles_every_proto() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("proto");
-    let known: Vec<String> = files().iter().map(|file| file.name().to_owned()).collect();
-    let forgotten = files_below(&root.join("jig"))
+    let compiled: Vec<String> = files().iter().map(|file| file.name().to_owned()).collect();
+    let missing = files_below(&root.join("jig"))
         .into_iter()
         .map(|path| path.strip_prefix(&root).unwrap().display().to_string())
-        .filter(|file| file.ends_with(".proto") && !known.contains(file));
-    assert_none("protos that build.rs does not compile", forgotten);
+        .filter(|file| file.ends_with(".proto") && !compiled.contains(file));
+    assert_none("protos that build.rs does not compile", missing);
 }
 
 #[test]
@@ -30,14 +30,17 @@ fn packages_are_versioned_and_match_their_folders() {
         if !package.rsplit('.').next().is_some_and(is_version) {
             found.push(format!("{}: package {package} has no version", file.name()));
         }
+
         let (folder, name) = file.name().rsplit_once('/').unwrap();
         if folder != package.replace('.', "/") {
             found.push(format!("{}: package {package} belongs elsewhere", file.name()));
         }
+
         if !is_lower_snake(name.trim_end_matches(".proto")) {
             found.push(format!("{}: not lower_snake_case", file.name()));
         }
     }
+
     assert_none("files", found);
 }
 
@@ -46,20 +49,22 @@ fn names_follow_the_buf_style() {
     let mut found = Vec::new();
     for element in elements() {
         let name = element.name.rsplit('.').next().unwrap_or_default();
-        let good = match element.kind {
+        let is_valid = match element.kind {
             "message" | "enum" | "rpc" | "service" => is_pascal(name),
             "enum value" => is_upper_snake(name),
             _ => is_lower_snake(name),
         };
-        if !good {
+        if !is_valid {
             found.push(format!("{} {}", element.kind, element.name));
         }
     }
+
     for service in services() {
         if !service.name().ends_with("Service") {
             found.push(format!("service {} does not end in Service", service.name()));
         }
     }
+
     assert_none("names", found);
 }
 
@@ -73,13 +78,15 @@ fn enums_start_with_unspecified_and_prefix_their_values() {
         if values[0].number() != 0 || values[0].name() != zero {
             found.push(format!("{} does not begin with {zero} = 0", kind.name()));
         }
-        let strange = values.iter().filter(|value| !value.name().starts_with(&prefix));
-        found.extend(strange.map(|value| format!("{} lacks {prefix}", value.name())));
+
+        let unprefixed = values.iter().filter(|value| !value.name().starts_with(&prefix));
+        found.extend(unprefixed.map(|value| format!("{} lacks {prefix}", value.name())));
         let numbers: BTreeSet<i32> = values.iter().map(|value| value.number()).collect();
         if numbers.len() != values.len() {
             found.push(format!("{} has two names for one number", kind.name()));
         }
     }
+
     assert_none("enums", found);
 }
 
@@ -88,8 +95,8 @@ fn every_rpc_has_its_own_request_and_response() {
     let mut found = Vec::new();
     let mut users: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for method in methods() {
-        let own = [(method.input(), "Request"), (method.output(), "Response")];
-        for (message, suffix) in own {
+        let messages = [(method.input(), "Request"), (method.output(), "Response")];
+        for (message, suffix) in messages {
             let short = format!("{}{suffix}", method.name());
             let service = method.parent_service().name().to_owned();
             if message.name() != short && message.name() != format!("{service}{short}") {
@@ -99,6 +106,7 @@ fn every_rpc_has_its_own_request_and_response() {
             users.push(method.full_name().to_owned());
         }
     }
+
     let shared = users.iter().filter(|(_, users)| users.len() > 1);
     found.extend(shared.map(|(message, users)| format!("{message}: {}", users.join(", "))));
     assert_none("requests and responses", found);
@@ -108,13 +116,14 @@ fn every_rpc_has_its_own_request_and_response() {
 fn no_message_uses_any_or_empty() {
     const FORBIDDEN_TYPES: [&str; 2] = ["google.protobuf.Any", "google.protobuf.Empty"];
     let fields = messages().into_iter().flat_map(|message| {
-        let refused = message.fields().filter(
+        let forbidden = message.fields().filter(
             |field| matches!(field.kind(), Kind::Message(kind) if FORBIDDEN_TYPES.contains(&kind.full_name())),
         );
-        refused
+        forbidden
             .map(|field| field.full_name().to_owned())
             .collect::<Vec<_>>()
     });
+
     let rpcs = methods().into_iter().filter(|method| {
         FORBIDDEN_TYPES.contains(&method.input().full_name())
             || FORBIDDEN_TYPES.contains(&method.output().full_name())
@@ -151,8 +160,8 @@ fn lists_errors_distinguishes_lists_from_prose() {
     assert!(!lists_errors(" Does.\n"));
 }
 
-/// Whether a comment has a line `Errors:` (with a remark in parentheses, perhaps) followed by a
-/// list of reasons, or by `none`.
+/// Whether a comment has a line `Errors:` (optionally with a remark in parentheses), followed by a
+/// list of reasons or by `none`.
 fn lists_errors(comment: &str) -> bool {
     let mut lines = comment.lines().map(str::trim);
     let Some(head) = lines.find_map(|line| line.strip_prefix("Errors")) else {
@@ -179,6 +188,7 @@ fn is_version(name: &str) -> bool {
     };
     let parts = version.split_once("alpha").or_else(|| version.split_once("beta"));
     let is_number = |text: &str| text.parse::<u16>().is_ok();
+
     match parts {
         Some((major, minor)) => is_number(major) && is_number(minor),
         None => is_number(version),

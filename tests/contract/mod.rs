@@ -1,14 +1,14 @@
-//! The rules of the contract, checked on its descriptors.
+//! Tests of the contract, on its descriptors.
 
-/// The descriptors.
+/// Access to the descriptors.
 mod descriptors;
-/// What the tools answer, against what their comments name.
+/// Errors that the file tools return, compared with the comments of their RPCs.
 mod error_coverage;
-/// The shape of names and comments.
+/// Buf's lint rules.
 mod lint;
-/// Options of tools and fields.
+/// Options of tools and fields: completeness and consistency.
 mod options;
-/// What clients were promised.
+/// Names, defaults and limits that clients rely on.
 mod promises;
-/// What released contracts have.
+/// Compatibility with released contracts.
 mod released;

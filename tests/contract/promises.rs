@@ -1,4 +1,4 @@
-//! What clients were promised: names, defaults, limits.
+//! Promises to clients: names, defaults and limits that must not change.
 
 use jig::api::v1::{Risk, field_rules::DefaultValue};
 use prost_reflect::{EnumDescriptor, Kind, MethodDescriptor};
@@ -23,7 +23,7 @@ const fn flag(default: bool) -> Promise {
     Promise { default: Some(PromisedDefault::Flag(default)), range: None }
 }
 
-/// What was promised of a request field.
+/// The promised default and range of a request field.
 #[derive(Debug, Clone, Copy)]
 struct Promise {
     default: Option<PromisedDefault>,
@@ -37,8 +37,8 @@ enum PromisedDefault {
     Flag(bool),
 }
 
-/// RPC, name, risk and seconds of every tool that was promised. Those that are not built yet bind
-/// whoever builds them.
+/// RPC, name, risk and default timeout in seconds of every promised tool. They bind tools that are
+/// not built yet, too.
 const PROMISED_TOOLS: &[(&str, &str, Risk, u32)] = &[
     ("ListFiles", "list_files", Risk::ReadOnly, 30),
     ("ListDirectory", "list_dir", Risk::ReadOnly, 30),
@@ -59,7 +59,7 @@ const PROMISED_TOOLS: &[(&str, &str, Risk, u32)] = &[
     ("FetchUrl", "fetch_url", Risk::Dangerous, 10),
 ];
 
-/// RPCs that exist, and whether they stream their answer.
+/// RPCs that must exist: service, RPC, and whether the response is a stream.
 const PROMISED_RPCS: &[(&str, &str, bool)] = &[
     ("ToolService", "ListFiles", false),
     ("ToolService", "ReadFile", false),
@@ -76,7 +76,7 @@ const PROMISED_RPCS: &[(&str, &str, bool)] = &[
     ("DaemonService", "GetInfo", false),
 ];
 
-/// Fields that messages have.
+/// Fields that messages must have.
 const PROMISED_FIELDS: &[(&str, &[&str])] = &[
     (
         "ListFilesRequest",
@@ -191,7 +191,8 @@ fn tools_match_the_promised_ones() {
             found.push(format!("{actual:?}"));
         }
     }
-    assert_none("tools that differ from what was promised", found);
+
+    assert_none("tools that differ from the promised ones", found);
 }
 
 #[test]
@@ -199,32 +200,35 @@ fn promised_names_exist() {
     let mut missing = Vec::new();
     let methods = methods();
     for (service, rpc, streams) in PROMISED_RPCS {
-        let is_it = |method: &&MethodDescriptor| {
+        let is_promised = |method: &&MethodDescriptor| {
             method.full_name() == format!("jig.v1.{service}.{rpc}")
                 && method.is_server_streaming() == *streams
                 && !method.is_client_streaming()
         };
-        if !methods.iter().any(|method| is_it(&method)) {
+        if !methods.iter().any(|method| is_promised(&method)) {
             missing.push(format!("rpc {service}.{rpc}"));
         }
     }
+
     for (message, fields) in PROMISED_FIELDS {
-        let has = fields_of(message);
-        let lost = fields.iter().filter(|field| !has.contains_key(**field));
-        missing.extend(lost.map(|field| format!("field {message}.{field}")));
+        let existing = fields_of(message);
+        let absent = fields.iter().filter(|field| !existing.contains_key(**field));
+        missing.extend(absent.map(|field| format!("field {message}.{field}")));
     }
+
     for (kind, values) in PROMISED_ENUM_VALUES {
         let prefix = format!("{}_", upper_snake(kind));
         let descriptor = pool().get_enum_by_name(&format!("jig.v1.{kind}"));
-        let has: Vec<String> = descriptor
+        let existing: Vec<String> = descriptor
             .iter()
             .flat_map(EnumDescriptor::values)
             .filter_map(|value| Some(value.name().strip_prefix(&prefix)?.to_owned()))
             .collect();
-        let lost = values.iter().filter(|value| !has.iter().any(|name| name == *value));
-        missing.extend(lost.map(|value| format!("value {prefix}{value}")));
+        let absent = values.iter().filter(|value| !existing.iter().any(|name| name == *value));
+        missing.extend(absent.map(|value| format!("value {prefix}{value}")));
     }
-    assert_none("names that were promised and are missing", missing);
+
+    assert_none("promised names that are missing", missing);
 }
 
 #[test]
@@ -233,26 +237,31 @@ fn promised_defaults_and_limits_hold() {
     for (message, name, promise) in PROMISED_LIMITS {
         let rules = fields_of(message).get(*name).and_then(field_rules);
         let rules = rules.unwrap_or_default();
+
         let default = match (&rules.default_value, promise.default) {
-            (Some(DefaultValue::DefaultNumber(is)), Some(PromisedDefault::Number(should))) => {
-                *is == should
+            (
+                Some(DefaultValue::DefaultNumber(actual)),
+                Some(PromisedDefault::Number(promised)),
+            ) => *actual == promised,
+            (Some(DefaultValue::DefaultText(actual)), Some(PromisedDefault::Text(promised))) => {
+                actual == promised
             }
-            (Some(DefaultValue::DefaultText(is)), Some(PromisedDefault::Text(should))) => {
-                is == should
+            (Some(DefaultValue::DefaultBool(actual)), Some(PromisedDefault::Flag(promised))) => {
+                *actual == promised
             }
-            (Some(DefaultValue::DefaultBool(is)), Some(PromisedDefault::Flag(should))) => {
-                *is == should
-            }
-            (is, should) => is.is_none() && should.is_none(),
+            (actual, promised) => actual.is_none() && promised.is_none(),
         };
+
         let limits = rules.minimum.zip(rules.maximum) == promise.range;
         if !default || !limits {
             found.push(format!("{message}.{name}: {rules:?}, promised {promise:?}"));
         }
     }
+
     let exit_code = fields_of("RunResponse").remove("exit_code");
     if !exit_code.is_some_and(|field| field.supports_presence() && field.kind() == Kind::Int32) {
         found.push("RunResponse.exit_code is not an `optional int32`".to_owned());
     }
+
     assert_none("defaults and limits", found);
 }

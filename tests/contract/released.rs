@@ -1,9 +1,8 @@
-//! Compatibility with released contracts, by the rules of `buf breaking` for `WIRE_JSON`: what a
-//! release had keeps its numbers, names, types, labels and streams. More may come.
+//! Compatibility with released contracts, by the rules of `buf breaking` for `WIRE_JSON`: elements of
+//! a release keep their numbers, names, types, labels and streams. New elements are allowed.
 //!
-//! A folder `released` holds a listing of the contract for each release. Run
-//! `JIG_RELEASE=1 cargo test contract::released` when the version of the package is released: it
-//! writes the listing of that version.
+//! Folder `released` holds a listing of the contract for each release. To release a version, run
+//! `JIG_RELEASE=1 cargo test contract::released`, which writes the listing of that version.
 
 use std::{collections::BTreeSet, env, fs, path::PathBuf};
 
@@ -12,8 +11,8 @@ use prost_reflect::{Cardinality, FieldDescriptor, Kind, MethodDescriptor};
 use super::descriptors::{enums, messages, methods};
 use crate::tidy::assert_none;
 
-/// Fields with another name than in a release: message, number, name in the release, name now. The
-/// binary format is the same, the JSON format is not. `CHANGELOG.md` lists them.
+/// Fields renamed since a release: message, number, released name, current name. The binary format is
+/// the same, the JSON format is not. `CHANGELOG.md` lists them.
 const RENAMED_FIELDS: [(&str, u32, &str, &str); 9] = [
     ("jig.v1.Approval", 14, "asked_by", "required_by"),
     ("jig.v1.Approval", 21, "said_as", "called_name"),
@@ -26,8 +25,8 @@ const RENAMED_FIELDS: [(&str, u32, &str, &str); 9] = [
     ("jig.v1.SearchResponse", 7, "ignore_files_cut", "truncated_ignore_files"),
 ];
 
-/// Only the options of tools and fields are declared here. They are read by name nowhere but in
-/// the protos themselves, so their names may change and their numbers may not.
+/// This file declares only the options of tools and fields. Only the protos use them by name, so
+/// their names may change, but not their numbers.
 const OPTIONS_FILE: &str = "jig/v1/options.proto";
 
 #[test]
@@ -47,19 +46,20 @@ fn contract_stays_compatible_with_releases() {
         let release = path.file_stem().unwrap().to_string_lossy().into_owned();
         let released = fs::read_to_string(&path).unwrap();
         let released = with_renamed_fields(released);
-        let lost = missing_lines(&released, &current);
-        broken.extend(lost.map(|line| format!("{release}: {line}")));
+        let missing = missing_lines(&released, &current);
+        broken.extend(missing.map(|line| format!("{release}: {line}")));
         releases += 1;
     }
+
     assert_ne!(releases, 0, "no released contract was found");
-    assert_none("parts of released contracts that are gone or differ", broken);
+    assert_none("elements of released contracts that are missing or differ", broken);
 }
 
 #[test]
 fn missing_lines_finds_differences() {
     let current = contract_lines();
-    let whole: Vec<&str> = current.iter().map(String::as_str).collect();
-    assert_eq!(missing_lines(&whole.join("\n"), &current).count(), 0);
+    let lines: Vec<&str> = current.iter().map(String::as_str).collect();
+    assert_eq!(missing_lines(&lines.join("\n"), &current).count(), 0);
 
     for line in [
         "field jig.v1.RunRequest 1 command int32 optional",
@@ -79,13 +79,14 @@ fn missing_lines<'a>(
     released.lines().filter(|line| !current.contains(*line))
 }
 
-/// Gives the fields of a listing the names that they have now.
+/// Gives the fields of a listing their current names.
 fn with_renamed_fields(mut released: String) -> String {
     for (message, number, old, new) in RENAMED_FIELDS {
         let [old, new] = [old, new].map(|name| format!("field {message} {number} {name} "));
         assert!(released.contains(&old) || released.contains(&new), "{old}");
         released = released.replace(&old, &new);
     }
+
     released
 }
 
@@ -96,6 +97,7 @@ fn contract_lines() -> BTreeSet<String> {
         let fields: Vec<_> = message.fields().map(|field| field_line(&field)).collect();
         fields
     });
+
     let values = enums().into_iter().flat_map(|kind| {
         let name = kind.full_name().to_owned();
         let line = |number, value: &str| format!("value {name} {number} {value}");
@@ -103,6 +105,7 @@ fn contract_lines() -> BTreeSet<String> {
             kind.values().map(|value| line(value.number(), value.name())).collect();
         values
     });
+
     rpcs.chain(fields).chain(values).collect()
 }
 
@@ -122,6 +125,7 @@ fn field_line(field: &FieldDescriptor) -> String {
     let message = field.parent_message();
     let is_option = message.parent_file().name() == OPTIONS_FILE;
     let name = if is_option { "-" } else { field.name() };
+
     let kind = match field.kind() {
         Kind::Message(message) if field.is_map() => {
             let value = message.map_entry_value_field();
@@ -129,6 +133,7 @@ fn field_line(field: &FieldDescriptor) -> String {
         }
         kind => format!("{kind:?}"),
     };
+
     let label = match field.cardinality() {
         Cardinality::Repeated => "repeated",
         Cardinality::Required => "required",

@@ -1,4 +1,4 @@
-//! The rules of the documentation: README.md and its like, and the pages in `docs/`.
+//! Rules of the documentation: the Markdown pages in the root and in `docs/`.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -19,8 +19,9 @@ fn pages_are_short_and_wrapped() {
             .map(move |line| format!("{page}:{line}: more than {MAX_COLUMNS} columns"))
     });
     let lines = super::read_file("README.md").lines().count();
-    let long = (lines > MAX_README_LINES).then(|| format!("README.md: {lines} lines"));
-    assert_none("long lines and pages", wide.chain(long));
+    let long_readme = (lines > MAX_README_LINES).then(|| format!("README.md: {lines} lines"));
+    assert_none("long lines and pages", wide.chain(long_readme));
+
     let line = "x".repeat(MAX_COLUMNS);
     let text = format!("{line}\n{line}x\n| {line} |\n```\n{line}x\n```\n");
     assert_eq!(wide_lines(&text), [2]);
@@ -29,12 +30,13 @@ fn pages_are_short_and_wrapped() {
 #[test]
 fn page_sentences_are_short() {
     let found = pages().into_iter().flat_map(|(page, text)| {
-        let long = sentences(&text)
+        let long_sentences = sentences(&text)
             .into_iter()
             .filter(|sentence| sentence.split(' ').count() > MAX_SENTENCE_WORDS);
-        long.map(|sentence| format!("{page}: {sentence}")).collect::<Vec<_>>()
+        long_sentences.map(|sentence| format!("{page}: {sentence}")).collect::<Vec<_>>()
     });
     assert_none("sentences of more than 30 words", found);
+
     let text = "# A b\nOne [two\nthree](x.md). Four (`f.g`\nh.)\n\n- Five\n- six: seven\n| a | b. c |\n```\nx\n```\n";
     assert_eq!(
         sentences(text),
@@ -67,7 +69,7 @@ fn page_links_resolve() {
     assert!(!link_resolves("README.md", "docs/tools.md#absent"));
 }
 
-/// The pages, by their paths.
+/// Paths and texts of the pages.
 fn pages() -> Vec<(String, String)> {
     let files = committed_files().into_iter();
     files
@@ -104,15 +106,18 @@ fn sentences(text: &str) -> Vec<String> {
         let numbered = line.trim_start_matches(|digit: char| digit.is_ascii_digit());
         let is_item = line.starts_with("- ") || line.starts_with("* ");
         let is_item = is_item || numbered.len() < line.len() && numbered.starts_with(". ");
-        // A code block ends a paragraph, too.
+
+        // A code block ends a paragraph too.
         if line.is_empty() || line.starts_with(['#', '|']) || is_item || number != next_line {
             paragraphs.push(Vec::new());
         }
+
         next_line = number + 1;
         let content = match line.split_once(' ') {
             Some((_, content)) if is_item => content,
             _ => line,
         };
+
         match line.strip_prefix('|') {
             Some(row) => {
                 paragraphs.extend(row.split('|').map(|cell| cell.split_whitespace().collect()));
@@ -123,10 +128,11 @@ fn sentences(text: &str) -> Vec<String> {
         }
     }
 
-    let ends = |word: &&str| word.trim_end_matches(['*', ')', '"']).ends_with(['.', '!', '?']);
+    let is_last_word =
+        |word: &&str| word.trim_end_matches(['*', ')', '"']).ends_with(['.', '!', '?']);
     paragraphs
         .iter()
-        .flat_map(|words| words.split_inclusive(ends))
+        .flat_map(|words| words.split_inclusive(is_last_word))
         .map(|sentence| sentence.join(" "))
         .filter(|sentence| !sentence.is_empty())
         .collect()
@@ -153,6 +159,7 @@ fn link_resolves(page: &str, link: &str) -> bool {
     if anchor.is_empty() {
         return target.exists();
     }
+
     let text = std::fs::read_to_string(target).unwrap_or_default();
     let headings: BTreeSet<String> = prose(&text)
         .filter(|(_, line)| line.starts_with('#'))
@@ -161,7 +168,7 @@ fn link_resolves(page: &str, link: &str) -> bool {
     headings.contains(anchor)
 }
 
-/// The anchor that GitHub makes of a heading.
+/// The anchor that GitHub gives a heading.
 fn slug(heading: &str) -> String {
     heading
         .to_lowercase()

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use super::imports::Sources;
 
-/// The sources of the package: everything but its tests.
+/// The Rust sources of the package without its tests.
 pub(super) fn package_files() -> Sources {
     rust_files()
         .into_iter()
@@ -15,12 +15,12 @@ pub(super) fn package_files() -> Sources {
         .collect()
 }
 
-/// All Rust files.
+/// All Rust files of the repository.
 pub(super) fn rust_files() -> Sources {
     committed_files().into_iter().filter(|(file, _)| file.ends_with(".rs")).collect()
 }
 
-/// All text files of the repository that `.gitignore` does not name.
+/// All text files of the repository that `.gitignore` does not exclude.
 pub(super) fn committed_files() -> Sources {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     ignore::WalkBuilder::new(root)
@@ -40,7 +40,7 @@ pub(super) fn committed_files() -> Sources {
         .collect()
 }
 
-/// One file of it.
+/// Reads one file of the repository.
 pub(super) fn read_file(file: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
 }

@@ -1,5 +1,5 @@
-//! The uses of one file by another. It finds the modules from the crate roots on, as the compiler
-//! does, and reads every path in `use` items and in code. `mod` items are not uses.
+//! Uses of one file by another. Finds the modules from the crate roots, as the compiler does, and
+//! reads every path in `use` items and in code. `mod` items are not uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,7 +57,7 @@ struct Path {
 }
 
 impl Modules {
-    /// Finds the modules of the crates with these roots. `read` says what of a source counts.
+    /// Finds the modules of the crates with these roots. `read` returns the tokens that count.
     pub(super) fn find(sources: &Sources, roots: &[&str], read: Tokenizer) -> Self {
         let mut modules = Self::default();
         for root in roots {
@@ -72,8 +72,8 @@ impl Modules {
         self.files.values().map(String::as_str).collect()
     }
 
-    /// All uses of a module of `library`, which other crates know as `library_name`, or of the same
-    /// crate, in another file.
+    /// All uses of a module in another file: of the same crate, or of `library`, which other crates
+    /// name `library_name`.
     pub(super) fn module_uses(&self, library: &str, library_name: &str) -> BTreeSet<ModuleUse> {
         let mut module_uses = BTreeSet::new();
         for (name, contents) in &self.contents {
@@ -93,6 +93,7 @@ impl Modules {
                 }
             }
         }
+
         module_uses
     }
 
@@ -107,6 +108,7 @@ impl Modules {
             None if at_root => String::new(),
             _ => format!("{}/", file.trim_end_matches(".rs")),
         };
+
         for child in &contents.declared {
             let beside = format!("{directory}{child}.rs");
             let below = format!("{directory}{child}/mod.rs");
@@ -115,15 +117,17 @@ impl Modules {
             path.push(child.clone());
             self.add(sources, read, file, (name.0.clone(), path));
         }
+
         for inner in &contents.inline {
             let path = name.1.iter().chain(inner).cloned().collect();
             self.files.insert((name.0.clone(), path), file.clone());
         }
+
         self.files.insert(name.clone(), file);
         self.contents.insert(name, contents);
     }
 
-    /// The module that a path leads to, if it is one of ours.
+    /// The module that a path names, if these crates have it.
     fn resolve(
         &self,
         file: &ModuleName,
@@ -135,6 +139,7 @@ impl Modules {
         let mut module: Vec<String> = file_module.iter().chain(&path.within).cloned().collect();
         let mut crate_root = crate_root.clone();
         let mut segments = path.segments.iter().map(String::as_str).peekable();
+
         match segments.next()? {
             "crate" => module.clear(),
             "self" => {}
@@ -149,13 +154,14 @@ impl Modules {
                 module.clear();
             }
             first => {
-                // A module declared here goes before a crate of the same name.
+                // A declared module takes precedence over a crate of the same name.
                 module.push(first.to_owned());
                 if !self.files.contains_key(&(crate_root.clone(), module.clone())) {
                     return None;
                 }
             }
         }
+
         for segment in segments {
             module.push(segment.to_owned());
             if !self.files.contains_key(&(crate_root.clone(), module.clone())) {
@@ -163,6 +169,7 @@ impl Modules {
                 break;
             }
         }
+
         Some((crate_root, module))
     }
 }
@@ -170,14 +177,17 @@ impl Modules {
 impl Contents {
     fn read(tokens: &[(usize, Token)]) -> Self {
         let mut contents = Self::default();
-        // The modules that the position is in, each with the number of braces open around it.
+
+        // The inline modules around the position, each with the number of braces open outside it.
         let mut within: Vec<(String, usize)> = Vec::new();
         let mut braces = 0;
+
         let mut position = 0;
         while position < tokens.len() {
             let rest = &tokens[position..];
             let line = rest[0].0;
             let names = || within.iter().map(|(name, _)| name.clone()).collect();
+
             match &rest[0].1 {
                 Token::Symbol('{') => braces += 1,
                 Token::Symbol('}') => {
@@ -204,7 +214,7 @@ impl Contents {
                     }
                     position += reader.position;
                 }
-                // `pub(in super::super)` says who may use, not who is used.
+                // `pub(in super::super)` restricts users; it is not a use.
                 Token::Word(word) if word == "in" && is_restriction(tokens, position) => {
                     while !is_symbol(tokens.get(position), ')') {
                         position += 1;
@@ -222,8 +232,10 @@ impl Contents {
                 }
                 Token::Word(_) | Token::Symbol(_) | Token::Colons => {}
             }
+
             position += 1;
         }
+
         contents
     }
 }
@@ -240,7 +252,7 @@ impl UseReader<'_> {
         let mut path = Vec::new();
         loop {
             match self.next() {
-                Some(Token::Word(word)) if word == "as" => self.position += 1, // the other name
+                Some(Token::Word(word)) if word == "as" => self.position += 1, // the alias follows
                 Some(Token::Word(word)) => path.push(word),
                 Some(Token::Colons) => {}
                 Some(Token::Symbol('*')) => {}
@@ -288,22 +300,23 @@ fn is_restriction(tokens: &[(usize, Token)], position: usize) -> bool {
 }
 
 fn starts_a_path(tokens: &[(usize, Token)], position: usize) -> bool {
-    let continues = match &tokens[..position] {
+    let is_continuation = match &tokens[..position] {
         [.., (_, Token::Colons)] => true,
         // A method, `x.parse::<T>()`, but not the end of a range, `0..limit::MAX`.
         [.., (_, before), (_, Token::Symbol('.'))] => *before != Token::Symbol('.'),
         _ => false,
     };
-    !continues && matches!(tokens.get(position + 1), Some((_, Token::Colons)))
+    !is_continuation && matches!(tokens.get(position + 1), Some((_, Token::Colons)))
 }
 
-/// Finds cycles among names that use one another. Each cycle is reported once, by a shortest way
+/// Finds cycles among names that use one another. Reports each cycle once, as a shortest path
 /// around it.
 pub(super) fn cycles(uses: &BTreeSet<(String, String)>) -> Vec<Vec<String>> {
     let mut next: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (from, to) in uses.iter().filter(|(from, to)| from != to) {
         next.entry(from).or_default().push(to);
     }
+
     let mut found: Vec<Vec<String>> = Vec::new();
     let mut seen: BTreeSet<&str> = BTreeSet::new();
     for start in next.keys().copied() {
@@ -315,10 +328,11 @@ pub(super) fn cycles(uses: &BTreeSet<(String, String)>) -> Vec<Vec<String>> {
             found.push(cycle.into_iter().map(str::to_owned).collect());
         }
     }
+
     found
 }
 
-/// The shortest way from `start` to itself.
+/// The shortest path from `start` to itself.
 fn shortest_cycle<'a>(
     start: &'a str,
     next: &BTreeMap<&'a str, Vec<&'a str>>,
@@ -326,7 +340,7 @@ fn shortest_cycle<'a>(
     let mut paths = std::collections::VecDeque::from([vec![start]]);
     let mut reached = BTreeSet::new();
     while let Some(path) = paths.pop_front() {
-        let last = path.last().expect("a way has a start");
+        let last = path.last().expect("a path is not empty");
         for to in next.get(last).into_iter().flatten() {
             if *to == start {
                 return Some(path);
@@ -338,6 +352,7 @@ fn shortest_cycle<'a>(
             }
         }
     }
+
     None
 }
 
@@ -373,7 +388,7 @@ mod tests {
                 "daemon/process/stop.rs",
                 "use std::{\n    fmt,\n};\n\nuse super::{\n    start::{\n        go as start,\n    },\n};\npub fn end() {}",
             ),
-            // Upwards in code; in comments, strings and tests it is no use.
+            // An upward use in code. In comments, strings and tests it does not count.
             (
                 "daemon/sys/mod.rs",
                 "//! See [`crate::daemon::door`].\nmod call;\nconst A: &str = \"use crate::daemon::door;\";\nconst B: &str = r#\"\"use crate::daemon::door;\"#;\n\
@@ -409,6 +424,7 @@ mod tests {
             ("daemon/sys/call.rs", 3, "daemon::door"),
             ("main.rs", 1, "daemon"),
         ];
+
         let expected: Vec<_> =
             expected.map(|(from, line, to)| (from.to_owned(), line, to.to_owned())).into();
         assert_eq!(found_uses(), expected);

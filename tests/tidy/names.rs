@@ -1,4 +1,4 @@
-//! Names: of types, and of the parties in prose.
+//! Names of types, and of the parties in prose.
 
 use std::collections::BTreeMap;
 
@@ -9,19 +9,20 @@ use super::{
     tokens::{Token, without_tests},
 };
 
-/// Names that several types may have, and why.
+/// Names that several types may have, and the reason.
 const ALLOWED_DUPLICATES: &[(&str, &str)] = &[
     ("Params", "each tool's own checked parameters, used as `read_file::Params`"),
     ("Daemon", "the benchmarks' daemon, and its stand-in where the feature is off"),
 ];
 
-/// Words that hide which party acts: caller, client, daemon, operator, sandbox, …
+/// Words that hide which party acts, such as the caller, client, daemon, operator or sandbox.
 const PRONOUNS: &[&str] =
     &["anybody", "he", "him", "himself", "his", "nobody", "somebody", "whoever", "whom"];
 
 #[test]
 fn type_names_are_unique() {
     assert_none("type names with several definitions", duplicates(&package_files()));
+
     let sources = |texts: &[&str]| -> Sources {
         let numbered = texts.iter().enumerate();
         numbered.map(|(number, text)| (format!("{number}.rs"), (*text).to_owned())).collect()
@@ -68,7 +69,7 @@ fn pronouns(text: &str) -> Vec<(usize, &str)> {
         .collect()
 }
 
-/// Each name that types in several places have, with the files.
+/// Each name that several types have, with their files.
 fn duplicates(sources: &Sources) -> Vec<String> {
     let mut files: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (file, text) in sources {
@@ -76,6 +77,7 @@ fn duplicates(sources: &Sources) -> Vec<String> {
             files.entry(name).or_default().push(file);
         }
     }
+
     let is_role = |name: &str| ALLOWED_DUPLICATES.iter().any(|(role, _)| *role == name);
     files
         .into_iter()
@@ -88,6 +90,7 @@ fn duplicates(sources: &Sources) -> Vec<String> {
 fn type_names(text: &str) -> Vec<String> {
     let tokens = without_tests(text);
     let mut depth = 0_usize;
+
     let mut names = Vec::new();
     for pair in tokens.windows(2) {
         match (&pair[0].1, &pair[1].1) {
@@ -106,5 +109,6 @@ fn type_names(text: &str) -> Vec<String> {
             _ => {}
         }
     }
+
     names
 }

@@ -1,5 +1,5 @@
-//! The words and symbols of a Rust source, without its comments, strings and tests. Just enough of
-//! the language for the rules of this repository.
+//! Tokens of a Rust source without its comments, strings and tests: just enough of the language for
+//! the rules of this repository.
 
 /// A word or symbol.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +27,7 @@ pub(super) fn without_tests(source: &str) -> Vec<(usize, Token)> {
             }
         }
     }
+
     tokens
 }
 
@@ -35,6 +36,7 @@ pub(super) fn tokens_of(source: &str) -> Vec<(usize, Token)> {
     let characters: Vec<char> = source.chars().collect();
     let mut tokens = Vec::new();
     let mut line = 1;
+
     let mut position = 0;
     while position < characters.len() {
         let rest = &characters[position..];
@@ -64,12 +66,15 @@ pub(super) fn tokens_of(source: &str) -> Vec<(usize, Token)> {
             [first, ..] => (1, (!first.is_whitespace()).then_some(Token::Symbol(*first))),
             [] => break,
         };
+
         if let Some(token) = token {
             tokens.push((line, token));
         }
+
         line += rest[..length].iter().filter(|c| **c == '\n').count();
         position += length;
     }
+
     tokens
 }
 
@@ -77,7 +82,7 @@ fn prefix_length(characters: &[char], belongs: impl Fn(char) -> bool) -> usize {
     characters.iter().take_while(|character| belongs(**character)).count()
 }
 
-/// Length of a block comment, which may hold others.
+/// Length of a block comment with its nested comments.
 fn block_comment_length(characters: &[char]) -> usize {
     let mut depth = 0;
     let mut position = 0;
@@ -97,6 +102,7 @@ fn block_comment_length(characters: &[char]) -> usize {
             _ => position += 1,
         }
     }
+
     position
 }
 
@@ -109,12 +115,13 @@ fn string_length(characters: &[char]) -> usize {
     (position + 1).min(characters.len())
 }
 
-/// Length of a raw string from its first `#` or quote on.
+/// Length of a raw string from its first `#` or quote.
 fn raw_string_length(characters: &[char]) -> Option<usize> {
     let hashes = prefix_length(characters, |character| character == '#');
     if characters.get(hashes) != Some(&'"') {
         return None;
     }
+
     let end: Vec<char> = std::iter::once('"').chain(std::iter::repeat_n('#', hashes)).collect();
     let body = &characters[hashes + 1..];
     let at = body.windows(end.len()).position(|window| window == end)?;
@@ -133,7 +140,7 @@ fn quote_length(characters: &[char]) -> usize {
     }
 }
 
-/// Length of the attribute that stands here.
+/// Length of the attribute at the start.
 fn attribute_length(tokens: &[(usize, Token)]) -> Option<usize> {
     let [(_, Token::Symbol('#')), (_, Token::Symbol('[')), ..] = tokens else {
         return None;
@@ -151,6 +158,7 @@ fn attribute_length(tokens: &[(usize, Token)]) -> Option<usize> {
             Token::Word(_) | Token::Symbol(_) | Token::Colons => {}
         }
     }
+
     None
 }
 
@@ -166,11 +174,12 @@ fn is_test_only(attribute: &[(usize, Token)]) -> bool {
     matches!(words.as_slice(), ["cfg", "test"] | ["cfg", "all", "test", ..])
 }
 
-/// What follows the item that stands here.
+/// The tokens after the item at the start.
 fn after_item(mut tokens: &[(usize, Token)]) -> &[(usize, Token)] {
     while let Some(length) = attribute_length(tokens) {
         tokens = &tokens[length..];
     }
+
     let mut depth = 0;
     for (position, (_, token)) in tokens.iter().enumerate() {
         match token {
@@ -185,6 +194,7 @@ fn after_item(mut tokens: &[(usize, Token)]) -> &[(usize, Token)] {
             Token::Word(_) | Token::Symbol(_) | Token::Colons => {}
         }
     }
+
     &[]
 }
 
