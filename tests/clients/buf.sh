@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# buf: lints and builds the protos, and calls the daemon with another gRPC library, by both versions of reflection.
+# buf: lints and builds the protos, and calls the daemon with another gRPC library, through both versions of reflection.
 set -euo pipefail
 
 try_buf() {
   echo "buf on $address"
-  check "the protos keep buf's rules" 0 '^$' buf lint
-  check "the protos are built by buf" 0 '^$' buf build --output /dev/null
+  check "the protos follow buf's rules" 0 '^$' buf lint
+  check "buf builds the protos" 0 '^$' buf build --output /dev/null
   local call=(buf curl --protocol grpc --http2-prior-knowledge --reflect)
   local version
   for version in grpc-v1 grpc-v1alpha; do

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The one assertion that the client checks use, and their count.
+# The assertion of all client checks, and the counts of its results.
 set -euo pipefail
 
 passed=0
 failed=0
 
-# check NAME STATUS PATTERN COMMAND...: runs a command, at most 60 s. Its exit status must be STATUS, and what it prints must match the extended
+# check NAME STATUS PATTERN COMMAND...: runs a command for at most 60 s. Its exit status must be STATUS, and its output must match the extended
 # regular expression PATTERN.
 check() {
   local name=$1 expected=$2 pattern=$3 status=0 output

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Starts the daemon and ends it.
+# Starts and stops the daemon.
 set -euo pipefail
 
 jigd=${CARGO_TARGET_DIR:-target}/debug/jigd
 daemon=
 
-# Starts jigd with a workspace of its own and waits until it listens. Sets `daemon` (process id), `address` (of the port) and `socket` (its path).
+# Starts jigd with its own workspace and waits until it listens. Sets `daemon` (process id), `address` (host and port) and `socket` (path).
 start_daemon() {
   local line
   mkdir "$scratch/workspace"
-  # The examples of the documentation are written for a daemon that serves this repository.
+  # The examples of the documentation expect a daemon that serves this repository.
   cp -r README.md Cargo.toml proto "$scratch/workspace"
   printf 'one\ntwo\nthree\n' >"$scratch/workspace/lines.txt"
   socket=$scratch/jig.sock
@@ -22,20 +22,20 @@ start_daemon() {
   address=
   for _ in 1 2; do
     if ! read -r -t 30 -u "$printed" line; then
-      echo "jigd did not say that it listens; its log:"
+      echo "jigd did not report its addresses; its log:"
       cat "$scratch/log"
       exit 1
     fi
     case $line in
-      "listening on unix:"*) check "the Unix socket is where it was asked for" 0 "^listening on unix:$socket\$" echo "$line" ;;
+      "listening on unix:"*) check "jigd listens on the configured Unix socket" 0 "^listening on unix:$socket\$" echo "$line" ;;
       "listening on "*) address=${line#listening on } ;;
-      *) check "jigd prints only what it listens on" 0 "^listening on " echo "$line" ;;
+      *) check "jigd prints only its addresses" 0 "^listening on " echo "$line" ;;
     esac
   done
-  check "the port is one that was free" 0 '^127\.0\.0\.1:[1-9][0-9]*$' echo "$address"
+  check "jigd listens on a free port" 0 '^127\.0\.0\.1:[1-9][0-9]*$' echo "$address"
 }
 
-# Ends jigd as an operator does and looks for what it left.
+# Stops jigd as an operator does, and checks that it left nothing behind.
 stop_daemon() {
   local status=0 processes
   processes=$(descendants "$daemon")
@@ -46,7 +46,7 @@ stop_daemon() {
   wait "$daemon" || status=$?
   daemon=
   check "jigd ends with status 0 after SIGTERM" 0 '^0$' echo "$status"
-  # They die with jigd; whoever is process 1 here may need a moment to collect them.
+  # The helpers die with jigd. Process 1 may need a moment to reap them.
   check "no process is left" 0 '^$' bash -c 'for _ in {1..100}; do left=$(ps -o pid=,stat=,args= -p "$0") || exit 0; sleep 0.1; done; echo "$left"; exit 1' \
     "$(paste -sd, <<<"$processes")"
   check "no socket is left" 1 '' test -e "$socket"
@@ -57,7 +57,7 @@ stop_daemon() {
   fi
 }
 
-# For the way out when something went wrong.
+# Kills the daemon if the run ends early.
 kill_daemon() {
   if [[ -n $daemon ]]; then
     kill -KILL "$daemon" 2>/dev/null || true

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The documentation: runs the code blocks of README.md and docs/, and the programs in examples/. CONTRIBUTING.md says what the kinds of blocks are.
+# The documentation: runs the code blocks of README.md and docs/, and the programs in examples/. CONTRIBUTING.md lists the kinds of blocks.
 set -euo pipefail
 
-# Needs the stubs that try_agent makes, and `jig` of schemas.sh.
+# Needs the stubs from try_agent, and `jig` from schemas.sh.
 try_docs() {
   echo "the documentation on $address"
   local page blocks=0
@@ -13,7 +13,7 @@ try_docs() {
   done
   check "the documentation has blocks" 0 '^[1-9]' echo "$blocks"
 
-  # As a block, an example runs elsewhere, with the address replaced.
+  # Like a block, an example runs in another directory, with the address replaced.
   try_block examples/agent.py python "$(<examples/agent.py)" "$address"
   try_block examples/grpcurl.sh "sh grpcurl" "$(<examples/grpcurl.sh)"
   try_block examples/jigd.toml "toml jigd" "$(<examples/jigd.toml)"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# grpcurl: knows the contract by reflection alone.
+# grpcurl: a client that gets the contract through reflection only.
 set -euo pipefail
 
 try_grpcurl() {
@@ -20,11 +20,11 @@ try_grpcurl() {
       "${call[@]}" -d '{"list_services": ""}' "$address" "grpc.reflection.$version.ServerReflection/ServerReflectionInfo"
   done
 
-  check "health of the whole" 0 '"status": "SERVING"' "${call[@]}" "$address" grpc.health.v1.Health/Check
+  check "health of the daemon" 0 '"status": "SERVING"' "${call[@]}" "$address" grpc.health.v1.Health/Check
   check "health of one service" 0 '"status": "SERVING"' \
     "${call[@]}" -d '{"service": "jig.v1.ToolService"}' "$address" grpc.health.v1.Health/Check
   check "health of an unknown service is NotFound" 69 'NotFound' "${call[@]}" -d '{"service": "none"}' "$address" grpc.health.v1.Health/Check
-  check "GetInfo tells the level of isolation" 0 '"level": "L3"' "${call[@]}" "$address" jig.v1.DaemonService/GetInfo
+  check "GetInfo reports the isolation level" 0 '"level": "L3"' "${call[@]}" "$address" jig.v1.DaemonService/GetInfo
 
   check "a command runs, and exit code 0 is printed" 0 '"outcome": "OUTCOME_EXITED".*"exitCode": 0.*"stdout": "hello\\n".*"isolation": "L3"' \
     "${call[@]}" -d '{"command": "echo hello"}' "$address" jig.v1.ToolService/Run
@@ -40,9 +40,9 @@ try_grpcurl() {
     run -d "{\"path\": \"$path\"}" "$0" jig.v1.ArtifactService/ReadArtifact' "$address"
 
   # The exit status of grpcurl is 64 + the gRPC status.
-  check "an error has its reason as text" 69 'Code: NotFound.*ErrorInfo.*"domain": "jig\.v1".*"reason": "FILE_NOT_FOUND"' \
+  check "an error names its reason" 69 'Code: NotFound.*ErrorInfo.*"domain": "jig\.v1".*"reason": "FILE_NOT_FOUND"' \
     "${call[@]}" -d '{"path": "nothing"}' "$address" jig.v1.ToolService/ReadFile
-  check "wrong fields are named" 67 'Code: InvalidArgument.*BadRequest.*"field": "max_results"' \
+  check "an error names invalid fields" 67 'Code: InvalidArgument.*BadRequest.*"field": "max_results"' \
     "${call[@]}" -d '{"maxResults": 0}' "$address" jig.v1.ToolService/ListFiles
   check "a deadline ends the call" 68 'DeadlineExceeded' \
     grpcurl -plaintext -max-time 1 -d '{"command": "sleep 60"}' "$address" jig.v1.ToolService/Run

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts the clients into the tools directory.
+# Installs the clients into the tools directory.
 set -euo pipefail
 
 grpcurl_version=v1.9.3
@@ -10,7 +10,7 @@ install_tools() {
     echo "installing grpcurl $grpcurl_version"
     GOBIN="$tools/bin" timeout 900 go install "github.com/fullstorydev/grpcurl/cmd/grpcurl@$grpcurl_version"
   fi
-  # Node trusts the authorities that it brings along; behind a proxy with one of its own, those of the system are needed too.
+  # Node trusts only its bundled certificate authorities. A proxy with its own authority needs those of the system too.
   local system=/etc/ssl/certs/ca-certificates.crt
   if [[ -z ${NODE_EXTRA_CA_CERTS:-} && -r $system ]]; then
     export NODE_EXTRA_CA_CERTS=$system
@@ -23,14 +23,14 @@ install_tools() {
   install_unix
 }
 
-# The packages of the vendors of models, by npm and by pip, into a folder of their own: npm takes away what it did not put there.
+# Installs the packages of model vendors with npm and pip, into their own folder: npm removes files that it did not install.
 install_sdks() {
   local from=tests/clients/schemas sdks=$tools/sdks
-  # Put there last, so that it says what is whole.
+  # This file is written last: it marks a complete installation.
   if cat "$from/package.json" "$from/requirements.txt" | cmp -s - "$sdks/installed"; then
     return
   fi
-  echo "installing the packages of the vendors of models"
+  echo "installing the packages of model vendors"
   rm -rf "$sdks"
   mkdir "$sdks"
   cp "$from/package.json" "$sdks"
@@ -42,7 +42,7 @@ install_sdks() {
   cat "$from/package.json" "$from/requirements.txt" >"$sdks/installed"
 }
 
-# gRPC for Python, which is its C core, and for Java.
+# Installs gRPC for Python, which uses the C core, and for Java.
 install_unix() {
   local from=tests/clients/unix unix=$tools/unix
   if cat "$from/pom.xml" "$from/requirements.txt" | cmp -s - "$unix/installed"; then

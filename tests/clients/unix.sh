@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Clients that send a Unix socket's path as authority: gRPC's C core (by Python) and grpc-java.
+# Clients that send the path of the Unix socket as authority: gRPC's C core (through Python) and grpc-java.
 set -euo pipefail
 
 try_unix() {
-  echo "clients that send their socket's path, on $socket"
+  echo "clients that send the socket path as authority, on $socket"
   local unix=$tools/unix
-  check "Python's client takes the socket without an option" 0 '^SERVING$' "$unix/python/bin/python" tests/clients/unix/health.py "$socket"
-  check "Java's client takes the socket without an option" 0 '(^|[[:space:]])SERVING$' java -cp "$unix/java/*" tests/clients/unix/Health.java "$socket"
+  check "the Python client works on the socket without an option" 0 '^SERVING$' "$unix/python/bin/python" tests/clients/unix/health.py "$socket"
+  check "the Java client works on the socket without an option" 0 '(^|[[:space:]])SERVING$' java -cp "$unix/java/*" tests/clients/unix/Health.java "$socket"
 }

@@ -1,4 +1,4 @@
-"""Looks whether the documents' own examples have the parameters that the rendered tools say."""
+"""Checks that the documents' own examples match the schemas of the rendered tools."""
 
 import json
 import pathlib
@@ -13,7 +13,7 @@ tried = 0
 
 
 def expanded(value):
-    """What a value of a scenario stands for, as tests/seeds/matching.rs reads it."""
+    """Expands a value of a scenario, as tests/seeds/matching.rs does."""
     match value:
         case {"$repeat": [text, times]}:
             return text * times
@@ -33,7 +33,7 @@ for path in map(pathlib.Path, sys.argv[2:]):
     schemas = {tool["name"]: tool["input_schema"] for tool in tools}
     for group in tomllib.loads(path.read_text()).values():
         for name, scenario in group.items():
-            # Others try what is no such example: numbers as texts, parameters that are not there.
+            # Other scenarios test invalid parameters: numbers as strings, unknown names.
             if not name.startswith("the_example") or "error" in scenario:
                 continue
             tool, params = scenario.get("tool", group.get("tool")), expanded(json.loads(scenario["params"]))

@@ -1,4 +1,4 @@
-"""Gives the rendered tools to the types and functions that the vendors' Python packages have for them."""
+"""Checks the rendered tools with the types and functions of the vendors' Python packages."""
 
 import copy
 import json
@@ -35,15 +35,15 @@ def attempt(dialect, tool, what, action):
 
 
 def typed(adapter, value):
-    """Takes the value as the type has it: nothing is added, changed or left out."""
-    taken = adapter.dump_python(adapter.validate_python(value), mode="json", by_alias=True, exclude_unset=True)
-    return None if taken == value else f"is taken as {taken}"
+    """Checks that the type parses the value without adding, changing or dropping anything."""
+    parsed = adapter.dump_python(adapter.validate_python(value), mode="json", by_alias=True, exclude_unset=True)
+    return None if parsed == value else f"is parsed as {parsed}"
 
 
 def unchanged(function, schema):
-    """The function that makes schemas what a vendor takes has nothing left to do."""
-    made = function(copy.deepcopy(schema))
-    return None if made == schema else f"{schema} is made {made}"
+    """Checks that the vendor's function that transforms schemas changes nothing."""
+    transformed = function(copy.deepcopy(schema))
+    return None if transformed == schema else f"{schema} becomes {transformed}"
 
 
 def strict_openai(schema):
@@ -51,9 +51,9 @@ def strict_openai(schema):
 
 
 def strict(schema):
-    """The same as a strict tool of Anthropic's has it: objects have no other properties than they name, a choice of values has no type, and nothing has a default."""
+    """The schema in the form of a strict Anthropic tool: objects are closed, enums have no type, and nothing has a default."""
     if isinstance(schema, list):
-        return [strict(one) for one in schema]
+        return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     schema = {name: strict(value) for name, value in schema.items()}

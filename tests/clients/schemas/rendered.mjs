@@ -1,14 +1,14 @@
-// The tools as the daemon renders them: files `DIALECT.FORMAT.json`; what came of calls, as files `results/FORMAT.json`; and the packages to try both with.
+// The tools that the daemon renders (files `DIALECT.FORMAT.json`), the results of calls (files `results/FORMAT.json`), and the packages that check both.
 import { readdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
 const [, , folder, sdks] = process.argv;
 
-/// Finds packages where they are installed, which is not above this file.
+/// Finds packages in the folder of their installation, which is not above this file.
 export const require = createRequire(join(sdks, "package.json"));
 
-/// What there is in a format: `{dialect, tools}` for each dialect; the tools of the contract are of `contract`.
+/// The tools in a format: `{dialect, tools}` for each dialect. The contract's own tools have the dialect `contract`.
 export function rendered(format) {
   const end = `.${format}.json`;
   const files = readdirSync(folder).filter((name) => name.endsWith(end)).sort();
@@ -18,12 +18,12 @@ export function rendered(format) {
   }));
 }
 
-/// What came of calls, in a format.
+/// The results of calls in a format.
 export function results(format) {
   return JSON.parse(readFileSync(join(folder, "results", `${format}.json`), "utf8"));
 }
 
-/// Every schema in a schema, and how deep it lies; itself first.
+/// The schema itself, then every schema in it, each with its depth.
 export function* schemasIn(schema, depth = 1) {
   yield [schema, depth];
   const inner = [
@@ -32,19 +32,19 @@ export function* schemasIn(schema, depth = 1) {
     ...(schema.anyOf ?? []),
     ...[schema.items, schema.additionalProperties].filter((value) => typeof value === "object"),
   ];
-  for (const one of inner) yield* schemasIn(one, depth + 1);
+  for (const child of inner) yield* schemasIn(child, depth + 1);
 }
 
 const problems = [];
 let tried = 0;
 
-/// One assertion about a tool.
+/// Checks one assertion about a tool.
 export function check(dialect, tool, holds, text) {
   tried += 1;
   if (!holds) problems.push(`${dialect} ${tool}: ${text}`);
 }
 
-/// Says what was wrong, and how many assertions there were.
+/// Prints the problems and the number of assertions.
 export function report() {
   for (const problem of problems) console.log(problem);
   console.log(`${tried} tried, ${problems.length} wrong`);

@@ -1,45 +1,45 @@
-// The rules that vendors write down: of names, of OpenAI's strict schemas (Structured Outputs, "Supported schemas"; its package has the most of
+// The vendors' documented rules: of names, of OpenAI's strict schemas (Structured Outputs, "Supported schemas"; its package implements most of
 // them), and of Gemini's objects.
 import { isDeepStrictEqual } from "node:util";
 import { check, rendered, report, require, schemasIn } from "./rendered.mjs";
 
 const { toStrictJsonSchema } = require("openai/lib/transform");
 
-// What all vendors take: OpenAI no dots, Gemini no digit first.
-const NAME = /^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$/;
-const PARAMETER = /^[a-zA-Z_][a-zA-Z0-9_]{0,63}$/;
-const DESCRIPTION = 1024;
-const STRICT = new Set(
+// Names that all vendors accept: OpenAI allows no dots, Gemini no digit first.
+const TOOL_NAME = /^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$/;
+const PARAMETER_NAME = /^[a-zA-Z_][a-zA-Z0-9_]{0,63}$/;
+const MAX_DESCRIPTION_CHARACTERS = 1024;
+const STRICT_KEYWORDS = new Set(
   (
     "type properties required additionalProperties items description enum const anyOf $defs $ref pattern format multipleOf minimum maximum " +
     "exclusiveMinimum exclusiveMaximum minItems maxItems"
   ).split(" "),
 );
-const MOST = { properties: 5000, levels: 10, values: 1000, characters: 120000 };
+const MAX_COUNTS = { properties: 5000, levels: 10, values: 1000, characters: 120000 };
 
 for (const { dialect, tools } of rendered("json-schema")) {
   const names = tools.map((tool) => tool.name);
-  check(dialect, "", new Set(names).size === names.length, "names twice");
+  check(dialect, "", new Set(names).size === names.length, "duplicate names");
   for (const tool of tools) {
-    check(dialect, tool.name, NAME.test(tool.name), "the name");
+    check(dialect, tool.name, TOOL_NAME.test(tool.name), "invalid name");
     check(dialect, tool.name, tool.description.length > 0, "no description");
-    check(dialect, tool.name, tool.description.length <= DESCRIPTION, `a description of ${tool.description.length} characters`);
-    check(dialect, tool.name, tool.input_schema.type === "object", "no object");
+    check(dialect, tool.name, tool.description.length <= MAX_DESCRIPTION_CHARACTERS, `a description of ${tool.description.length} characters`);
+    check(dialect, tool.name, tool.input_schema.type === "object", "not an object");
     for (const [schema] of schemasIn(tool.input_schema)) {
-      for (const name of Object.keys(schema.properties ?? {})) check(dialect, tool.name, PARAMETER.test(name), `the name ${name}`);
-      for (const name of schema.required ?? []) check(dialect, tool.name, name in schema.properties, `${name} is required and not there`);
+      for (const name of Object.keys(schema.properties ?? {})) check(dialect, tool.name, PARAMETER_NAME.test(name), `invalid name ${name}`);
+      for (const name of schema.required ?? []) check(dialect, tool.name, name in schema.properties, `${name} is required but not defined`);
     }
   }
 }
 
 for (const { dialect, tools } of rendered("openai-responses")) {
   for (const tool of tools.filter((tool) => tool.strict)) {
-    const wrong = (holds, text) => check(dialect, tool.name, holds, `strict: ${text}`);
+    const assert = (holds, text) => check(dialect, tool.name, holds, `strict: ${text}`);
     const count = { properties: 0, levels: 0, values: 0, characters: 0 };
-    wrong(!("anyOf" in tool.parameters), "anyOf at the root");
+    assert(!("anyOf" in tool.parameters), "anyOf at the root");
     for (const [schema, depth] of schemasIn(tool.parameters)) {
-      for (const keyword of Object.keys(schema)) wrong(STRICT.has(keyword), keyword);
-      wrong("type" in schema || "anyOf" in schema || "$ref" in schema, "a schema of anything");
+      for (const keyword of Object.keys(schema)) assert(STRICT_KEYWORDS.has(keyword), keyword);
+      assert("type" in schema || "anyOf" in schema || "$ref" in schema, "a schema without a type");
       const names = Object.keys(schema.properties ?? {});
       count.properties += names.length;
       count.levels = Math.max(count.levels, depth);
@@ -47,18 +47,18 @@ for (const { dialect, tools } of rendered("openai-responses")) {
       const texts = [...names, ...(schema.enum ?? []), schema.const].filter((value) => typeof value === "string");
       count.characters += texts.reduce((sum, text) => sum + text.length, 0);
       if ([schema.type].flat().includes("object")) {
-        wrong(schema.additionalProperties === false, "open");
-        wrong(JSON.stringify([...(schema.required ?? [])].sort()) === JSON.stringify(names.sort()), "not all is required");
+        assert(schema.additionalProperties === false, "additional properties");
+        assert(JSON.stringify([...(schema.required ?? [])].sort()) === JSON.stringify(names.sort()), "not all properties are required");
       }
     }
-    let made;
+    let transformed;
     try {
-      made = toStrictJsonSchema(tool.parameters);
+      transformed = toStrictJsonSchema(tool.parameters);
     } catch (error) {
-      made = error.message;
+      transformed = error.message;
     }
-    wrong(isDeepStrictEqual(made, tool.parameters), `the package makes it ${JSON.stringify(made)}`);
-    for (const [what, most] of Object.entries(MOST)) wrong(count[what] <= most, `${count[what]} ${what}`);
+    assert(isDeepStrictEqual(transformed, tool.parameters), `the package transforms it to ${JSON.stringify(transformed)}`);
+    for (const [unit, maximum] of Object.entries(MAX_COUNTS)) assert(count[unit] <= maximum, `${count[unit]} ${unit}`);
   }
 }
 

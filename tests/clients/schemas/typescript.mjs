@@ -1,5 +1,4 @@
-// Prints a TypeScript program that gives the rendered tools to the types that the vendors' packages have for them: the compiler refuses what they do
-// not have.
+// Prints a TypeScript program that assigns the rendered tools to the types of the vendors' packages. The compiler rejects tools that do not fit.
 import { rendered, results } from "./rendered.mjs";
 
 const TYPES = {
@@ -10,7 +9,7 @@ const TYPES = {
   mcp: 'ListToolsResult["tools"]',
 };
 
-// What came of calls.
+// Results of calls.
 const RESULTS = {
   "openai-chat": "ChatCompletionToolMessageParam[]",
   "openai-responses": "ResponseInputItem.FunctionCallOutput[]",
@@ -25,7 +24,7 @@ import type { CallToolResult, ListToolsResult } from "@modelcontextprotocol/sdk/
 import type { ChatCompletionFunctionTool, ChatCompletionToolMessageParam } from "openai/resources/chat/completions";
 import type { FunctionTool, ResponseInputItem } from "openai/resources/responses/responses";
 
-// What stands for a value in JSON: the text of an enum, not its name in the program, in either case.
+// The JSON form of a value: the text of an enum, in either case, not its name in the program.
 type Plain<T> = T extends string ? \`\${T}\` | Lowercase<T> : T extends object ? { [K in keyof T]: Plain<T[K]> } : T;
 
 export const all = [`);

@@ -1,5 +1,5 @@
-// JSON Schema (draft 2020-12): every schema that is rendered is one, calls answer what the tools say, and the parameters are such as they say. And
-// the Model Context Protocol's own schema of lists of tools.
+// JSON Schema (draft 2020-12): every rendered schema is valid, and parameters and results of calls match the schemas of their tools. Also checks
+// tool lists with the Model Context Protocol's own schema.
 import { execFileSync } from "node:child_process";
 import { readFileSync } from "node:fs";
 import { check, rendered, report, require, schemasIn } from "./rendered.mjs";
@@ -9,7 +9,7 @@ const { default: Ajv } = require("ajv/dist/2020.js");
 const { default: formats } = require("ajv-formats");
 const { ListToolsResultSchema } = require("@modelcontextprotocol/sdk/types.js");
 
-// Strict: what it does not know is an error. One may be of several types, and null where it need not be given.
+// Strict: unknown keywords are errors. A value may have several types, and an optional one may be null.
 const ajv = new Ajv({ strict: true, allErrors: true, allowUnionTypes: true });
 formats(ajv);
 
@@ -62,33 +62,33 @@ for (const { dialect, tools } of rendered("json-schema")) {
   }
 }
 
-// The calls are made in their order, in the workspace of the daemon that is there for all these checks.
-const written = JSON.parse(readFileSync(new URL("calls.json", import.meta.url), "utf8"));
-// Tools of the configuration are the same in every dialect.
+// Calls run in their order, in the workspace that all these checks share.
+const templates = JSON.parse(readFileSync(new URL("calls.json", import.meta.url), "utf8"));
+// Custom tools are the same in every dialect.
 const dialects = new Set([...known.keys()].map((name) => name.split(" ")[0]));
-const calls = written.flatMap(({ everywhere, ...call }) => (everywhere ? [...dialects].map((dialect) => ({ dialect, ...call })) : [call]));
+const calls = templates.flatMap(({ everywhere, ...call }) => (everywhere ? [...dialects].map((dialect) => ({ dialect, ...call })) : [call]));
 const common = ["--address", address, "--session", "schemas"];
 const job = execFileSync(jig, [...common, "job", "submit", "run", "command=true"], { encoding: "utf8" }).trim();
 for (const { dialect = "contract", tool, params: template } of calls) {
   const params = JSON.parse(JSON.stringify(template).replace("$JOB", job));
-  const words = [...common, "--json", "call", "--params", JSON.stringify(params), tool];
-  if (dialect !== "contract") words.push("--dialect", dialect);
+  const command = [...common, "--json", "call", "--params", JSON.stringify(params), tool];
+  if (dialect !== "contract") command.push("--dialect", dialect);
   const { input, output, calls } = known.get(`${dialect} ${tool}`);
   known.get(`${dialect} ${tool}`).calls = calls + 1;
   let text;
   try {
-    text = execFileSync(jig, words, { encoding: "utf8" });
+    text = execFileSync(jig, command, { encoding: "utf8" });
   } catch (error) {
-    // As the command that it ran.
+    // jig exits with the status of the command that the tool ran.
     text = error.stdout;
   }
-  const answer = JSON.parse(text);
-  const told = `${JSON.stringify(params)} answered ${JSON.stringify(answer)}`;
-  // Some documents say in words of their own what a call has come to.
-  const succeeded = answer.success ?? ["INVOKE_STATUS_SUCCESS", "success"].includes(answer.status);
-  check(dialect, tool, succeeded, told);
+  const response = JSON.parse(text);
+  const description = `${JSON.stringify(params)} returned ${JSON.stringify(response)}`;
+  // Some dialects report the status in their own terms.
+  const succeeded = response.success ?? ["INVOKE_STATUS_SUCCESS", "success"].includes(response.status);
+  check(dialect, tool, succeeded, description);
   checkValue(dialect, tool, input, params, "the parameters");
-  if (output && answer.data) checkValue(dialect, tool, output, answer.data, `the answer of ${told}`);
+  if (output && response.data) checkValue(dialect, tool, output, response.data, `the result of ${description}`);
 }
 for (const [name, { output, calls }] of known) {
   if (output) check(name, "", calls > 0, "is not called");

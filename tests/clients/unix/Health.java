@@ -6,7 +6,7 @@ import io.grpc.netty.shaded.io.netty.channel.epoll.EpollEventLoopGroup;
 import io.grpc.netty.shaded.io.netty.channel.unix.DomainSocketAddress;
 import java.util.concurrent.TimeUnit;
 
-/** Checks the health of a daemon on a Unix socket, a hundred times on one connection, without an option. */
+/** Checks the health of a daemon on a Unix socket, 100 times on one connection, without an option. */
 class Health {
   public static void main(String[] arguments) throws Exception {
     var group = new EpollEventLoopGroup(1);
