@@ -154,9 +154,9 @@ async fn files_created_in_a_writable_bind_belong_to_its_owner() {
                 assert_eq!(fs::read_to_string(&path).unwrap(), text, "{name}");
             }
         }
-        let copied_back = daemon.file("back").metadata().unwrap();
+        let copied_back = daemon.file("copied_back").metadata().unwrap();
         assert_eq!((copied_back.uid(), copied_back.gid()), (workspace_owner, workspace_owner));
-        assert_eq!(daemon.read_file("back").await.unwrap(), "made\n");
+        assert_eq!(daemon.read_file("copied_back").await.unwrap(), "made\n");
         // A later run finds the files of the first.
         assert_eq!(daemon.output(shell("cat /data/made")).await, "made\n");
     }

@@ -134,7 +134,7 @@ mod tests {
         }
 
         let many = translate_error(SINGLE_EDIT, edit_error(0, &"a ".repeat(11), "a"));
-        assert!(many.message.contains(" 11 times, at lines 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, …; "));
+        assert!(many.message.contains(" 11 times (lines 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, …); "));
 
         let same =
             StringEdit::new(0, "a".to_owned(), "a".to_owned(), Occurrence::Unique).unwrap_err();

@@ -266,8 +266,8 @@ mod tests {
             ("[]", "object"),
             ("3", "object"),
             ("{\"a\": secret}", "line 1, column 7"),
-            ("{} {}", "no JSON"),
-            ("", "no JSON"),
+            ("{} {}", "not valid JSON"),
+            ("", "not valid JSON"),
         ] {
             let violations = violations(text);
             let (field, description) = violations.first().unwrap();

@@ -200,8 +200,8 @@ mod tests {
             assert_eq!(error.retry_after.is_some(), reason == R::ResourceExhausted, "{errno:?}");
             assert_eq!(error.metadata, [("path".into(), "a/b".to_owned())]);
             assert!(error.cause.is_some());
-            let is_defect = error.message.contains("defect");
-            assert_eq!(is_defect, errno == Errno::INVAL, "{errno:?}: {error}");
+            let is_internal = error.message.starts_with("internal error");
+            assert_eq!(is_internal, errno == Errno::INVAL, "{errno:?}: {error}");
         }
     }
 }

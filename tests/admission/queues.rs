@@ -335,7 +335,7 @@ async fn queued_calls_are_limited_in_bytes() {
     let refused = promptly("the daemon rejects the call", large(&one, 7)).await.unwrap();
     let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
-    assert!(refusal.message.contains("no room"), "{refusal:?}");
+    assert!(refusal.message.contains("more do not fit"), "{refusal:?}");
     assert!(refusal.retry_after.is_some());
 
     // Other callers and small calls still fit.

@@ -60,7 +60,7 @@ async fn runs_waiting_for_sandbox_are_limited_in_bytes() {
     let refused = promptly("the daemon rejects the run", daemon.try_run(large())).await;
     let refusal = Refusal::from_status(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
-    assert!(refusal.message.contains("no room"), "{refusal:?}");
+    assert!(refusal.message.contains("more do not fit"), "{refusal:?}");
 
     fs::write(daemon.file("go"), "").unwrap();
     blocker.await.unwrap().unwrap();

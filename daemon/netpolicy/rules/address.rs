@@ -333,17 +333,17 @@ mod tests {
     #[test]
     fn invalid_ranges_are_rejected_with_a_hint() {
         for (text, part) in [
-            ("", "no address"),
-            ("example.com", "no address"),
-            ("10.1.2", "no address"),
-            ("010.1.2.3", "no address"),
-            ("10.1.2.3/33", "no length"),
-            ("10.1.2.3/", "no length"),
-            ("10.1.2.3/-1", "no length"),
-            ("::1/129", "no length"),
+            ("", "is not an address"),
+            ("example.com", "is not an address"),
+            ("10.1.2", "is not an address"),
+            ("010.1.2.3", "is not an address"),
+            ("10.1.2.3/33", "must be from 0 to "),
+            ("10.1.2.3/", "must be from 0 to "),
+            ("10.1.2.3/-1", "must be from 0 to "),
+            ("::1/129", "must be from 0 to "),
             ("10.1.2.3/8", "beyond the first 8"),
             ("fd00::1/8", "beyond the first 8"),
-            ("[::1]", "no address"),
+            ("[::1]", "is not an address"),
         ] {
             let problem = AddressRange::parse(text).unwrap_err();
             assert!(problem.contains(part), "{text}: {problem}");

@@ -264,7 +264,7 @@ fn errors_show_the_lines_of_the_file() {
     for (content, hunks, shown) in [
         ("a\nb\nc\n", "@@ -1,3 +1,3 @@\n a\n-B\n+x\n c\n", "\"B\" where line 2 is \"b\""),
         ("a\nb\n", "@@ -1,3 +1,3 @@\n a\n-b\n-c\n", "\"c\" where line 3 is the end of the file"),
-        ("a\nx\nc\n", "@@ -1,3 +1,3 @@\n a\n-b\n+x\n c\n", "the file already has its new lines"),
+        ("a\nx\nc\n", "@@ -1,3 +1,3 @@\n a\n-b\n+x\n c\n", "it is already applied"),
         ("a\nb\nc\n", "@@\n a\n-x\n c\n", "1: \"a\"\n2: \"b\"\n3: \"c\""),
         ("", "@@ -1 +1 @@\n-a\n", "The file is empty"),
         ("a\n1\na\n1\n", "@@\n a\n-1\n+2\n", "equally well at lines 1 and 3"),
