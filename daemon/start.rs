@@ -12,6 +12,7 @@ mod protection;
 mod reload;
 mod serving;
 mod shared_limits;
+mod start_mode;
 mod unwritable;
 
 use std::{
@@ -37,6 +38,7 @@ use self::{
     reload::ConfigReloader,
     serving::PreparedDaemon,
     shared_limits::StartWarning,
+    start_mode::StartMode,
 };
 use super::{
     config::{Config, ConfigError, WorkspaceConfig, args::Args, listen::ListenAddr, tools},
@@ -57,19 +59,6 @@ use super::{
 
 /// Blocking threads beside one for each call: for transfers, output and records.
 const EXTRA_BLOCKING_THREADS: usize = 256;
-
-/// What the daemon is started for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StartMode {
-    /// Serves all clients. The daemon is confined to its own files.
-    Serve,
-    /// Serves one call of the process it runs in. That process is a client and may send any file,
-    /// so it is not confined. Its cgroup is not changed.
-    Embedded,
-    /// Only checks whether the daemon could serve. Another daemon may use the same state directory,
-    /// so that is not changed.
-    Check,
-}
 
 /// Runs the daemon until a signal ends it.
 ///

@@ -8,7 +8,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{MAX_SYMLINKS, WorkspaceConfig, listen::ListenAddr};
+use super::{WorkspaceConfig, keys::MAX_SYMLINKS, listen::ListenAddr};
 use crate::daemon::sandbox::plan::{BindMount, SANDBOX_HOME, SYSTEM_DIRECTORIES};
 
 /// Bind destinations that are rejected, because the sandbox mounts these itself.

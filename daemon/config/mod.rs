@@ -66,9 +66,6 @@ const DEFAULT_QUEUED_CALLS: usize = 1024;
 /// caller to try another daemon.
 const DEFAULT_QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Symbolic links followed in one path, as in the kernel (path_resolution(7)).
-const MAX_SYMLINKS: usize = 40;
-
 /// The checked configuration of one daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {

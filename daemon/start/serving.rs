@@ -9,12 +9,12 @@ use std::{
 use tokio::sync::watch;
 
 use super::{
-    StartMode,
     error::{StartError, io_error},
     host_sockets::HostSockets,
     isolation::{self, KeeperEnvironment, ProbedSandboxes, StartedKeeper},
     protection,
     reload::ConfigReloader,
+    start_mode::StartMode,
     unwritable,
 };
 use crate::daemon::{

@@ -24,4 +24,5 @@ pub(crate) use self::{
     edit::{KeyFileEditError, add, list, revoke},
     file::{AccessRole, ApiKey, KeyFile, KeyLimits, RateLimit},
     secret::{KeyDigest, redacted_name},
+    trusted_path::MAX_SYMLINKS,
 };

@@ -16,8 +16,8 @@ use rustix::{
     process::geteuid,
 };
 
-use crate::daemon::config::MAX_SYMLINKS;
-
+/// Symbolic links followed in one path, as in the kernel (path_resolution(7)).
+pub(crate) const MAX_SYMLINKS: usize = 40;
 /// Write permission of the group and of others.
 pub(super) const GROUP_OTHER_WRITE: u32 = 0o022;
 /// In a sticky directory, only the owner of an entry can replace it.

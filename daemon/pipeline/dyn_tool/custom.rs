@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::{
-    DynTool, DynValidatedCall, JSON_COST_PER_BYTE, JsonToolOutput, TypedCall, json_output,
+    interface::{DynTool, DynValidatedCall, JSON_COST_PER_BYTE, JsonToolOutput},
+    typed::{TypedCall, json_output},
 };
 use crate::{
     api::v1::{Risk, RunRequest},

@@ -12,6 +12,9 @@ use super::super::{
 };
 use crate::daemon::{error::Error, task::BoxFuture, tool::CallApproval};
 
+/// Cost of validating a byte of JSON, in bytes of a message: it is parsed, then converted into one.
+pub(super) const JSON_COST_PER_BYTE: usize = 4;
+
 /// A tool of the contract or of the configuration.
 pub(in super::super) trait DynTool: Send + Sync {
     /// Requires that `principal` may call the tool, by its own name or by its name in a dialect.
