@@ -47,7 +47,7 @@ pub(in super::super) trait DynTool: Send + Sync {
     ) -> Result<JsonToolOutput, Error>;
 }
 
-/// A type-erased [`ValidatedCall`](super::ValidatedCall).
+/// A type-erased [`ValidatedCall`](crate::daemon::pipeline::ValidatedCall).
 pub(in super::super) trait DynValidatedCall: Send {
     /// Authorizes the call. Waits for a decision where approval is needed.
     fn authorize(
@@ -64,7 +64,7 @@ pub(in super::super) trait DynValidatedCall: Send {
     ) -> BoxFuture<'a, Result<RunningCall, Error>>;
 }
 
-/// A type-erased [`AuthorizedCall`](super::AuthorizedCall).
+/// A type-erased [`AuthorizedCall`](crate::daemon::pipeline::AuthorizedCall).
 pub(in super::super) trait DynAuthorizedCall: Send {
     /// Returns the approval, if a person approved the call.
     fn approval(&self) -> Option<CallApproval>;
