@@ -35,7 +35,7 @@ pub(crate) enum Reason {
     PolicyDenied,
     /// The operator does not allow fetching from this host.
     EgressDenied,
-    /// It needed approval and did not get it.
+    /// The call needed approval and was not approved, or an approved directory was replaced.
     ApprovalDenied,
     /// The caller is not authorized.
     Forbidden,
@@ -105,9 +105,9 @@ pub(crate) enum Reason {
     StaleFile,
     /// The content does not match its checksum.
     ChecksumMismatch,
-    /// The daemon died during the first call with this request id.
+    /// The daemon died during the first call with this request id, or lost data of a job.
     DaemonLost,
-    /// The deadline of the call has passed.
+    /// A deadline passed, the call was interrupted, or the client sent or read too slowly.
     Timeout,
     /// A limit of concurrency, queues or kernel resources was reached.
     ResourceExhausted,
@@ -147,7 +147,8 @@ pub(crate) struct Error {
     pub(crate) message: Cow<'static, str>,
     /// The variable parts of the message, by name.
     pub(crate) metadata: Vec<(Cow<'static, str>, String)>,
-    /// The invalid fields. One more than [`MAX_VIOLATIONS`] if there are more than that.
+    /// The first [`MAX_VIOLATIONS`] invalid fields, and one more to show that there are others.
+    /// Clients get at most [`MAX_VIOLATIONS`].
     pub(crate) violations: Vec<Violation>,
     /// True if nothing was done, so the call may be repeated with its request id.
     pub(crate) not_started: bool,

@@ -15,8 +15,8 @@ impl Reason {
             | Self::EgressDenied
             | Self::ApprovalDenied
             | Self::ToolDisabled
-            | Self::Forbidden
-            | Self::Unauthenticated => "Do without this, or ask the operator to allow it.",
+            | Self::Forbidden => "Do without this, or ask the operator to allow it.",
+            Self::Unauthenticated => "Send a valid API key.",
             Self::FileNotFound | Self::DirectoryNotFound => {
                 "List the directory to see its entries."
             }
@@ -34,9 +34,8 @@ impl Reason {
             Self::NotAFile | Self::NotADirectory => "Check what is at the path.",
             Self::DirectoryNotEmpty => "Empty it first, or delete it recursively.",
             Self::BinaryFile => "Read it as base64.",
-            Self::FileTooLarge | Self::LineRangeInvalid => {
-                "Read a smaller range that the file has."
-            }
+            Self::FileTooLarge => "Request a smaller part, or use a command.",
+            Self::LineRangeInvalid => "Give a range of lines within the file.",
             Self::PatchHunkFail | Self::StringNotFound | Self::StaleFile => {
                 "Read the file again, and make a new change."
             }
@@ -50,9 +49,10 @@ impl Reason {
             Self::ProcessEnded | Self::StdinClosed => "Start another process.",
             Self::RequestIdReused => "Give each call an id of its own.",
             Self::ChecksumMismatch => "Send it again.",
-            Self::DaemonLost => "Check which effects it had before you repeat it.",
+            Self::DaemonLost => "Check which effects the call had, if any, before you repeat it.",
             Self::Timeout => "Request less, or allow more time.",
-            Self::ResourceExhausted | Self::Draining => "Wait, and retry.",
+            Self::ResourceExhausted => "Retry after the delay, or request less.",
+            Self::Draining => "Wait, and retry.",
             Self::StateLost => {
                 "Retry later: the operator must put the daemon's state directory back."
             }

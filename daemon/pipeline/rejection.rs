@@ -12,7 +12,7 @@ pub(super) struct DialectRejection<'a> {
     pub(super) dialect: &'static Dialect,
     /// The tool's name in the dialect.
     pub(super) tool: &'a str,
-    /// The record_params parameters for records, redacted.
+    /// The parameters as a record shows them, redacted.
     pub(super) record_params: Value,
     pub(super) duration: Duration,
     pub(super) error: &'a Error,
