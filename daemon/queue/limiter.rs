@@ -101,7 +101,7 @@ impl Limiter {
         }
 
         if self.max_queued_per_principal == 0 {
-            return Err(self.saturated(&mut state, principal, max_in_use));
+            return Err(self.reject_locked(&mut state, principal, max_in_use));
         }
 
         let (sender, receiver) = oneshot::channel();
@@ -113,7 +113,7 @@ impl Limiter {
                 waiter_id,
                 granted: receiver,
             })),
-            Err(_) => Err(self.saturated(&mut state, principal, max_in_use)),
+            Err(_) => Err(self.reject_locked(&mut state, principal, max_in_use)),
         }
     }
 
@@ -125,13 +125,13 @@ impl Limiter {
     ) -> Result<Permit, Saturated> {
         match self.acquire(principal, max_in_use)? {
             Acquire::Granted(permit) => Ok(permit),
-            Acquire::Queued(_) => Err(self.saturation(principal, max_in_use)),
+            Acquire::Queued(_) => Err(self.reject(principal, max_in_use)),
         }
     }
 
-    /// Returns the current load, as [`Self::acquire`] reports it when it fails.
-    pub(crate) fn saturation(&self, principal: &PrincipalName, max_in_use: usize) -> Saturated {
-        self.saturated(&mut self.lock(), principal, max_in_use)
+    /// Describes the load to a call that is rejected. With a full queue, schedules its retry.
+    pub(crate) fn reject(&self, principal: &PrincipalName, max_in_use: usize) -> Saturated {
+        self.reject_locked(&mut self.lock(), principal, max_in_use)
     }
 
     /// Returns the permits in use.
@@ -144,7 +144,7 @@ impl Limiter {
         self.lock().queue.queued()
     }
 
-    fn saturated(
+    fn reject_locked(
         &self,
         state: &mut LimiterState,
         principal: &PrincipalName,

@@ -75,7 +75,7 @@ impl ToolContext {
                     permit = pending.wait() => Ok(permit),
                     () = self.cancel.abandoned.cancelled() => Err(CancelToken::timeout_error()),
                     () = task::sleep_until(until) => {
-                        Err(no_permit_error(work, limiter.saturation(&self.principal, usize::MAX)))
+                        Err(no_permit_error(work, limiter.reject(&self.principal, usize::MAX)))
                     }
                 }
             }

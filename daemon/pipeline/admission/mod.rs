@@ -358,7 +358,7 @@ impl AdmissionControl {
             permit = pending.wait() => Ok(permit),
             // A caller with a deadline gets the error before it.
             deadline_came_first = request.deadline.passes_before(until) => {
-                let saturated = limiter.saturation(principal, max_in_use);
+                let saturated = limiter.reject(principal, max_in_use);
                 Err(if deadline_came_first {
                     deadline_error(saturated)
                 } else {
@@ -378,7 +378,7 @@ impl AdmissionControl {
         let principal = request.principal.shared_name();
         let reserved = self.pending_bytes.reserve(principal, request.held_bytes as u64);
         reserved.map_err(|exceeded| {
-            let saturated = limiter.saturation(principal, max_in_use);
+            let saturated = limiter.reject(principal, max_in_use);
             let text = exceeded.describe("queued requests", request.held_bytes);
             saturated_error(text, saturated).with_metadata(LIMIT_KIND, "pending_bytes")
         })
