@@ -12,10 +12,11 @@
 //! lib.rs            this page
 //! api/              types generated from the contract, its descriptors, JSON ⇄ google.protobuf.Struct
 //! daemon/
-//!   main.rs start.rs  from arguments to serving
+//!   main.rs start.rs start/  from arguments to serving
+//!   key_admin.rs    `jigd key`: API keys in the key file
 //!   config/         file < environment < flags → checked types
 //!   server/         listeners, peers, layers (trace, errors, panic, deadline, auth, body limits), health
-//!   grpc/           one file or folder per gRPC service; errors → statuses
+//!   grpc/           one file or directory per gRPC service; errors → statuses
 //!   pipeline/       what every call passes: validation, idempotency, policy, approval, admission, records;
 //!                   jobs, batches and calls by name
 //!   dialect/        one file per dialect: names and parameters of tools that models know
@@ -32,14 +33,18 @@
 //!   store/          state directory: database, sessions, events, artifacts
 //!   queue/          fair queues and limiters over callers
 //!   telemetry/      spans, attribute names, propagation, logs
+//!   error.rs error/ errors of calls: reasons, messages, suggestions
+//!   task.rs checksum.rs fd_exhaustion.rs  tasks and blocking threads; SHA-256; retries without file descriptors
+//!   fuzz.rs         entry points of the fuzz targets
 //! client/           `jig`: connection, subcommands, benchmarks; its library part is the Rust client
 //! tests/            one binary that starts the real daemon; attack/ by the numbers of the attack catalogue
 //! ```
 //!
 //! Imports run downwards: `server → grpc → pipeline → dialect → tool → {workspace, process, egress,
-//! fetch} → text, netpolicy, sandbox → sys`. `catalog` and `store` are below `pipeline`; `config`,
-//! `telemetry`, `error` and `task` are below everything that uses them. `tests/tidy.rs` reads the
-//! `use` lines and fails on an import that runs upwards and on a cycle.
+//! fetch} → {netpolicy, text} → {catalog, store} → sandbox → sys`. `config`, `telemetry`, `queue`,
+//! `task` and `error` are below everything that uses them. `tests/tidy.rs` reads the `use` lines
+//! and fails on an import that runs upwards and on a cycle. Its `EXCEPTIONS` allow `config` to use
+//! plain data of `netpolicy` and `sandbox`.
 //!
 //! # Dialects
 //!
@@ -51,7 +56,7 @@
 //! For each tool, a function calls tools of the contract and shapes their responses. A dialect has
 //! no other abilities: each of its calls is validated, authorized, admitted and recorded like any
 //! other, under both names. To add one, write a file in `daemon/dialect/` with such a table, and
-//! add a line to `dialect::ALL`.
+//! add a line to `DIALECTS` in `daemon/dialect/mod.rs`.
 //!
 //! A *custom tool* (`[[tools]]`, `catalog/custom.rs`) is a command with a name and a JSON Schema.
 //! Its calls run as `run` does, but are authorized and recorded under their own name.
@@ -89,8 +94,8 @@
 //! at once if too many processes run. It returns a stream instead of waiting in step 8. And its
 //! process may wait for a sandbox after step 5, so that callers can see and end it.
 //!
-//! A job takes steps 1 to 3 when it is submitted. When its turn in the queue comes, it is validated
-//! again and takes steps 4 to 9 as the caller that submitted it.
+//! Submitting a job runs steps 1 and 2, and step 3 if it has a request id. When the job starts, the
+//! pipeline validates it again and runs steps 4 to 9, with the permissions that its caller has then.
 //!
 //! # Dependencies
 //!
@@ -121,8 +126,9 @@
 //! * **A command that ran is a result, not an error.** Errors report what the daemon could not do.
 //! * **No request weakens isolation.** There is no fallback: if a step of building a sandbox fails,
 //!   the error names the step, and the command does not run.
-//! * **The daemon does not fork.** Processes that started before it had threads build the
-//!   sandboxes. The daemon talks to each sandbox over a socket and a pidfd.
+//! * **The daemon does not fork.** The keeper starts before the daemon has threads. It is the
+//!   ancestor of all processes that build sandboxes. The daemon talks to each sandbox over a socket
+//!   and a pidfd.
 //! * **Caller paths are not opened by name.** The kernel resolves them beneath the workspace's
 //!   descriptor (`openat2`, RESOLVE_BENEATH).
 //! * **The daemon is confined too**, with Landlock of Linux 5.19 or newer. `jigd` can write only to
@@ -150,7 +156,7 @@
 //! * **A tool is described once**, in its proto file: names, limits and defaults are read from
 //!   there.
 //! * **`unsafe` occurs in `daemon/sys` alone.**
-//! * Deliberately absent: a way to run a command without a sandbox.
+//! * **Every command runs in a sandbox.** There is no option to run one without.
 
 pub mod api;
 #[cfg(feature = "client")]
