@@ -41,7 +41,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                 ParameterSpec::new(
                     "restart",
                     ParameterKind::Bool,
-                    "True to begin anew: there is nothing to be restarted",
+                    "True to start anew: without effect, because no shell is kept running",
                 )
                 .with_default(ParameterDefault::Bool(false)),
             ],
@@ -50,7 +50,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         },
         DialectTool {
             name: "str_replace_based_edit_tool",
-            description: "View, create and edit files. view shows a file with its line numbers, or a directory; create makes or replaces a file; str_replace replaces a text that is in the file once; insert puts a text behind a line.",
+            description: "View, create and edit files. view shows a file with its line numbers, or a directory; create makes or replaces a file; str_replace replaces a text that occurs exactly once; insert adds text after a line.",
             parameters: &[
                 ParameterSpec::new(
                     "command",
@@ -68,7 +68,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                 ParameterSpec::new(
                     "file_text",
                     ParameterKind::String,
-                    "What the file is to hold, for create",
+                    "New content of the file, for create",
                 )
                 .redacted(),
                 ParameterSpec::new(
@@ -86,7 +86,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                 ParameterSpec::new(
                     "insert_line",
                     ParameterKind::Integer(0, MAX_LINE_NUMBER),
-                    "Line behind which to insert, 0 for the beginning",
+                    "Line after which to insert, 0 for the beginning",
                 ),
                 ParameterSpec::new("insert_text", ParameterKind::String, "Text to insert")
                     .redacted(),

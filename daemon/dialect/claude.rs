@@ -34,14 +34,14 @@ const PATH_PARAM: ParameterSpec =
 const ENCODING_PARAM: ParameterSpec = ParameterSpec::new(
     "encoding",
     ParameterKind::Enum(&["utf-8", "base64"]),
-    "How content stands for what is in the file",
+    "Encoding of content: utf-8 for text, or base64",
 )
 .with_default(ParameterDefault::String("utf-8"));
 const EDIT_PARAMS: [ParameterSpec; 2] = [
     ParameterSpec::new(
         "old_string",
         ParameterKind::String,
-        "Text to replace: it must be there once",
+        "Text to replace: it must occur exactly once",
     )
     .required()
     .redacted(),
@@ -75,10 +75,10 @@ pub(super) const DIALECT: Dialect = Dialect {
         },
         DialectTool {
             name: "Write",
-            description: "Write file contents. Directories are made where they are missing.",
+            description: "Write file contents. Creates missing directories.",
             parameters: &[
                 PATH_PARAM,
-                ParameterSpec::new("content", ParameterKind::String, "What the file is to hold")
+                ParameterSpec::new("content", ParameterKind::String, "New content of the file")
                     .required()
                     .redacted(),
                 ENCODING_PARAM,
@@ -88,7 +88,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         },
         DialectTool {
             name: "Edit",
-            description: "Edit file with patches: replace a text that is there once.",
+            description: "Edit file with patches: replace a text that occurs exactly once.",
             parameters: &[PATH_PARAM, EDIT_PARAMS[0], EDIT_PARAMS[1]],
             uses: &["edit_file"],
             call: edit,
@@ -114,7 +114,7 @@ pub(super) const DIALECT: Dialect = Dialect {
             parameters: &[
                 ParameterSpec::new("pattern", ParameterKind::String, "Glob pattern: **/*.ts")
                     .required(),
-                ParameterSpec::new("cwd", ParameterKind::String, "Directory to look in")
+                ParameterSpec::new("cwd", ParameterKind::String, "Directory to search")
                     .with_default(ParameterDefault::String(".")),
             ],
             uses: &["list_files"],
@@ -159,7 +159,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                 ParameterSpec::new(
                     "timeout",
                     ParameterKind::Number(1.0, 86_400_000.0),
-                    "Milliseconds that it may take",
+                    "Timeout in milliseconds",
                 )
                 .with_default(ParameterDefault::Integer(120_000)),
             ],
@@ -168,7 +168,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         },
         DialectTool {
             name: "Task",
-            description: "Run background tasks: a shell command without a timeout, as a job whose id is answered.",
+            description: "Run background tasks: a shell command without a timeout, as a job. Returns the job id.",
             parameters: &[COMMAND_PARAM, CWD_PARAM],
             uses: &["run"],
             call: task,
@@ -198,7 +198,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                     ParameterKind::Enum(&["code", "markdown", "raw"]),
                     "Kind of the cell",
                 ),
-                ParameterSpec::new("source", ParameterKind::String, "What the cell is to hold")
+                ParameterSpec::new("source", ParameterKind::String, "New content of the cell")
                     .redacted(),
             ],
             uses: &["edit_notebook"],

@@ -60,7 +60,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                 ParameterSpec::new(
                     "timeout_ms",
                     ParameterKind::Number(1.0, 86_400_000.0),
-                    "Milliseconds that it may take.",
+                    "Timeout in milliseconds.",
                 )
                 .with_default(ParameterDefault::Integer(120_000)),
             ],
