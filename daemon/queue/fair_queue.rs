@@ -36,7 +36,7 @@ pub(super) struct FairQueue<W> {
 pub(crate) enum Sharing {
     /// All of them, even if other principals wait.
     Unlimited,
-    /// All except a quarter, which is headroom for principals with few. Of 2048 permits, the first
+    /// All except a quarter, which is headroom for principals that use few. Of 2048 permits, the first
     /// principal gets 1536, and each of 16 others gets 32, however long the first keeps its
     /// permits. Of several permits, at least one is headroom.
     KeepHeadroom,
@@ -232,22 +232,22 @@ impl<W> FairQueue<W> {
             self.in_use += 1;
         }
         if self.flows.len() > MAX_UNSWEPT_FLOWS {
-            let now = self.virtual_time;
-            self.flows.retain(|_, flow| !flow.is_idle(now));
+            let virtual_time = self.virtual_time;
+            self.flows.retain(|_, flow| !flow.is_idle(virtual_time));
         }
     }
 
     fn flow(&mut self, principal: &PrincipalName, max_in_use: usize) -> &mut Flow<W> {
-        let now = self.virtual_time;
+        let virtual_time = self.virtual_time;
         let flow = self.flows.entry(Arc::clone(principal)).or_insert_with(|| Flow {
-            start_tag: now,
+            start_tag: virtual_time,
             in_use: 0,
             max_in_use,
             waiters: VecDeque::new(),
         });
         flow.max_in_use = max_in_use;
         if flow.waiters.is_empty() {
-            flow.start_tag = flow.start_tag.max(now);
+            flow.start_tag = flow.start_tag.max(virtual_time);
         }
 
         flow
@@ -255,18 +255,18 @@ impl<W> FairQueue<W> {
 
     /// Removes a flow that neither holds nor wants permits.
     fn remove_if_idle(&mut self, principal: &PrincipalName) {
-        let now = self.virtual_time;
-        if self.flows.get(principal).is_some_and(|flow| flow.is_idle(now)) {
+        let virtual_time = self.virtual_time;
+        if self.flows.get(principal).is_some_and(|flow| flow.is_idle(virtual_time)) {
             self.flows.remove(principal);
         }
     }
 }
 
 impl<W> Flow<W> {
-    /// Whether removing the flow loses nothing: no permits, no waiters, and a tag not ahead of
-    /// `now`.
-    fn is_idle(&self, now: u64) -> bool {
-        self.in_use == 0 && self.waiters.is_empty() && self.start_tag <= now
+    /// Whether removing the flow loses nothing: no permits, no waiters, and a tag not ahead of the
+    /// virtual time.
+    fn is_idle(&self, virtual_time: u64) -> bool {
+        self.in_use == 0 && self.waiters.is_empty() && self.start_tag <= virtual_time
     }
 }
 

@@ -7,9 +7,9 @@ use std::{
 
 use super::fair_queue::PrincipalName;
 
-/// Weight of the latest measurement: one eighth, as in the smoothed round-trip time of TCP (RFC
-/// 6298).
-const EWMA_WEIGHT: u32 = 8;
+/// The latest measurement has the weight 1 / `EWMA_WEIGHT_DIVISOR`, as in the smoothed round-trip
+/// time of TCP (RFC 6298).
+const EWMA_WEIGHT_DIVISOR: u32 = 8;
 /// Range of retry delays: short enough to be useful, and not too long to be reliable.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(5);
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
@@ -64,7 +64,7 @@ impl RetryEstimate {
         let held = now.saturating_duration_since(acquired_at);
         self.mean_hold = match self.mean_hold {
             Duration::ZERO => held,
-            mean => (mean * (EWMA_WEIGHT - 1) + held) / EWMA_WEIGHT,
+            mean => (mean * (EWMA_WEIGHT_DIVISOR - 1) + held) / EWMA_WEIGHT_DIVISOR,
         };
     }
 

@@ -1,10 +1,10 @@
 //! Decides which job starts next. Pure state: no clocks, locks or files.
 //!
-//! A slot is the permission to run one job. It goes to the caller that has waited longest since its
-//! last slot. Of its jobs, the first
-//! one in a queue with a free slot starts. So neither the priorities nor the number of one caller's
-//! jobs delay those of another. If callers are distinguished, a quarter of all slots is headroom
-//! for callers with few: a job may run for ever, and a new caller still finds a slot.
+//! A slot is the permission to run one job. The next slot goes to the caller that has waited
+//! longest since its last one. It starts the first of that caller's jobs whose queue has a free
+//! slot. One caller's priorities and number of jobs therefore do not delay another caller. If
+//! callers are distinguished, a quarter of all slots is headroom for callers that use few. A job
+//! may run for ever, and a new caller still finds a slot.
 //!
 //! Of two queued jobs of one caller, the one with the lower rank comes first. The rank is the
 //! submission time, minus [`AGEING_MS_PER_PRIORITY_STEP`] for each step of priority. A job that has
@@ -123,12 +123,12 @@ impl JobQueues {
     pub(super) fn enqueue(&mut self, entry: &JobQueueEntry) {
         self.remove(entry);
         self.sequence += 1;
-        let now = self.sequence;
+        let sequence = self.sequence;
 
         // A new caller queues behind those that wait already.
         let flow = self.flows.entry(entry.principal.clone());
         flow.or_insert_with(|| JobFlow {
-            last_started: now,
+            last_started: sequence,
             running: 0,
             heads: BTreeSet::new(),
             queue_count: 0,
@@ -192,7 +192,7 @@ impl JobQueues {
         let entry = JobQueueEntry { principal: principal.clone(), queue, position };
 
         self.sequence += 1;
-        let now = self.sequence;
+        let sequence = self.sequence;
         self.update_queue(&entry.queue, |queues| {
             queues.dequeue(&entry);
             if let Some(queue) = queues.queues.get_mut(&entry.queue) {
@@ -200,7 +200,7 @@ impl JobQueues {
             }
             if let Some(flow) = queues.flows.get_mut(&entry.principal) {
                 flow.running += 1;
-                flow.last_started = now;
+                flow.last_started = sequence;
             }
         });
 
