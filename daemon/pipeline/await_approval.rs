@@ -215,11 +215,15 @@ fn not_approved_error(record: &ApprovalRecord, end: &ApprovalEnd) -> Error {
             "this call of {tool} was not approved in time: retry when an approver watches (jig approvals), or set a longer deadline"
         ),
         ApprovalEndState::Withdrawn => {
-            format!("this call of {tool} was withdrawn before a decision: its caller had gone")
+            format!("this call of {tool} was withdrawn before a decision: its client disconnected")
         }
         // An approved call proceeds, and the next daemon stores a lost one.
         ApprovalEndState::Allowed | ApprovalEndState::Lost => {
-            format!("this call of {tool} ended as {}, which no live call does", end.state.name())
+            format!(
+                "internal error: approval {} of {tool} is in the state {}: report this with the daemon's log",
+                record.id,
+                end.state.name()
+            )
         }
     };
     approval_error(Reason::ApprovalDenied, text, record, end)
@@ -246,6 +250,6 @@ fn approval_error(
 }
 
 fn draining_error() -> Error {
-    let text = "the daemon is shutting down, and this call was not approved yet: retry elsewhere, or when it is back";
+    let text = "the daemon is shutting down, and this call was not approved yet: retry on another daemon, or after a restart";
     Error::new(Reason::Draining, text).retry_after(Duration::from_secs(1))
 }

@@ -215,14 +215,14 @@ impl Pipeline {
     ) -> Result<RunningCall, Error> {
         let mut approval = None;
         loop {
-            // Subscribed before the attempt, so that no released slot is missed.
+            // Subscribed before the attempt, so that no released permit is missed.
             let freed = self.approvals.freed();
             match self.try_start_job_call(handle, job, initial_call, &mut approval).await {
                 Ok(running) => return Ok(running),
                 Err(StartBlocked::Permanent(error)) => return Err(error),
                 Err(StartBlocked::Transient(delay)) => self.retry_job_later(handle, delay).await?,
                 Err(StartBlocked::ApprovalQuota) => {
-                    self.await_approval_slot(handle, job, freed).await?
+                    self.await_approval_permit(handle, job, freed).await?
                 }
             }
         }
@@ -367,7 +367,7 @@ impl Pipeline {
 
     /// Makes a job wait until it can request approval and has a slot. So jobs request approval in
     /// the order of their queues. The wait ends, because every pending approval ends.
-    async fn await_approval_slot(
+    async fn await_approval_permit(
         self: &Arc<Self>,
         handle: &JobHandle,
         job: &Job,
@@ -402,7 +402,10 @@ impl Pipeline {
         approval: &Option<JobApproval>,
     ) -> Result<CallContext, Error> {
         let principal = self.access.find_principal(&job.principal).ok_or_else(|| {
-            let text = format!("{}, which submitted this job, may no longer call", job.principal);
+            let text = format!(
+                "{}, which submitted this job, is no longer authorized: submit the job again with a valid key",
+                job.principal
+            );
             Error::new(Reason::Forbidden, text)
         })?;
 

@@ -49,7 +49,7 @@ impl Shutdown {
     }
 
     pub(crate) fn draining_error() -> Error {
-        let text = "the daemon is shutting down and takes no new calls: retry elsewhere, or when it is back";
+        let text = "the daemon is shutting down and takes no new calls: retry on another daemon, or after a restart";
         Error::new(Reason::Draining, text).retry_after(DRAINING_RETRY_AFTER)
     }
 

@@ -10,7 +10,7 @@ use super::{fair_queue::PrincipalName, headroom::Headroom};
 const MAX_TOTAL_BYTES: u64 = 256 << 20;
 /// Limit per caller: several of the largest possible requests.
 const MAX_PRINCIPAL_BYTES: u64 = 64 << 20;
-/// The part of the total that is reserved for callers with few bytes.
+/// The part of the total that is reserved for callers that use little.
 const HEADROOM: Headroom = Headroom::of(MAX_TOTAL_BYTES);
 
 /// The bytes of queued requests.
@@ -40,7 +40,7 @@ impl ByteBudgetExceeded {
     /// Describes the rejection of `bytes` more. `requests` names what the budget counts.
     pub(crate) fn describe(&self, requests: &str, bytes: usize) -> String {
         format!(
-            "{requests} of this caller hold {} bytes, and {bytes} more do not fit: they may hold {} MiB, and those of all callers {} MiB, of which a quarter is reserved for callers that have few. Retry after the delay in RetryInfo, with fewer or smaller requests at a time",
+            "{requests} use too much memory: those of this caller use {} bytes, and {bytes} more do not fit (limits: {} MiB per caller; {} MiB in total, a quarter of it reserved for callers that use little). Retry after the delay in RetryInfo, or send fewer or smaller requests",
             self.0,
             MAX_PRINCIPAL_BYTES >> 20,
             MAX_TOTAL_BYTES >> 20,
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(reservations.iter().map(Vec::len).collect::<Vec<_>>(), [16, 16, 16]);
         assert_eq!(budget.reserve(&principals[0], 1).unwrap_err(), ByteBudgetExceeded(64 * MIB));
 
-        // The rest is headroom for callers with few bytes.
+        // The rest is headroom for callers that use little.
         for principal in &principals[3..19] {
             let reserved = fill(principal);
             assert_eq!(reserved.len(), 1);

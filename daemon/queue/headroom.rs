@@ -1,5 +1,6 @@
-//! Headroom: the quarter of a shared limit that is reserved for callers with few. Each of sixteen
-//! callers may use a sixteenth of it, even while other callers hold all the rest.
+//! Headroom: the quarter of a shared limit that is reserved for callers that use little of the
+//! limit. Each of sixteen callers may use a sixteenth of the headroom, even while other callers use
+//! all the rest.
 
 /// The headroom is the limit divided by this.
 const HEADROOM_DIVISOR: u64 = 4;
@@ -38,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quarter_is_reserved_for_callers_with_few() {
+    fn quarter_is_reserved_for_callers_that_use_little() {
         let headroom = Headroom::of(1600);
         assert!(headroom.allows(1200, 400) && !headroom.allows(1201, 399));
         assert!(headroom.allows(25, 0) && !headroom.allows(26, 0));

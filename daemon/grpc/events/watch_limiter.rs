@@ -148,7 +148,7 @@ mod tests {
         let (others, _) = fill(|_| acquire(0, "b"));
         assert_eq!(others.len(), 32);
         held.extend(others);
-        // The rest is headroom for callers with few streams.
+        // The rest is headroom for callers that use little.
         for principal in ["c", "d", "e"] {
             let (few, _) = fill(|_| acquire(0, principal));
             assert_eq!(few.len(), 2, "{principal}");

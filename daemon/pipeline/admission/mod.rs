@@ -16,18 +16,18 @@
 //!   one caller as its key says. Started processes and transfers last long: they have limits of
 //!   their own, and are rejected instead of queued. A call that needs a sandbox waits for a
 //!   **sandbox permit** too; a started process waits for it as a process that has not started yet.
-//! * A **start permit** keeps one caller's calls fast while another floods the daemon. With
-//!   thousands of call permits, calls compete for the CPUs, and the kernel does not know for which
-//!   caller a thread works. So only a few calls at a time may be in their first part, where they
-//!   cost the daemon most. A call releases the start permit when it ends, when it waits for
-//!   something, or after a while (`Tool::START_PERMIT_HOLD`). From then on the kernel schedules
-//!   its commands, which have a lower priority than the daemon.
+//! * A **start permit** keeps one caller's calls fast while another caller has thousands of calls.
+//!   These compete for the CPUs, and the kernel does not know for which caller a thread works. So
+//!   only a few calls may be starting at once: this is the part that costs the daemon most. A call
+//!   releases the start permit when it ends, when it waits for something, or after a while
+//!   (`Tool::START_PERMIT_HOLD`). From then on the kernel schedules its commands, which have a
+//!   lower priority than the daemon.
 //!
 //! Permits are granted by fair queueing over callers, and first come first served within a caller
 //! ([`crate::daemon::queue`]). If several callers have keys, one caller does not get the last
-//! permits: these are headroom for callers with few. If several callers want start permits, there
-//! are fewer of them. So a call beside a flood takes its own time plus that of one call of the
-//! flood.
+//! permits: these are headroom for callers that use few. If several callers want start permits,
+//! there are fewer of them. While another caller has thousands of calls, a call is therefore
+//! delayed by one of them.
 //!
 //! A queued call holds no thread, and its memory counts against [`ByteBudget`]. The retry delay of
 //! a rejected call is an estimate: the number of calls before it times the recent duration of a
@@ -435,7 +435,7 @@ fn try_acquire_or_explain(
         )
     } else {
         format!(
-            "this caller has {in_use} {work} and other callers have {in_use_by_others}, and the remaining ones of {capacity} are reserved for callers that have few"
+            "this caller has {in_use} {work} and other callers have {in_use_by_others}; the rest of {capacity} is reserved for callers that use little"
         )
     };
     let text = format!("{load}. Retry after the delay in RetryInfo");

@@ -342,7 +342,7 @@ impl PendingApprovals {
     pub(crate) fn watch(&self, principal: &PrincipalName) -> Result<ApprovalWatch, Error> {
         let permit = self.watcher_limiter.try_acquire(principal, usize::MAX).map_err(|saturated| {
             let text = format!(
-                "this caller has {} streams that watch approvals and other callers have {}, of at most {MAX_APPROVAL_WATCHERS}, a quarter of which is reserved for callers that have few: end one of them, or retry when one has ended",
+                "too many streams watch approvals (this caller: {}, other callers: {}; limit: {MAX_APPROVAL_WATCHERS}, a quarter of it reserved for callers that use little). End one, or retry when one has ended",
                 saturated.in_use, saturated.in_use_by_others
             );
             Error::new(Reason::ResourceExhausted, text)

@@ -16,7 +16,7 @@ use crate::daemon::{
 
 /// Limit on the memory of all pending calls: several of the largest, with their policy texts.
 const MAX_PENDING_BYTES: usize = 128 << 20;
-/// A caller may hold at most this many times what it leaves free for others.
+/// One caller may use at most this many times the part of a limit that remains free.
 const MAX_OWN_TO_FREE_RATIO: usize = 3;
 /// Retry delay when a limit is reached. A person must decide first.
 const APPROVAL_QUOTA_RETRY_AFTER: Duration = Duration::from_secs(10);
@@ -79,7 +79,7 @@ impl ApprovalQuota {
         let (workspace, principal) = (&record.workspace, &record.principal);
         if size > MAX_PENDING_BYTES {
             let text = format!(
-                "this call takes {size} bytes while it is pending approval, and all pending calls may take at most {MAX_PENDING_BYTES}: ask for less at a time"
+                "this call takes {size} bytes while it is pending approval, more than the limit of all pending calls, {MAX_PENDING_BYTES}: send a smaller request"
             );
             return Err(Error::new(Reason::ResourceExhausted, text)
                 .with_metadata("limit", MAX_PENDING_BYTES.to_string()));
@@ -89,14 +89,14 @@ impl ApprovalQuota {
         let (own, all) = usage.calls(workspace, principal);
         if all >= max_pending {
             let text = format!(
-                "{all} calls are pending approval in this workspace, at most {max_pending} may be (approvals.max_pending): retry when some are decided"
+                "{all} calls are pending approval in this workspace, the maximum (approvals.max_pending = {max_pending}): retry when some are decided"
             );
             return Err(quota_error(text, max_pending));
         }
 
         if !is_fair(own, 1, max_pending - all) {
             let text = format!(
-                "{own} calls of {principal} are pending approval in this workspace, at most {max_pending} may be (approvals.max_pending), and the rest is reserved for others: retry when some are decided"
+                "{own} calls of {principal} are pending approval in this workspace, and one caller may have at most {MAX_OWN_TO_FREE_RATIO} times as many as it leaves free (approvals.max_pending = {max_pending}): retry when some are decided"
             );
             return Err(quota_error(text, max_pending));
         }
@@ -106,7 +106,7 @@ impl ApprovalQuota {
         let free = MAX_PENDING_BYTES.saturating_sub(held_bytes);
         if size > free || !is_fair(own, size, free) {
             let text = format!(
-                "this call takes {size} bytes while it is pending approval, pending calls of {principal} take {own}, and all pending calls may take at most {MAX_PENDING_BYTES}: retry when some are decided, or ask for less at a time"
+                "pending approvals use too much memory: this call takes {size} bytes while it is pending approval, and other calls of {principal} take {own} (limit: {MAX_PENDING_BYTES}). Retry when some are decided, or send a smaller request"
             );
             return Err(quota_error(text, MAX_PENDING_BYTES));
         }

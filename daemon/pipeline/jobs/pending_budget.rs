@@ -1,5 +1,5 @@
 //! Limits on queued jobs: their number, and the bytes of their parameters. If callers are
-//! distinguished, a quarter is headroom for callers with few. Pure state, without locks or files.
+//! distinguished, a quarter is headroom for callers that use little. Pure state: no locks or files.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -73,7 +73,7 @@ impl PendingJobsBudget {
             used <= limit && headroom.allows(own, free)
         };
 
-        let (what, limit) = if !fits(used.jobs, self.limit.jobs, own_used.jobs, free.jobs) {
+        let (unit, limit) = if !fits(used.jobs, self.limit.jobs, own_used.jobs, free.jobs) {
             ("jobs", self.limit.jobs)
         } else if !fits(used.bytes, self.limit.bytes, own_used.bytes, free.bytes) {
             ("bytes of parameters", self.limit.bytes)
@@ -82,7 +82,7 @@ impl PendingJobsBudget {
             return Ok(());
         };
         let text = format!(
-            "{principal} has {} queued jobs with {} bytes of parameters, and there is no room for another: at most {limit} {what} may be queued, of all callers together, and a quarter is reserved for callers with few. Wait until some have started (WaitJob), or cancel some (CancelJob)",
+            "the job queue is full: {principal} has {} queued jobs with {} bytes of parameters (limit: {limit} {unit} of all callers, a quarter of it reserved for callers that use little). Wait until some have started (WaitJob), or cancel some (CancelJob)",
             own.jobs, own.bytes
         );
         Err(Error::new(Reason::ResourceExhausted, text)

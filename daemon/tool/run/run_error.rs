@@ -105,7 +105,7 @@ pub(super) fn error_of_run(error: RunError, spec: &CommandSpec) -> Error {
         ),
         RunError::Draining => Error::new(
             Reason::Draining,
-            "the daemon began to shut down before the command started; nothing was run: retry elsewhere or later",
+            "the daemon began to shut down before the command started; nothing was run: retry on another daemon, or after a restart",
         ),
         RunError::EndedBeforeStart => Error::new(
             Reason::ProcessEnded,
