@@ -260,7 +260,7 @@ async fn each_workspace_of_a_root_daemon_has_its_own_uid() {
     }
 
     let report = String::from_utf8(daemon.run_check().stdout).unwrap();
-    assert!(report.contains("commands are user 61001"), "{report}");
+    assert!(report.contains("commands run as uid 61001"), "{report}");
 
     // A persistent home is found again after a restart, whichever user the workspace gets.
     let path = daemon.workspace().display().to_string();

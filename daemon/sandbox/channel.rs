@@ -100,7 +100,7 @@ impl Channel {
 
         let text = bytes.get(..received.length).unwrap_or_default();
         if text.is_empty() {
-            return Err(StageFailure::from_errno(stage, Errno::CONNRESET, "its process died"));
+            return Err(StageFailure::from_errno(stage, Errno::CONNRESET, "the peer process died"));
         }
 
         match parse_message::<SetupReply>(text, stage)? {

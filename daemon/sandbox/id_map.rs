@@ -45,24 +45,28 @@ pub(super) fn create_user_namespace(
     owner: DirectoryOwner,
     id: u32,
 ) -> Result<OwnedFd, StageFailure> {
-    let (keeper, child_end) = seqpacket_pair().map_err(at_stage(Stage::MapOwner, "socket"))?;
+    let (keeper, child_end) =
+        seqpacket_pair().map_err(at_stage(Stage::MapOwner, "creating a socket pair"))?;
 
     // Opening the namespace of a process that is not dumpable needs CAP_SYS_PTRACE.
-    let set_dumpable =
-        |behavior| set_dumpable_behavior(behavior).map_err(at_stage(Stage::MapOwner, "dumpable"));
+    let set_dumpable = |behavior| {
+        set_dumpable_behavior(behavior)
+            .map_err(at_stage(Stage::MapOwner, "setting the dumpable flag"))
+    };
     set_dumpable(DumpableBehavior::Dumpable)?;
     let forked = fork(single_threaded, libc::CLONE_NEWUSER);
     if !matches!(forked, Ok(Fork::Child)) {
         set_dumpable(DumpableBehavior::NotDumpable)?;
     }
-    let (child, pidfd) = match forked.map_err(at_stage(Stage::UserNamespace, "clone"))? {
-        Fork::Parent { child, pidfd } => (child, pidfd),
-        Fork::Child => {
-            drop(keeper);
-            let _until_closed = receive::<()>(&child_end);
-            exit_now(0)
-        }
-    };
+    let (child, pidfd) =
+        match forked.map_err(at_stage(Stage::UserNamespace, "cloning a process for an id map"))? {
+            Fork::Parent { child, pidfd } => (child, pidfd),
+            Fork::Child => {
+                drop(keeper);
+                let _until_closed = receive::<()>(&child_end);
+                exit_now(0)
+            }
+        };
 
     let process = child.as_raw_nonzero();
     // If this process may map every id, other owners stay as they are. In a container's user

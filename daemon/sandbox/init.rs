@@ -13,8 +13,8 @@
 //! ```
 //!
 //! Both processes share the memory of the slot keeper until the command is executed: nothing here
-//! allocates, locks, panics or touches thread-local storage. Everything that does not depend on the
-//! request is done before the request comes.
+//! allocates, locks, panics or touches thread-local storage. The init completes every step that does
+//! not need the request before the request arrives, so that a call waits less.
 
 use std::{
     ffi::CStr,

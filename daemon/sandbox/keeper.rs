@@ -76,18 +76,20 @@ pub(crate) fn run() -> ! {
 
 fn prepare(socket: &impl AsFd) -> Result<KeeperState, StageFailure> {
     let stage = Stage::Launcher;
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(at_stage(stage, "death signal"))?;
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(at_stage(stage, "dumpable"))?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(at_stage(stage, "setting the death signal"))?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(at_stage(stage, "setting the dumpable flag"))?;
     signal::reset_all()
         .and_then(|()| signal::ignore_termination_signals())
-        .map_err(at_stage(stage, "signals"))?;
+        .map_err(at_stage(stage, "resetting signals"))?;
     // A terminal's Ctrl-C is for the daemon only.
-    setsid().map_err(at_stage(stage, "session"))?;
+    setsid().map_err(at_stage(stage, "starting a session"))?;
     let single_threaded =
         SingleThreaded::check().map_err(|error| StageFailure::other(stage, error.to_string()))?;
 
     let (message, workspace_directories) = receive(socket)
-        .map_err(at_stage(stage, "plan"))?
+        .map_err(at_stage(stage, "receiving the plan"))?
         .ok_or_else(|| StageFailure::other(stage, "the daemon is gone"))?;
     let KeeperRequest::Plan(mut plan) = message else {
         return Err(StageFailure::other(stage, "the plan must come first"));
@@ -111,7 +113,8 @@ fn prepare(socket: &impl AsFd) -> Result<KeeperState, StageFailure> {
     }
     if privileges.can_set_user {
         // Sandboxes would inherit supplementary groups. An ordinary user cannot drop its own.
-        set_thread_groups(&[]).map_err(at_stage(Stage::SetUser, "groups"))?;
+        set_thread_groups(&[])
+            .map_err(at_stage(Stage::SetUser, "dropping supplementary groups"))?;
     }
 
     Ok(KeeperState {
@@ -180,7 +183,8 @@ impl KeeperState {
             Vec::new()
         };
 
-        let (daemon, template) = seqpacket_pair().map_err(at_stage(Stage::Launcher, "socket"))?;
+        let (daemon, template) =
+            seqpacket_pair().map_err(at_stage(Stage::Launcher, "creating a socket pair"))?;
         let request = StartTemplateRequest {
             template: spec,
             identity,
@@ -191,10 +195,10 @@ impl KeeperState {
         send(&launcher.socket, &request, &fds)
             .map_err(at_stage(Stage::Launcher, "requesting a template"))?;
 
-        match receive(&launcher.socket).map_err(at_stage(Stage::Launcher, "reply"))? {
+        match receive(&launcher.socket).map_err(at_stage(Stage::Launcher, "receiving a reply"))? {
             Some((SetupReply::Done { identity, .. }, _)) => Ok((identity, daemon)),
             Some((SetupReply::Failed(failure), _)) => Err(failure),
-            None => Err(StageFailure::other(Stage::Launcher, "it died")),
+            None => Err(StageFailure::other(Stage::Launcher, "the launcher died")),
         }
     }
 
@@ -211,8 +215,10 @@ impl KeeperState {
         let identity = identity::choose_identity_without_namespaces(self.privileges, id, owner)?;
 
         let (daemon, template) =
-            seqpacket_pair().map_err(at_stage(Stage::NoNamespaces, "socket"))?;
-        match fork(&self.single_threaded, 0).map_err(at_stage(Stage::NoNamespaces, "clone"))? {
+            seqpacket_pair().map_err(at_stage(Stage::NoNamespaces, "creating a socket pair"))?;
+        match fork(&self.single_threaded, 0)
+            .map_err(at_stage(Stage::NoNamespaces, "cloning the L1 template"))?
+        {
             Fork::Parent { child, .. } => {
                 self.no_namespaces_templates.push(child);
                 Ok((identity, daemon))
@@ -242,7 +248,7 @@ impl KeeperState {
         let namespaces =
             if needs_fresh_proc { launcher::INTERMEDIATE_NAMESPACES } else { LAUNCHER_NAMESPACES };
         let (socket, launcher_socket) =
-            seqpacket_pair().map_err(at_stage(Stage::Launcher, "socket"))?;
+            seqpacket_pair().map_err(at_stage(Stage::Launcher, "creating a socket pair"))?;
         let (process, pidfd) = match self.fork_dumpable(namespaces)? {
             Fork::Parent { child, pidfd } => (child, pidfd),
             Fork::Child => {
@@ -257,7 +263,8 @@ impl KeeperState {
             launcher.receive_reply()?;
         }
         launcher.write_id_maps()?;
-        send(&launcher.socket, &(), &[]).map_err(at_stage(Stage::Launcher, "starting it"))?;
+        send(&launcher.socket, &(), &[])
+            .map_err(at_stage(Stage::Launcher, "starting the launcher"))?;
         launcher.receive_reply()?;
         Ok(launcher)
     }
@@ -266,14 +273,15 @@ impl KeeperState {
     /// in `/proc` of a process that is not dumpable belong to root.
     fn fork_dumpable(&self, namespaces: Namespaces) -> Result<Fork, StageFailure> {
         let set_dumpable = |behavior| {
-            set_dumpable_behavior(behavior).map_err(at_stage(Stage::Launcher, "dumpable"))
+            set_dumpable_behavior(behavior)
+                .map_err(at_stage(Stage::Launcher, "setting the dumpable flag"))
         };
         set_dumpable(DumpableBehavior::Dumpable)?;
         let forked = fork(&self.single_threaded, namespaces);
         if !matches!(forked, Ok(Fork::Child)) {
             set_dumpable(DumpableBehavior::NotDumpable)?;
         }
-        forked.map_err(at_stage(Stage::UserNamespace, "clone"))
+        forked.map_err(at_stage(Stage::UserNamespace, "cloning the launcher"))
     }
 
     /// Continues as the launcher, in the child that [`Self::start_launcher`] forked.
@@ -322,7 +330,7 @@ impl KeeperState {
             self.privileges.can_map_owners || self.privileges.is_user(identity.host_ids.0);
         if !can_open_home && self.workspace_plan(workspace)?.has_persistent_home {
             let text = format!(
-                "commands are user {}, which cannot enter the state directory, and without CAP_SYS_ADMIN the daemon cannot open the home directory there for them",
+                "commands run as uid {}, which cannot enter the state directory: start the daemon with CAP_SYS_ADMIN, or set home = \"ephemeral\"",
                 identity.uid
             );
             return Err(StageFailure::other(Stage::PersistentHome, text));
@@ -377,8 +385,9 @@ impl KeeperState {
             let is_home = workspace.home_bind.as_ref() == Some(bind);
             if is_home && map_to.is_none() && owner.uid != identity.uid {
                 let text = format!(
-                    "{name} belongs to user {}, and commands are user {}: give it to them (chown -R), or remove it",
-                    owner.uid, identity.uid
+                    "{name} belongs to uid {}, but commands run as uid {uid}: change its owner (chown -R {uid}), or remove it",
+                    owner.uid,
+                    uid = identity.uid
                 );
                 return Err(StageFailure::other(Stage::PersistentHome, text));
             }
@@ -449,10 +458,12 @@ impl LauncherProcess {
 
     /// Waits until the launcher reports that it is ready.
     fn receive_reply(&self) -> Result<(), StageFailure> {
-        match receive(&self.socket).map_err(at_stage(Stage::Launcher, "reply"))? {
+        match receive(&self.socket).map_err(at_stage(Stage::Launcher, "receiving a reply"))? {
             Some((SetupReply::Done { .. }, _)) => Ok(()),
             Some((SetupReply::Failed(failure), _)) => Err(failure),
-            None => Err(StageFailure::other(Stage::Launcher, "it died before it was ready")),
+            None => {
+                Err(StageFailure::other(Stage::Launcher, "the launcher died before it was ready"))
+            }
         }
     }
 

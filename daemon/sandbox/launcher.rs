@@ -45,10 +45,10 @@ pub(super) fn enter_intermediate_namespaces() -> Result<(), StageFailure> {
     root::make_private()?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount(c"proc", c"/proc", c"proc", flags, None)
-        .map_err(at_stage(Stage::MountTemplateProc, "mounting it over one with masks"))?;
+        .map_err(at_stage(Stage::MountTemplateProc, "mounting an unmasked /proc"))?;
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
         .map_err(from_nix)
-        .map_err(at_stage(Stage::UserNamespace, "unshare"))
+        .map_err(at_stage(Stage::UserNamespace, "unsharing the user and mount namespace"))
 }
 
 /// Runs as the launcher until the keeper is gone. The keeper has written the id maps of its
@@ -64,7 +64,7 @@ pub(super) fn run(
     let ready = template::become_user(identity)
         .and_then(|()| {
             set_parent_process_death_signal(Some(Signal::KILL))
-                .map_err(at_stage(Stage::Launcher, "death signal"))
+                .map_err(at_stage(Stage::Launcher, "setting the death signal"))
         })
         .and_then(|()| root::make_private());
     let sent = match ready {
@@ -115,7 +115,7 @@ fn start_template(
         NetworkMode::Host => 0,
     };
     let forked = fork(single_threaded, TEMPLATE_NAMESPACES | network)
-        .map_err(at_stage(Stage::TemplateNamespaces, "clone"))?;
+        .map_err(at_stage(Stage::TemplateNamespaces, "cloning the template"))?;
     match forked {
         Fork::Parent { .. } => Ok(request.identity),
         Fork::Child => template::run(

@@ -68,8 +68,8 @@ impl IsolationLevel {
     }
 
     /// Whether consecutive runs may use one network namespace. At L2 the template cannot write
-    /// `/proc/sys`. So it cannot set the sysctls that leave nothing of a run behind for the next
-    /// (`NETWORK_SYSCTLS` in `template`).
+    /// `/proc/sys`, so it cannot set `NETWORK_SYSCTLS`, with which no state of a run remains for
+    /// the next.
     pub(super) fn reuses_network_namespaces(self) -> bool {
         self != Self::L2
     }

@@ -61,18 +61,20 @@ pub(super) fn bind_host_proc(target: &str) -> Result<(), StageFailure> {
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE;
     let tree = open_tree(CWD, PROC, flags).map_err(failed("opening /proc"))?;
-    if fstatfs(&tree).map_err(failed("/proc"))?.f_type != PROC_MAGIC {
+    if fstatfs(&tree).map_err(failed("checking /proc"))?.f_type != PROC_MAGIC {
         return Err(StageFailure::other(Stage::BindProc, "/proc is not a proc file system"));
     }
 
     let attributes = attribute::RDONLY | attribute::NOSUID | attribute::NODEV | attribute::NOEXEC;
-    set_attributes(tree.as_fd(), attributes, None).map_err(failed("making it read-only"))?;
+    set_attributes(tree.as_fd(), attributes, None).map_err(failed("making /proc read-only"))?;
     let empty = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    move_mount(tree.as_fd(), "", CWD, target, empty).map_err(failed("mounting it"))?;
+    move_mount(tree.as_fd(), "", CWD, target, empty)
+        .map_err(failed("mounting the copy of /proc"))?;
 
     // The template's own processes write their id maps in it.
-    let flags = BIND_FLAGS | access_time_flags(target).map_err(failed("its flags"))?;
-    mount_remount(target, flags, c"").map_err(failed("keeping it writable for the template"))
+    let flags = BIND_FLAGS
+        | access_time_flags(target).map_err(failed("reading the mount flags of /proc"))?;
+    mount_remount(target, flags, c"").map_err(failed("keeping /proc writable for the template"))
 }
 
 /// Masks files that reveal the whole machine and that the sandbox's user could read: with
@@ -88,7 +90,7 @@ pub(super) fn hide_host_files(empty: &CStr) -> Result<(), StageFailure> {
 
 /// Makes `/proc` read-only for this mount namespace and its descendants.
 pub(super) fn make_read_only() -> Result<(), StageFailure> {
-    let failed = at_stage(Stage::BindProc, "making it read-only");
+    let failed = at_stage(Stage::BindProc, "making /proc read-only");
     access_time_flags(PROC)
         .and_then(|times| mount_remount(PROC, BIND_FLAGS | MountFlags::RDONLY | times, c""))
         .map_err(failed)

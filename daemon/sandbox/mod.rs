@@ -6,7 +6,7 @@
 //!      └─ launcher       process 1 of its namespaces: its death kills all below
 //!          └─ template   one per workspace: its root built and pivoted into
 //!              └─ slot keeper     user and network namespace of one slot of the pool
-//!                  └─ init        process 1 of a run: does all that needs no request
+//!                  └─ init        process 1 of a run: builds the sandbox before a request
 //!                      └─ command process 2: receives the request, executes it
 //! ```
 //!
@@ -20,7 +20,7 @@
 //! ([`level_probe`]). It is the highest level that can be built and passes its probe. Below the
 //! operator's minimum, no command runs. There is no fallback to a weaker level later.
 //!
-//! | modules | content |
+//! | modules | contents |
 //! |---|---|
 //! | [`keeper`], [`launcher`], [`template`], [`slot`], [`init`], [`command_process`] | what each process does, in this order |
 //! | [`no_namespaces`] | the same for hosts that cannot make namespaces (L1) |

@@ -1,5 +1,5 @@
-//! Checks that no socket of an earlier run is left in a slot's network namespace before the next
-//! run gets it.
+//! Checks that no socket of an earlier run exists in a slot's network namespace before the next run
+//! gets it.
 //!
 //! A socket stays in the network namespace that it was made in, and lives as long as any process
 //! holds it. It can outlive its run in three ways:
@@ -59,7 +59,8 @@ impl NetnsCheck {
         Ok(Self { baseline: Some((counts, own_sockets)) })
     }
 
-    /// Waits briefly until all sockets of earlier runs are gone. Returns false if some are left.
+    /// Waits briefly until all sockets of earlier runs are gone. Returns whether they
+    /// are.
     pub(super) fn wait_until_clear(&self) -> bool {
         let Some((counts, own_sockets)) = &self.baseline else {
             return true; // runs do not share the namespace

@@ -18,7 +18,7 @@ pub(crate) struct SandboxPlan {
     pub(crate) network: NetworkMode,
     /// Landlock ABI version that the daemon detected and reports; 0 without Landlock.
     pub(crate) landlock_abi: u32,
-    /// Maximum of processes of all runs of one user together.
+    /// Processes that all runs of one user may have together.
     pub(crate) max_processes_of_all_runs: u64,
     /// Ids of the daemon's own processes. Commands must not reach them, even where they can name
     /// them.

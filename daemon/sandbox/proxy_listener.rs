@@ -37,7 +37,7 @@ use crate::daemon::sys::{Errno, readiness::watch_readable};
 
 /// Port of the proxy on 127.0.0.1 in a run: the well-known port of squid.
 pub(crate) const PROXY_PORT: u16 = 3128;
-/// Maximum of connections that wait to be accepted (the backlog).
+/// Connections that may wait to be accepted (the backlog).
 const MAX_PENDING_CONNECTIONS: i32 = 128;
 
 #[derive(Debug)]
@@ -59,10 +59,10 @@ pub(super) fn bind_proxy_listener() -> Result<OwnedFd, StageFailure> {
     let failed = |what| at_stage(Stage::NetworkNamespace, what);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)
-        .map_err(failed("the proxy's socket"))?;
+        .map_err(failed("creating the proxy's socket"))?;
     let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), PROXY_PORT);
-    bind(&socket, &address).map_err(failed("the proxy's address"))?;
-    start_listening(&socket, MAX_PENDING_CONNECTIONS).map_err(failed("the proxy's listener"))?;
+    bind(&socket, &address).map_err(failed("binding the proxy's address"))?;
+    start_listening(&socket, MAX_PENDING_CONNECTIONS).map_err(failed("listening for the proxy"))?;
     Ok(socket)
 }
 

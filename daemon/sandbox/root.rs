@@ -216,9 +216,9 @@ fn pivot_into_root() -> Result<(), StageFailure> {
         // chroot(2) needs CAP_SYS_CHROOT, which sandboxes drop and their probe checks.
         Err(refused @ (Errno::PERM | Errno::INVAL | Errno::NOSYS)) => {
             mount_move(".", "/").map_err(|_| {
-                at_stage(Stage::PivotRoot, "its fallback, MS_MOVE, is refused too")(refused)
+                at_stage(Stage::PivotRoot, "the fallback, MS_MOVE, is refused too")(refused)
             })?;
-            chroot(".").map_err(at_stage(Stage::PivotRoot, "chroot"))?;
+            chroot(".").map_err(at_stage(Stage::PivotRoot, "changing the root"))?;
         }
         Err(errno) => return Err(at_stage(Stage::PivotRoot, "")(errno)),
     }

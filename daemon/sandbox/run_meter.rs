@@ -34,9 +34,9 @@ pub(crate) use self::kernel_objects::MIN_RECOUNT_CPU_US;
 use self::kernel_objects::{ObjectCounter, ProcessSample};
 use super::wire::{MeasurementBounds, RunMeasurement};
 
-/// Maximum of descriptors that one scan examines, to bound its time.
+/// Descriptors that one scan examines at most, to bound its time.
 const MAX_SCANNED_DESCRIPTORS: usize = 16 * 1024;
-/// Maximum of processes that one scan examines: far more than a run may have.
+/// Processes that one scan examines at most: far more than a run may have.
 const MAX_SCANNED_PROCESSES: usize = 64 * 1024;
 
 /// Ticks per second in proc_pid_stat(5), as of sysconf(_SC_CLK_TCK): 100 on every architecture that

@@ -32,8 +32,8 @@ use super::{
     run_meter::RunMeter,
     stage::{Stage, StageFailure, at_stage},
     wire::{
-        SLOT_COMMAND_BYTES, SandboxIdentity, SandboxReport, SetupReply, SlotCommand, receive_bytes,
-        send, send_bytes, send_reply,
+        SLOT_KEEPER_REQUEST_BYTES, SandboxIdentity, SandboxReport, SetupReply, SlotKeeperRequest,
+        receive_bytes, send, send_bytes, send_reply,
     },
 };
 use crate::daemon::sys::{
@@ -45,11 +45,12 @@ use crate::daemon::sys::{
     set_process_name, signal,
 };
 
-/// Maximum of sandboxes of one slot that exist at a time: the live one, and those being torn down.
+/// Sandboxes of one slot that may exist at the same time: the live one, and those being torn down.
 const MAX_SANDBOXES_PER_SLOT: usize = 4;
-/// Maximum of signals queued for a run's processes, including timers.
+/// Signals that may be queued for a run's processes, including timers.
 const MAX_QUEUED_SIGNALS: u64 = 4096;
-/// The message that carries a sandbox's pidfd. At L1 the path of the scratch directory follows.
+/// The message that carries a sandbox's pidfd. A descriptor needs a message of at least one byte,
+/// whose value has no meaning. At L1 the path of the scratch directory follows.
 pub(super) const SANDBOX_HANDLE_MESSAGE: &[u8] = b"t";
 /// Maximum length of that message, with the path.
 pub(super) const MAX_HANDLE_MESSAGE_BYTES: usize = 256;
@@ -64,8 +65,8 @@ struct SlotState {
     newest_meter: Option<RunMeter>,
 }
 
-/// Runs as a slot keeper: reports to the daemon that it is ready, then executes the daemon's
-/// commands, until the daemon closes the socket.
+/// Runs as a slot keeper: reports to the daemon that it is ready, then serves the daemon's
+/// requests, until the daemon closes the socket.
 pub(super) fn run(
     socket: BorrowedFd<'_>,
     plan: &SandboxPlan,
@@ -102,39 +103,39 @@ pub(super) fn run(
         newest_meter: None,
     };
     loop {
-        let (mut bytes, mut control) = ([0; SLOT_COMMAND_BYTES], None);
+        let (mut bytes, mut control) = ([0; SLOT_KEEPER_REQUEST_BYTES], None);
         let received = match receive_bytes(socket, &mut bytes, |fd| control = Some(fd)) {
             Ok(received) if received.length > 0 => received.length,
             _ => exit_now(0),
         };
-        let command = SlotCommand::decode(bytes.get(..received).unwrap_or_default());
-        if slot.serve(socket, command, control).is_err() {
+        let request = SlotKeeperRequest::decode(bytes.get(..received).unwrap_or_default());
+        if slot.serve(socket, request, control).is_err() {
             exit_now(0);
         }
     }
 }
 
 impl SlotState {
-    /// Executes a command of the daemon and replies. An error means that the daemon is gone.
+    /// Serves a request of the daemon. An error means that the daemon is gone.
     fn serve(
         &mut self,
         socket: BorrowedFd<'_>,
-        command: Option<SlotCommand>,
+        request: Option<SlotKeeperRequest>,
         control: Option<OwnedFd>,
     ) -> Result<(), Errno> {
-        match (command, control) {
-            (Some(SlotCommand::BuildSandbox { .. }), Some(_))
+        match (request, control) {
+            (Some(SlotKeeperRequest::BuildSandbox { .. }), Some(_))
                 if !self.netns_check.wait_until_clear() =>
             {
                 send_bytes(socket, &SandboxReport::NetnsInUse.encode(), &[])
             }
-            (Some(SlotCommand::BuildSandbox { tmp_bytes, tmp_inodes }), Some(control)) => {
+            (Some(SlotKeeperRequest::BuildSandbox { tmp_bytes, tmp_inodes }), Some(control)) => {
                 let pidfd =
                     scratch_options(tmp_bytes, tmp_inodes, self.identity, self.has_persistent_home)
                         .and_then(|scratch| self.build_sandbox(scratch, control));
                 send_sandbox(socket, pidfd)
             }
-            (Some(SlotCommand::Measure(bounds)), None) => {
+            (Some(SlotKeeperRequest::Measure(bounds)), None) => {
                 let file_systems = self.own_file_systems();
                 let meter = self.newest_meter.as_mut();
                 let measurement = meter.map(|meter| meter.measure(&bounds, file_systems));
@@ -199,7 +200,9 @@ fn scratch_options(
     let options = |mode: &str| {
         let text =
             format!("size={tmp_bytes},nr_inodes={tmp_inodes},mode={mode},uid={uid},gid={gid}");
-        MountOptions::new(&text).ok_or_else(|| StageFailure::other(Stage::MountScratch, "options"))
+        MountOptions::new(&text).ok_or_else(|| {
+            StageFailure::other(Stage::MountScratch, "the mount options are too long")
+        })
     };
     Ok(ScratchOptions {
         shared_options: options("1777")?,
@@ -224,7 +227,7 @@ fn prepare_blueprint(
     identity: SandboxIdentity,
     filter: Vec<Instruction>,
 ) -> Result<Blueprint, StageFailure> {
-    let failed = |stage| at_stage(stage, "slot");
+    let failed = |stage| at_stage(stage, "preparing the slot keeper");
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed(Stage::SlotNamespace))?;
     signal::disable_auto_reap().map_err(failed(Stage::SlotNamespace))?;
     write_own_id_maps(identity)?;
@@ -271,8 +274,10 @@ fn prepare_blueprint(
 
 /// Writes the id maps of this process's new user namespace.
 fn write_own_id_maps(identity: SandboxIdentity) -> Result<(), StageFailure> {
-    let set_dumpable =
-        |behavior| set_dumpable_behavior(behavior).map_err(at_stage(Stage::SlotNamespace, "slot"));
+    let set_dumpable = |behavior| {
+        set_dumpable_behavior(behavior)
+            .map_err(at_stage(Stage::SlotNamespace, "setting the dumpable flag"))
+    };
 
     // The files in /proc of a process that is not dumpable belong to root.
     set_dumpable(DumpableBehavior::Dumpable)?;
@@ -350,7 +355,7 @@ fn start_init(
     scratch: ScratchOptions,
     control: OwnedFd,
 ) -> Result<(OwnedFd, Pid), StageFailure> {
-    let failed = |errno| at_stage(Stage::RunNamespaces, "slot")(errno);
+    let failed = |errno| at_stage(Stage::RunNamespaces, "starting the init")(errno);
 
     while let Ok(Some((ended, _))) = wait(WaitOptions::NOHANG) {
         arenas.iter_mut().for_each(|arena| arena.on_child_ended(ended));

@@ -295,12 +295,12 @@ impl StageFailure {
             .any(|errno| errno.raw_os_error() == self.errno)
     }
 
-    /// The failure when a socket of an earlier run is left in a slot's network namespace.
+    /// The failure when a socket of an earlier run still exists in a slot's network namespace.
     pub(super) fn netns_in_use() -> Self {
         Self::from_errno(
             Stage::NetworkNamespace,
             Errno::ADDRINUSE,
-            "a socket of an earlier run is left",
+            "a socket of an earlier run still exists",
         )
     }
 

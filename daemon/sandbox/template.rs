@@ -45,9 +45,9 @@ use crate::daemon::sys::{
     set_process_name, signal,
 };
 
-/// Sysctls of a slot's network namespace. The first two leave nothing of a run behind for the next:
-/// no socket in TIME_WAIT, no metrics of old connections. The third lets a command listen on any
-/// port, which is safe because the interface is its own.
+/// Sysctls of a slot's network namespace. With the first two, no state of a run remains for the
+/// next: no socket in TIME_WAIT, no metrics of old connections. The third lets a command listen on
+/// any port, which is safe because the interface is its own.
 const NETWORK_SYSCTLS: &[(&str, &str)] = &[
     ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0"),
     ("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"),
@@ -88,7 +88,11 @@ pub(super) fn run(
         Ok(socket) => socket,
         Err(errno) => report_failure_and_exit(
             socket.as_fd(),
-            StageFailure::from_errno(Stage::TemplateNamespaces, errno, "descriptors"),
+            StageFailure::from_errno(
+                Stage::TemplateNamespaces,
+                errno,
+                "closing inherited descriptors",
+            ),
         ),
     };
 
@@ -98,7 +102,11 @@ pub(super) fn run(
     };
     // Reaps slot keepers that end, and orphans of theirs.
     if let Err(errno) = signal::enable_auto_reap() {
-        let failure = StageFailure::from_errno(Stage::TemplateNamespaces, errno, "children");
+        let failure = StageFailure::from_errno(
+            Stage::TemplateNamespaces,
+            errno,
+            "enabling automatic reaping",
+        );
         report_failure_and_exit(socket, failure);
     }
 
@@ -139,17 +147,17 @@ fn build_root(
 ) -> Result<(), StageFailure> {
     become_user(identity)?;
     set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(at_stage(Stage::TemplateNamespaces, "death signal"))?;
+        .map_err(at_stage(Stage::TemplateNamespaces, "setting the death signal"))?;
     signal::reset_all()
         .and_then(|()| signal::ignore_termination_signals())
-        .map_err(at_stage(Stage::TemplateNamespaces, "signals"))?;
+        .map_err(at_stage(Stage::TemplateNamespaces, "resetting signals"))?;
     umask(Mode::from_raw_mode(0o022));
 
     // When memory runs out, the kernel must kill runs first. Raising the score needs no privilege,
     // but while a process is not dumpable its files in /proc belong to root. `drop_privileges`
     // makes it not dumpable again.
     set_dumpable_behavior(DumpableBehavior::Dumpable)
-        .map_err(at_stage(Stage::TemplateNamespaces, "dumpable"))?;
+        .map_err(at_stage(Stage::TemplateNamespaces, "setting the dumpable flag"))?;
     let _best_effort = fs::write("/proc/self/oom_score_adj", "1000");
 
     root::build_root(workspace, network, level, identity, trees)?;
@@ -171,7 +179,7 @@ fn drop_privileges<'a>(
     let filters = SeccompFilters::new(plan.allow_ptrace, (identity.uid, identity.gid));
     load_filter(&filters.inherited).map_err(at_stage(Stage::Seccomp, "the inherited part"))?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
-        .map_err(at_stage(Stage::TemplateNamespaces, "dumpable"))?;
+        .map_err(at_stage(Stage::TemplateNamespaces, "setting the dumpable flag"))?;
     let own_network = open_network_namespace()?;
     Ok(TemplateState { plan, workspace, level, identity, filters, own_network, single_threaded })
 }
@@ -181,8 +189,8 @@ fn drop_privileges<'a>(
 pub(super) fn become_user(identity: SandboxIdentity) -> Result<(), StageFailure> {
     let (uid, gid) =
         (rustix::fs::Uid::from_raw(identity.uid), rustix::fs::Gid::from_raw(identity.gid));
-    set_thread_res_gid(gid, gid, gid).map_err(at_stage(Stage::SetUser, "group"))?;
-    set_thread_res_uid(uid, uid, uid).map_err(at_stage(Stage::SetUser, "user"))
+    set_thread_res_gid(gid, gid, gid).map_err(at_stage(Stage::SetUser, "setting the group id"))?;
+    set_thread_res_uid(uid, uid, uid).map_err(at_stage(Stage::SetUser, "setting the user id"))
 }
 
 /// Replaces the standard streams by `/dev/null`: nothing of a sandbox may reach the daemon's
@@ -205,7 +213,7 @@ impl TemplateState<'_> {
     /// with its own user and mount namespace. Returns the daemon's end of the slot's socket.
     fn make_slot(&self) -> Result<OwnedFd, StageFailure> {
         let (daemon, keeper) =
-            seqpacket_pair().map_err(at_stage(Stage::SlotNamespace, "socket"))?;
+            seqpacket_pair().map_err(at_stage(Stage::SlotNamespace, "creating a socket pair"))?;
         let network = match self.plan.network {
             NetworkMode::None | NetworkMode::Proxy => enter_new_network(self.level),
             // This process is in the daemon's network, whose settings are not ours to change.
@@ -214,7 +222,7 @@ impl TemplateState<'_> {
 
         let forked = network.and_then(|()| {
             fork(&self.single_threaded, libc::CLONE_NEWUSER | libc::CLONE_NEWNS)
-                .map_err(at_stage(Stage::SlotNamespace, "clone"))
+                .map_err(at_stage(Stage::SlotNamespace, "cloning the slot keeper"))
         });
         if let Ok(Fork::Child) = forked {
             self.run_slot_keeper(keeper.as_raw_fd());
@@ -242,7 +250,10 @@ impl TemplateState<'_> {
 
     fn return_to_own_network(&self) -> Result<(), StageFailure> {
         move_into_link_name_space(self.own_network.as_fd(), Some(LinkNameSpaceType::Network))
-            .map_err(at_stage(Stage::NetworkNamespace, "returning"))
+            .map_err(at_stage(
+                Stage::NetworkNamespace,
+                "returning to the previous network namespace",
+            ))
     }
 }
 
@@ -250,7 +261,7 @@ impl TemplateState<'_> {
 fn enter_new_network(level: IsolationLevel) -> Result<(), StageFailure> {
     unshare(CloneFlags::CLONE_NEWNET)
         .map_err(from_nix)
-        .map_err(at_stage(Stage::NetworkNamespace, "unshare"))?;
+        .map_err(at_stage(Stage::NetworkNamespace, "unsharing the network namespace"))?;
     bring_up_loopback().map_err(at_stage(Stage::NetworkNamespace, "bringing up lo"))?;
 
     if !level.reuses_network_namespaces() {

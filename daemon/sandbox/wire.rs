@@ -99,8 +99,8 @@ pub(super) struct MakeSlotRequest;
 
 /// Request of the daemon to a slot keeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SlotCommand {
-    /// Make a sandbox. The sandbox's end of its control socket comes with the command: a socket
+pub(super) enum SlotKeeperRequest {
+    /// Make a sandbox. The sandbox's end of its control socket comes with the request: a socket
     /// made in the slot's network namespace would count as left there ([`super::netns_check`]).
     BuildSandbox {
         /// Size of each of its own file systems, in bytes.
@@ -125,7 +125,7 @@ pub(crate) struct MeasurementBounds {
     pub(crate) recount: bool,
 }
 
-pub(super) const SLOT_COMMAND_BYTES: usize = 40;
+pub(super) const SLOT_KEEPER_REQUEST_BYTES: usize = 40;
 
 /// Report of a sandbox's init or command process to the daemon, or of a slot keeper.
 #[derive(Debug, Clone, Copy)]
@@ -145,7 +145,7 @@ pub(crate) enum SandboxReport {
     },
     /// The measurement of the newest sandbox.
     Measured(RunMeasurement),
-    /// No sandbox was made: a socket of an earlier run is left in the slot's network namespace.
+    /// No sandbox was made: a socket of an earlier run exists in the slot's network namespace.
     NetnsInUse,
     /// The command's terminal was opened. The descriptor of the daemon's end comes with the report.
     TerminalOpened,
@@ -299,10 +299,10 @@ impl SandboxIdentity {
     }
 }
 
-// === impl SlotCommand ===
+// === impl SlotKeeperRequest ===
 
-impl SlotCommand {
-    pub(super) fn encode(self) -> [u8; SLOT_COMMAND_BYTES] {
+impl SlotKeeperRequest {
+    pub(super) fn encode(self) -> [u8; SLOT_KEEPER_REQUEST_BYTES] {
         let values = match self {
             Self::BuildSandbox { tmp_bytes, tmp_inodes } => [1, tmp_bytes, tmp_inodes, 0, 0],
             Self::Measure(bounds) => [
@@ -314,7 +314,7 @@ impl SlotCommand {
             ],
         };
 
-        let mut bytes = [0; SLOT_COMMAND_BYTES];
+        let mut bytes = [0; SLOT_KEEPER_REQUEST_BYTES];
         for (chunk, value) in bytes.chunks_exact_mut(8).zip(values) {
             chunk.copy_from_slice(&value.to_le_bytes());
         }
@@ -324,7 +324,7 @@ impl SlotCommand {
     /// Decodes a command. Returns `None` if these bytes are no command.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut values = [0; 5];
-        if bytes.len() != SLOT_COMMAND_BYTES {
+        if bytes.len() != SLOT_KEEPER_REQUEST_BYTES {
             return None;
         }
         for (value, chunk) in values.iter_mut().zip(bytes.chunks_exact(8)) {

@@ -154,7 +154,7 @@ pub(super) fn isolation_report(
         report += &format!("  {summary}\n");
     }
     if let Some(identity) = identity.filter(|_| ready) {
-        report += &format!("  commands are user {}\n", identity.uid);
+        report += &format!("  commands run as uid {}\n", identity.uid);
     }
 
     for failed in &isolation.failed_levels {

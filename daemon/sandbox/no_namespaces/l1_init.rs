@@ -67,14 +67,17 @@ fn prepare_init(
     scratch: &Path,
 ) -> Result<&'static SharedArea<SandboxState>, StageFailure> {
     let failed = |what: &'static str| at_stage(Stage::RunNamespaces, what);
-    install_signal_relay_and_kill().map_err(failed("signals"))?;
-    set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
+    install_signal_relay_and_kill().map_err(failed("installing signal handlers"))?;
+    set_child_subreaper(Some(getpid())).map_err(failed("becoming a subreaper"))?;
     let abi = context.plan.landlock_abi;
-    landlock_rules::scope_rules(abi).apply().map_err(at_stage(Stage::Landlock, "scopes"))?;
+    landlock_rules::scope_rules(abi)
+        .apply()
+        .map_err(at_stage(Stage::Landlock, "applying the scope rules"))?;
 
     // `PARENT_DEATH_SIGNAL` ends the run, not this process. It is set only now that this process
     // can signal nothing else.
-    set_parent_process_death_signal(Some(Signal::USR1)).map_err(failed("death signal"))?;
+    set_parent_process_death_signal(Some(Signal::USR1))
+        .map_err(failed("setting the death signal"))?;
 
     let lock = scratch_directory::create_scratch(scratch).map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
@@ -98,7 +101,8 @@ fn prepare_init(
         slot_pidfd: None,
     };
     let state = SandboxState::new(Box::leak(Box::new(blueprint)), ScratchOptions::default(), 0);
-    ProcessArena::become_first_process(state, run_confined).map_err(failed("memory"))
+    ProcessArena::become_first_process(state, run_confined)
+        .map_err(failed("allocating shared memory"))
 }
 
 /// Number of processes and threads of a user, which RLIMIT_NPROC counts too.

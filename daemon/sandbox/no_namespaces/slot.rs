@@ -24,8 +24,8 @@ use super::{
         stage::{Stage, StageFailure, at_stage},
         template::report_failure_and_exit,
         wire::{
-            SLOT_COMMAND_BYTES, SandboxReport, SetupReply, SlotCommand, receive_bytes, send,
-            send_bytes,
+            SLOT_KEEPER_REQUEST_BYTES, SandboxReport, SetupReply, SlotKeeperRequest, receive_bytes,
+            send, send_bytes,
         },
     },
     l1_init, landlock_rules, scratch_directory,
@@ -63,17 +63,17 @@ pub(super) fn run(
     let mut inits = Vec::new();
     let mut newest_meter: Option<RunMeter> = None;
     loop {
-        let Some((command, control)) = receive_command(socket, &mut inits) else {
+        let Some((request, control)) = receive_request(socket, &mut inits) else {
             exit_now(0);
         };
-        let sent = match (command, control) {
+        let sent = match (request, control) {
             // The sizes are ignored: scratch directories have no size limit.
-            (SlotCommand::BuildSandbox { .. }, Some(control)) => {
+            (SlotKeeperRequest::BuildSandbox { .. }, Some(control)) => {
                 let init = build_sandbox(context, single_threaded, &control);
                 newest_meter = init.as_ref().ok().map(|run| RunMeter::new(run.process));
                 send_sandbox(socket, init, &mut inits)
             }
-            (SlotCommand::Measure(bounds), None) => {
+            (SlotKeeperRequest::Measure(bounds), None) => {
                 let meter = newest_meter.as_mut();
                 let measurement = meter.map(|meter| meter.measure(&bounds, &[]));
                 let report = SandboxReport::Measured(measurement.unwrap_or_default());
@@ -113,23 +113,24 @@ fn send_sandbox(
 
 fn prepare_slot(context: &TemplateContext<'_>) -> Result<(), StageFailure> {
     let failed = |what: &'static str| at_stage(Stage::SlotNamespace, what);
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("death signal"))?;
-    set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
-    signal::disable_auto_reap().map_err(failed("children"))?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(failed("setting the death signal"))?;
+    set_child_subreaper(Some(getpid())).map_err(failed("becoming a subreaper"))?;
+    signal::disable_auto_reap().map_err(failed("disabling automatic reaping"))?;
     set_limits(context.plan.limits)
         .map_err(from_nix)
-        .map_err(at_stage(Stage::ResourceLimits, "slot"))?;
+        .map_err(at_stage(Stage::ResourceLimits, "setting the limits of the slot"))?;
     landlock_rules::scope_rules(context.plan.landlock_abi)
         .apply()
-        .map_err(at_stage(Stage::Landlock, "scopes"))
+        .map_err(at_stage(Stage::Landlock, "applying the scope rules"))
 }
 
-/// Waits for a command of the daemon, with the socket that comes with it. Reaps L1 inits that
+/// Waits for a request of the daemon, with the socket that comes with it. Reaps L1 inits that
 /// end in between. Returns `None` when the daemon has closed its end.
-fn receive_command(
+fn receive_request(
     socket: BorrowedFd<'_>,
     inits: &mut Vec<InitProcess>,
-) -> Option<(SlotCommand, Option<OwnedFd>)> {
+) -> Option<(SlotKeeperRequest, Option<OwnedFd>)> {
     loop {
         let pidfds = inits.iter().map(|init| init.pidfd.as_fd());
         let mut watched: Vec<PollFd<'_>> = std::iter::once(socket)
@@ -145,10 +146,10 @@ fn receive_command(
 
         reap_inits(inits);
         if is_socket_ready {
-            let (mut bytes, mut control) = ([0; SLOT_COMMAND_BYTES], None);
+            let (mut bytes, mut control) = ([0; SLOT_KEEPER_REQUEST_BYTES], None);
             let received = receive_bytes(socket, &mut bytes, |fd| control = Some(fd)).ok()?;
-            let command = SlotCommand::decode(bytes.get(..received.length)?)?;
-            return Some((command, control));
+            let request = SlotKeeperRequest::decode(bytes.get(..received.length)?)?;
+            return Some((request, control));
         }
     }
 }
@@ -187,11 +188,11 @@ fn build_sandbox(
     let scratch =
         scratch_directory::new_path(&context.plan.temporary_directory).map_err(|error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            failed("a name for temporary files")(errno)
+            failed("choosing a name for temporary files")(errno)
         })?;
 
     let slot = getpid();
-    match fork(single_threaded, 0).map_err(failed("clone"))? {
+    match fork(single_threaded, 0).map_err(failed("cloning the init"))? {
         Fork::Parent { child, pidfd } => Ok(InitProcess { process: child, pidfd, scratch }),
         Fork::Child => l1_init::run(control.as_raw_fd(), slot, context, &scratch),
     }

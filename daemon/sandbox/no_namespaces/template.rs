@@ -58,7 +58,7 @@ pub(in super::super) fn run(
         Ok(socket) => socket,
         Err(errno) => report_failure_and_exit(
             socket.as_fd(),
-            StageFailure::from_errno(Stage::NoNamespaces, errno, "descriptors"),
+            StageFailure::from_errno(Stage::NoNamespaces, errno, "closing inherited descriptors"),
         ),
     };
 
@@ -95,8 +95,11 @@ fn make_slot(
     context: &TemplateContext<'_>,
     single_threaded: &SingleThreaded,
 ) -> Result<OwnedFd, StageFailure> {
-    let (daemon, keeper) = seqpacket_pair().map_err(at_stage(Stage::SlotNamespace, "socket"))?;
-    match fork(single_threaded, 0).map_err(at_stage(Stage::SlotNamespace, "clone"))? {
+    let (daemon, keeper) =
+        seqpacket_pair().map_err(at_stage(Stage::SlotNamespace, "creating a socket pair"))?;
+    match fork(single_threaded, 0)
+        .map_err(at_stage(Stage::SlotNamespace, "cloning the slot keeper"))?
+    {
         Fork::Parent { .. } => Ok(daemon),
         Fork::Child => match close_all_except(keeper.as_raw_fd()) {
             Ok(socket) => slot::run(socket, context, &single_threaded.for_fork()),
@@ -126,21 +129,24 @@ fn become_command_user(
     }
     capabilities::drop_all().map_err(at_stage(Stage::Capabilities, ""))?;
     // Set after the user ids: changing them clears the death signal.
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("death signal"))?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(failed("setting the death signal"))?;
     signal::reset_all()
         .and_then(|()| signal::ignore_termination_signals())
-        .map_err(failed("signals"))?;
+        .map_err(failed("resetting signals"))?;
     umask(Mode::from_raw_mode(0o022));
 
     // When memory runs out, the kernel must kill runs first: see the template of the higher levels.
-    set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(failed("dumpable"))?;
+    set_dumpable_behavior(DumpableBehavior::Dumpable)
+        .map_err(failed("setting the dumpable flag"))?;
     let _best_effort = fs::write("/proc/self/oom_score_adj", "1000");
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed("dumpable"))?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(failed("setting the dumpable flag"))?;
 
     set_no_new_privs(true).map_err(at_stage(Stage::NoNewPrivileges, ""))?;
     // Reaps slot keepers, and L1 inits whose slot has ended. Otherwise these would become
     // children of the container's first process, which may be the daemon.
-    set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
-    signal::enable_auto_reap().map_err(failed("children"))?;
+    set_child_subreaper(Some(getpid())).map_err(failed("becoming a subreaper"))?;
+    signal::enable_auto_reap().map_err(failed("enabling automatic reaping"))?;
     replace_standard_streams()
 }

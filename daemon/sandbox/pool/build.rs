@@ -29,8 +29,8 @@ use crate::daemon::{
         slot::{MAX_HANDLE_MESSAGE_BYTES, SANDBOX_HANDLE_MESSAGE},
         stage::{Stage, StageFailure},
         wire::{
-            MeasurementBounds, RunMeasurement, SANDBOX_REPORT_BYTES, SandboxReport, SlotCommand,
-            seqpacket_pair,
+            MeasurementBounds, RunMeasurement, SANDBOX_REPORT_BYTES, SandboxReport,
+            SlotKeeperRequest, seqpacket_pair,
         },
     },
     sys::Errno,
@@ -75,7 +75,7 @@ pub(super) async fn measure_sandbox(
     slot: &Channel,
     bounds: MeasurementBounds,
 ) -> Result<RunMeasurement, StageFailure> {
-    slot.send(&SlotCommand::Measure(bounds).encode(), &[]).map_err(slot_keeper_died)?;
+    slot.send(&SlotKeeperRequest::Measure(bounds).encode(), &[]).map_err(slot_keeper_died)?;
 
     let mut bytes = [0; SANDBOX_REPORT_BYTES];
     let (received, _) = slot.receive(&mut bytes).await.map_err(slot_keeper_died)?;
@@ -95,11 +95,11 @@ async fn request_sandbox(
     // Each message on this end then carries the sender's process id in the daemon's namespace.
     set_socket_passcred(&control, true).map_err(slot_keeper_died)?;
 
-    let command = SlotCommand::BuildSandbox {
+    let request = SlotKeeperRequest::BuildSandbox {
         tmp_bytes: limits.tmp_bytes,
         tmp_inodes: limits.tmp_inodes.into(),
     };
-    slot.send(&command.encode(), &[sandbox_end.as_fd()]).map_err(slot_keeper_died)?;
+    slot.send(&request.encode(), &[sandbox_end.as_fd()]).map_err(slot_keeper_died)?;
     drop(sandbox_end);
 
     let mut bytes = [0; MAX_HANDLE_MESSAGE_BYTES];
@@ -187,7 +187,10 @@ fn create_run_cgroup(
 }
 
 pub(super) fn build_timed_out(stage: Stage) -> StageFailure {
-    StageFailure::other(stage, format!("it took longer than {} s", BUILD_TIMEOUT.as_secs()))
+    StageFailure::other(
+        stage,
+        format!("building the sandbox took longer than {} s", BUILD_TIMEOUT.as_secs()),
+    )
 }
 
 /// The failure when the runtime cannot watch a socket.
@@ -195,6 +198,6 @@ pub(super) fn io_failure(error: &io::Error) -> StageFailure {
     StageFailure::from_errno(
         Stage::Launcher,
         Errno::from_io_error(error).unwrap_or(Errno::IO),
-        "socket",
+        "watching a socket",
     )
 }

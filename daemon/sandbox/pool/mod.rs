@@ -93,7 +93,7 @@ struct PoolState {
     level: IsolationLevel,
     /// Slots that died since a slot last made a sandbox.
     consecutive_deaths: u32,
-    /// Whether the level is decided. Only then are sandboxes kept idle.
+    /// Whether the level is decided. The pool has idle sandboxes only then.
     is_level_settled: bool,
     /// Whether the pool has no slot because none could be made.
     is_failing: bool,
@@ -158,7 +158,7 @@ impl SandboxPool {
         *self.template.lock().await = None;
     }
 
-    /// Decides for the current level: the pool keeps idle sandboxes from now on.
+    /// Decides the level of this pool, which from then on has idle sandboxes.
     pub(super) fn settle_level(self: &Arc<Self>) {
         self.state().is_level_settled = true;
         self.start_initial_slots();
@@ -310,7 +310,7 @@ impl SandboxPool {
         }
     }
 
-    /// Waits while a socket of an earlier run is left in a slot's network namespace.
+    /// Waits while a socket of an earlier run exists in a slot's network namespace.
     ///
     /// The slot counts as in use: another slot can replace it, but the limit on slots still bounds
     /// the number of network namespaces.
