@@ -297,7 +297,7 @@ fn network_configuration_is_validated() {
     let check = ["--config", file.to_str().unwrap(), "--check"];
     for (mode, parts) in [
         ("proxy", &["network: proxy", "*.example", "127.0.0.1:3128"]),
-        ("host", &["network: host", "if they come by a key", "network_namespace  no"]),
+        ("host", &["network: host", "if they obtain a key", "network_namespace  no"]),
     ] {
         if mode == "host" {
             fs::write(&file, "").unwrap();

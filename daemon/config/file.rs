@@ -18,6 +18,8 @@ use super::renamed;
 
 /// Top-level keys that a running daemon reloads at SIGHUP.
 const RELOADABLE_KEYS: [&str; 3] = ["policy", "approvals", "keys"];
+/// Upper bound of the counts in `[limits]` and `[jobs]`. Guards against typing errors.
+pub(super) const MAX_CONFIGURED_LIMIT: u32 = 1 << 20;
 
 /// A configuration file that was read as `T`.
 #[derive(Debug, Default)]

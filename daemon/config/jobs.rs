@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{duration::age_or_default, file};
+use super::{
+    duration::age_or_default,
+    file::{self, MAX_CONFIGURED_LIMIT},
+};
 
 const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 3600);
 const DEFAULT_MAX_ENTRIES: u32 = 10_000;
@@ -13,8 +16,6 @@ const DEFAULT_MAX_QUEUED_BYTES: u64 = 1 << 30;
 const DEFAULT_CONCURRENT_JOBS: u32 = 64;
 /// The largest number of calls in a batch, so that a batch takes as long as its slowest call.
 const DEFAULT_CONCURRENT_JOBS_PER_QUEUE: u32 = 20;
-/// Largest value of a count.
-const MAX_COUNT: u32 = 1 << 20;
 const MAX_QUEUE_NAME_BYTES: usize = 80;
 
 /// The checked `[jobs]` table.
@@ -52,8 +53,8 @@ pub(super) fn parse_jobs(file: file::JobsTable, problems: &mut Vec<String>) -> J
 
     let mut count = |value: Option<u32>, default: u32, key: &str| {
         let count = value.unwrap_or(default);
-        if !(1..=MAX_COUNT).contains(&count) {
-            problems.push(format!("jobs.{key} must be from 1 to {MAX_COUNT}"));
+        if !(1..=MAX_CONFIGURED_LIMIT).contains(&count) {
+            problems.push(format!("jobs.{key} must be from 1 to {MAX_CONFIGURED_LIMIT}"));
         }
         count
     };
@@ -78,8 +79,8 @@ pub(super) fn parse_jobs(file: file::JobsTable, problems: &mut Vec<String>) -> J
                 "jobs.queues: {name:?} is not a valid queue name: give 1 to {MAX_QUEUE_NAME_BYTES} lower-case letters, digits and . _ : -"
             ));
         }
-        if !(1..=MAX_COUNT).contains(concurrency) {
-            problems.push(format!("jobs.queues.{name} must be from 1 to {MAX_COUNT}"));
+        if !(1..=MAX_CONFIGURED_LIMIT).contains(concurrency) {
+            problems.push(format!("jobs.queues.{name} must be from 1 to {MAX_CONFIGURED_LIMIT}"));
         }
     }
     for (bytes, key) in [(jobs.max_bytes, "max_bytes"), (jobs.max_queued_bytes, "max_queued_bytes")]

@@ -7,8 +7,9 @@ use crate::daemon::sandbox::limits::RunLimits;
 
 /// Least memory in which a program can start.
 ///
-/// Its arguments and environment take up to 2 MiB while its process still holds the memory of the
-/// slot keeper. With less memory, the kernel would kill the keeper with it.
+/// Before execve(2), the command's process shares the memory of the slot keeper, and its arguments
+/// and environment take up to 2 MiB. With a lower limit, the kernel would kill the slot keeper
+/// together with the command.
 const MIN_MEMORY_BYTES: u64 = 4 << 20;
 /// One run may have this fraction of all epoll watches of a user.
 const EPOLL_WATCHES_DIVISOR: u64 = 16;
@@ -47,37 +48,41 @@ pub(super) fn parse_limits(file: &file::LimitsTable, problems: &mut Vec<String>)
 }
 
 fn check_limits(limits: &RunLimits, problems: &mut Vec<String>) {
-    let mut require = |condition: bool, problem: &str| {
+    let mut require = |condition: bool, problem: String| {
         if !condition {
-            problems.push(problem.to_owned());
+            problems.push(problem);
         }
     };
 
     require(
         limits.cpu_sec != Some(0),
-        "limits.cpu_sec must be at least 1; leave it out for no limit",
+        "limits.cpu_sec must be at least 1; leave it out for no limit".to_owned(),
     );
     require(
         limits.memory_bytes >= MIN_MEMORY_BYTES,
-        "limits.memory_bytes must be at least 4194304",
+        format!("limits.memory_bytes must be at least {MIN_MEMORY_BYTES}"),
     );
-    require(limits.processes > 0, "limits.processes must be at least 1");
+    require(limits.processes > 0, "limits.processes must be at least 1".to_owned());
     require(
         limits.open_files >= MIN_OPEN_FILES && limits.open_files <= limits.open_files_hard,
-        "limits.open_files must be at least 16, and at most limits.open_files_hard",
+        format!(
+            "limits.open_files must be at least {MIN_OPEN_FILES}, and at most limits.open_files_hard"
+        ),
     );
     require(
         limits.open_files_total >= limits.open_files,
-        "limits.open_files_total must be at least limits.open_files",
+        "limits.open_files_total must be at least limits.open_files".to_owned(),
     );
-    require(limits.epoll_watches >= 1, "limits.epoll_watches must be at least 1");
+    require(limits.epoll_watches >= 1, "limits.epoll_watches must be at least 1".to_owned());
     require(
         limits.tmp_bytes >= MIN_TMP_BYTES && limits.tmp_inodes >= MIN_TMP_INODES,
-        "limits.tmp_bytes must be at least 4096, and limits.tmp_inodes at least 2",
+        format!(
+            "limits.tmp_bytes must be at least {MIN_TMP_BYTES}, and limits.tmp_inodes at least {MIN_TMP_INODES}"
+        ),
     );
     require(
         limits.output_bytes != Some(0),
-        "limits.output_bytes must be at least 1; leave it out for no limit",
+        "limits.output_bytes must be at least 1; leave it out for no limit".to_owned(),
     );
 }
 

@@ -16,7 +16,7 @@ use super::{
     duration::duration_or_default,
     exposure::{check_chown, check_exposure, parse_binds},
     fetch::parse_fetch,
-    file::{self, ConfigFile, LimitsTable, ParsedFile},
+    file::{self, ConfigFile, LimitsTable, MAX_CONFIGURED_LIMIT, ParsedFile},
     jobs::parse_jobs,
     keys::KeyFile,
     limits::{parse_limits, parse_timeout},
@@ -37,8 +37,6 @@ use crate::daemon::{
 
 /// Valid values of `limits.replay_bytes`. The minimum is twice what a process can write at once.
 const REPLAY_BYTES_RANGE: std::ops::RangeInclusive<usize> = 128 * 1024..=256 << 20;
-/// Largest value of the counts of `[limits]`.
-const MAX_COUNT: usize = 1 << 20;
 
 impl Config {
     /// Reads the file that `args` names, if any, and merges both.
@@ -308,8 +306,8 @@ fn parse_daemon_limits(table: &LimitsTable, problems: &mut Vec<String>) -> Daemo
 
     let mut count = |value: Option<usize>, default: usize, key: &str| {
         let count = value.unwrap_or(default);
-        if !(1..=MAX_COUNT).contains(&count) {
-            problems.push(format!("limits.{key} must be from 1 to {MAX_COUNT}"));
+        if !(1..=MAX_CONFIGURED_LIMIT as usize).contains(&count) {
+            problems.push(format!("limits.{key} must be from 1 to {MAX_CONFIGURED_LIMIT}"));
         }
         count
     };

@@ -9,10 +9,10 @@ use crate::daemon::{
 };
 
 const WARN_NO_ALLOWED_HOSTS: &str =
-    "commands can connect to nothing: proxy.allow_hosts of the configuration file is empty";
+    "commands can connect to no host: proxy.allow_hosts of the configuration file is empty";
 const WARN_SHARED_NETWORK: &str = "commands have the daemon's network: they can reach services on 127.0.0.1 and the metadata service of a cloud";
 /// Added to [`WARN_SHARED_NETWORK`] if the daemon listens on TCP.
-const WARN_DAEMON_REACHABLE: &str = "commands can connect to the daemon itself on its TCP port, and call it if they come by a key: listen on a Unix socket instead (--listen unix:/path)";
+const WARN_DAEMON_REACHABLE: &str = "commands can connect to the daemon itself on its TCP port, and call it if they obtain a key: listen on a Unix socket instead (--listen unix:/path)";
 
 /// Terms for error messages of the proxy.
 const PROXY_LABELS: RulesLabels = RulesLabels {

@@ -20,10 +20,10 @@ use crate::daemon::{
     sandbox::{landlock, level::IsolationLevel},
 };
 
-/// Maximum number of sockets that a message names.
+/// Sockets that a message names at most.
 const MAX_NAMED_SOCKETS: usize = 8;
-/// Advice for the operator.
-pub(super) const REMEDY: &str = "move them elsewhere or end the programs that listen there, or use Linux 7.1 or newer, whose Landlock refuses commands the sockets of others";
+/// What the operator can do about such sockets.
+pub(super) const REMEDY: &str = "move the sockets out of the workspaces and binds, stop the programs that listen on them, or use Linux 7.1 or newer, where Landlock denies commands access to sockets of other processes";
 /// The kernel's list of Unix sockets in the daemon's network namespace.
 const PROC_NET_UNIX: &str = "/proc/net/unix";
 /// Fields of a line before the path: address, references, protocol, flags, type, state, inode.

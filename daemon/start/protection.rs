@@ -34,7 +34,7 @@ pub(super) fn warning(
     if let Some(problem) = &protection.problem {
         return Some(StartWarning {
             text: format!("workspace {workspace} is a repository that is not protected: {problem}"),
-            remedy: "replace the link, list what to protect with --protect, or accept it with --protect none",
+            remedy: "replace the link, list what to protect with --protect, or disable the protection with --protect none",
         });
     }
 
@@ -45,6 +45,6 @@ pub(super) fn warning(
             "workspace {workspace} is a repository, and commands can change what makes git run programs: these paths are NOT protected at {level}, where only file tools refuse to change them: {}",
             protection.path_names().join(", ")
         ),
-        remedy: "give the daemon what L2 needs, or run git in a clone of the workspace and not in the workspace; --protect none accepts it",
+        remedy: "make L2 available (jigd --check shows what it needs), or run git in a clone of the workspace and not in the workspace; --protect none disables this warning",
     })
 }

@@ -395,7 +395,7 @@ pub(super) fn load_access(
 /// Creates the egress proxy if commands use it, and logs warnings about the network configuration.
 fn build_proxy(config: &Config, own_ports: Vec<u16>) -> Option<Arc<EgressProxy>> {
     for warning in config.network_warnings() {
-        tracing::warn!(warning, "the network configuration of commands is not the safest");
+        tracing::warn!("{warning}");
     }
     let proxy = || Arc::new(EgressProxy::new(config.egress.clone(), own_ports));
     (config.network == NetworkMode::Proxy).then(proxy)

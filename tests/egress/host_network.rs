@@ -39,7 +39,7 @@ async fn commands_share_the_host_network_and_info_reports_it() {
     assert!(layer.remedy.contains("--network none"), "{layer:?}");
 
     let log = daemon.log();
-    assert!(log.contains("if they come by a key"), "{log}");
+    assert!(log.contains("if they obtain a key"), "{log}");
 }
 
 #[tokio::test]
