@@ -159,7 +159,7 @@ pub(crate) fn is_fd_exhaustion_error(error: &Error) -> bool {
 
 /// Returns the error of a call that got no file descriptor for `purpose`.
 pub(crate) fn fd_exhausted_error(error: io::Error, purpose: &str) -> Error {
-    let (owner, remedy) = match error.raw_os_error() {
+    let (owner, limit) = match error.raw_os_error() {
         Some(libc::ENFILE) => ("the system", "fs.file-max (sysctl)"),
         _ => (
             "the daemon",
@@ -167,7 +167,7 @@ pub(crate) fn fd_exhausted_error(error: io::Error, purpose: &str) -> Error {
         ),
     };
     let text = format!(
-        "{owner} has no file descriptors left for {purpose}; nothing was done: try again, with fewer calls at a time; its operator can raise {remedy}"
+        "{owner} is out of file descriptors ({purpose}). Nothing was done. Retry with fewer concurrent calls. The operator can raise {limit}"
     );
     Error::new(Reason::ResourceExhausted, text).retry_after(CLIENT_RETRY_DELAY).with_cause(error)
 }

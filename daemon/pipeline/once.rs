@@ -324,18 +324,17 @@ fn log_internal_error(error: &Error) {
     }
 }
 
-/// The reply to a call that arrives when all earlier callers have gone.
+/// The reply of a call that was abandoned before it started.
 pub(super) fn abandoned_error(tool: &str) -> Error {
     let text = format!(
-        "this call of {tool} was not started because all its callers had gone: repeat it with the same id"
+        "this call of {tool} was abandoned before it started, because no client waited for it: repeat it with the same request id"
     );
     Error::new(Reason::ResourceExhausted, text).retry_after(RELEASED_RETRY_AFTER)
 }
 
 /// The reply to a duplicate whose first call gave up before it started.
 fn released_error() -> Error {
-    let text =
-        "the first call with this request id gave up before it started: repeat it with the same id";
+    let text = "the first call with this request id gave up before it started: repeat it with the same request id";
     Error::new(Reason::ResourceExhausted, text).retry_after(RELEASED_RETRY_AFTER)
 }
 

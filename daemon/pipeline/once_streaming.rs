@@ -89,7 +89,7 @@ impl Pipeline {
             Some(reply) => decode(&reply),
             None => {
                 let text = format!(
-                    "{method} with this request id was interrupted: repeat it with the same id"
+                    "{method} with this request id was interrupted: repeat it with the same request id"
                 );
                 Err(Error::new(Reason::Timeout, text))
             }
