@@ -104,7 +104,7 @@ impl Fetcher {
     }
 
     /// Fetches up to `max_bytes` from `url`, following redirects. Work that outlives the call, such
-    /// as a lookup, keeps a clone of `hold`.
+    /// as a DNS lookup, holds a clone of `call_permit` until it ends.
     ///
     /// # Errors
     ///
@@ -114,18 +114,18 @@ impl Fetcher {
         url: &Url,
         format: ContentFormat,
         max_bytes: usize,
-        hold: impl Clone + Send + 'static,
+        call_permit: impl Clone + Send + 'static,
     ) -> Result<FetchResult, Error> {
         let mut url = url.clone();
         for _ in 0..=MAX_REDIRECTS {
             url.set_fragment(None);
             url = strip_final_dot(url);
-            let response = self.request(&url, hold.clone()).await?;
+            let response = self.request(&url, call_permit.clone()).await?;
             if let Some(next) = redirect_target(&url, response.status(), response.headers())? {
                 url = next;
                 continue;
             }
-            return self.read_response(response, url, format, max_bytes, hold).await;
+            return self.read_response(response, url, format, max_bytes, call_permit).await;
         }
 
         let text = format!(
@@ -136,12 +136,16 @@ impl Fetcher {
     }
 
     /// Checks one URL against the policy, and sends a request for it.
-    async fn request(&self, url: &Url, hold: impl Send + 'static) -> Result<Response, Error> {
+    async fn request(
+        &self,
+        url: &Url,
+        call_permit: impl Send + 'static,
+    ) -> Result<Response, Error> {
         let target = FetchTarget::from_url(url).map_err(|problem| denied_error(url, problem))?;
-        let hold = async { Ok::<_, io::Error>(hold) };
+        let acquire = async { Ok::<_, io::Error>(call_permit) };
         let addresses = self
             .policy
-            .resolve(&target.host, target.port, hold)
+            .resolve(&target.host, target.port, acquire)
             .await
             .map_err(|error| self.resolve_error(&target, error))?;
         self.client.send(url, addresses).await
@@ -154,7 +158,7 @@ impl Fetcher {
         url: Url,
         format: ContentFormat,
         max_bytes: usize,
-        hold: impl Send + 'static,
+        call_permit: impl Send + 'static,
     ) -> Result<FetchResult, Error> {
         let status = response.status().as_u16();
         let content_type = response
@@ -174,7 +178,7 @@ impl Fetcher {
         })?;
         let (content, is_content_cut) = match format {
             ContentFormat::Text | ContentFormat::Markdown if decode::is_html(&content_type) => {
-                self.convert(text, format, url.clone(), max_bytes, hold).await?
+                self.convert(text, format, url.clone(), max_bytes, call_permit).await?
             }
             ContentFormat::Raw | ContentFormat::Text | ContentFormat::Markdown => {
                 decode::truncate(text, max_bytes)
@@ -198,12 +202,12 @@ impl Fetcher {
         format: ContentFormat,
         base: Url,
         max_bytes: usize,
-        hold: impl Send + 'static,
+        call_permit: impl Send + 'static,
     ) -> Result<(String, bool), Error> {
         let permit =
             Arc::clone(&self.conversions).acquire_owned().await.map_err(Error::internal)?;
         task::spawn_blocking(move || {
-            let _held = (permit, hold);
+            let _held = (permit, call_permit);
             let converted = match format {
                 ContentFormat::Text => html::text(&page, &base),
                 ContentFormat::Raw | ContentFormat::Markdown => html::markdown(&page, &base),

@@ -36,18 +36,18 @@ pub(crate) struct NetworkPolicy {
     lookups: Arc<Semaphore>,
 }
 
-/// Why there is no address to connect to.
+/// Why a host was resolved to no allowed address.
 #[derive(Debug)]
 pub(crate) enum ResolveError {
-    /// With the denied address, if the denial is about one.
+    /// The denied address is present if an address was denied, and not the host.
     Denied(Denial, Option<SocketAddr>),
     LookupFailed(io::Error),
     TimedOut,
 }
 
 impl NetworkPolicy {
-    /// Creates a policy with these rules. The daemon itself, which listens on `own_ports`, is always
-    /// denied: it would take a connection from its own host for one of its user.
+    /// Creates a policy with these rules. Connections to the daemon itself (`own_ports`) are always
+    /// denied: to the daemon, such a connection comes from its own host, which it may trust.
     pub(crate) fn new(rules: NetworkRules, own_ports: Vec<u16>) -> Self {
         Self { rules, own_ports, lookups: Arc::new(Semaphore::new(MAX_CONCURRENT_LOOKUPS)) }
     }

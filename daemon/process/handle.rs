@@ -47,14 +47,14 @@ pub(crate) struct ProcessHandle {
     reader_limiter: Arc<Limiter>,
     /// Paths of the artifacts of both streams.
     output_paths: OnceLock<[String; 2]>,
-    /// When it was executed.
+    /// When the command was executed.
     started_at: OnceLock<SystemTime>,
     /// When all its processes were gone.
     ended_at: OnceLock<SystemTime>,
     controls: mpsc::Sender<(ProcessControl, oneshot::Sender<()>)>,
-    /// Kills it at once.
+    /// Kills the command.
     abandon_token: OnceLock<CancellationToken>,
-    /// How long it runs without readers although it ends with the last one.
+    /// If the command ends with its last reader: how long it may run without readers.
     detached_timeout: OnceLock<Duration>,
     /// Number of times that the last reader has left.
     times_detached: AtomicU64,
@@ -109,8 +109,8 @@ pub(crate) enum ControlError {
     TooManyPending,
 }
 
-/// A reader of the output. When the last one is dropped, a command that must not run alone is
-/// stopped.
+/// A reader of the output. Dropping the last reader stops the command, unless the command may run
+/// detached.
 #[derive(Debug)]
 pub(crate) struct OutputReader {
     process: Arc<ProcessHandle>,

@@ -7,13 +7,17 @@
 //!  │ │ timeout, or daemon shuts down      ▲
 //!  │ ▼                                    │
 //!  │ Terminating: SIGTERM sent ───────────┤
-//!  │ │ grace is over, or one of A         │
-//!  │A│                                    │
+//!  │ │ grace is over, limit exceeded,     │
+//!  │ │ abandoned, or terminal lost        │
 //!  ▼ ▼                                    │
 //! Killing: SIGKILL to the sandbox's init ─┘ its pidfd reports the exit
-//!
-//! A: a limit is exceeded, all callers have gone, or the terminal is lost
 //! ```
+//!
+//! The left edge is taken if a limit is exceeded, the command is abandoned (all callers have
+//! disconnected), or its terminal is lost.
+//!
+//! A *command* is the program that a caller wants to run. A *run* is one sandbox with one command.
+//! A *process* is a command that `ProcessService` started, and that clients can attach to.
 //!
 //! | modules | contents |
 //! |---|---|

@@ -22,7 +22,7 @@ use super::{
     tombstones::SessionTombstones,
 };
 
-/// Open sessions stored beyond those in use. Each costs a file descriptor.
+/// Sessions that stay open although no call uses them. Each costs a file descriptor.
 const MAX_IDLE_OPEN_SESSIONS: usize = 256;
 
 #[derive(Debug)]

@@ -112,10 +112,10 @@ pub(super) fn apply(staged: &StagedChange) -> Result<(), Error> {
             if old.is_at(directory.as_fd(), temporary) {
                 return Ok(());
             }
-            // Another process has changed the file: it goes back.
+            // Another process has changed the old file: restore it.
             checked(exchange(directory, temporary, name))?;
-            // If the path was replaced again in between, the file just taken out is newer than the
-            // one that went back.
+            // If another process replaced the path again in between, the file that this exchange
+            // took out is the newest: restore that one.
             if FileVersion::read(directory.as_fd(), temporary) != Ok(new) {
                 checked(exchange(directory, temporary, name))?;
             }
@@ -173,7 +173,7 @@ pub(super) fn undo(directory: &OwnedFd, name: &str, step: &JournalStep) -> Resul
             if version_at(temporary)? == step.new {
                 return remove_leftover(directory, temporary);
             }
-            // Another process has just replaced the new file: its file goes back.
+            // Another process has just replaced the new file: restore the file of that process.
             exchange(directory, temporary, name)?;
             warn_left_aside(step);
             Ok(())

@@ -1,8 +1,8 @@
 //! Plans a patch of several files: computes the outcome for each path, without I/O.
 //!
 //! Files are patched in order, and a second patch of a file applies to the result of the first.
-//! Renames and deletions, however, refer to the files before the patch, wherever they stand in it.
-//! git writes patches so, and it lets two files swap places.
+//! Renames and deletions refer to the files as they were before the patch, regardless of their
+//! position in it, as in git. So a patch can swap two files.
 
 use std::{
     borrow::Cow,

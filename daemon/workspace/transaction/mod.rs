@@ -1,10 +1,10 @@
 //! Atomic changes of one or several files: all of them or none.
 //!
 //! ```text
-//! begin ──▶ read … ──▶ write/delete … ──▶ commit ─▶ each file is put in place, the old one kept aside
-//!  locks the paths     new contents are      │       after an error: the earlier ones are undone
-//!                      written beside the    └─────▶ the old files are removed
-//!                      files, and journaled
+//! begin ──▶ read … ──▶ write/delete … ──▶ commit ─▶ each new file is renamed over its destination,
+//!  locks the paths     new contents are      │       the old file gets a temporary name;
+//!                      written beside the    │       after an error, the completed steps are undone
+//!                      files, and journaled  └─────▶ the old files are removed
 //! ```
 //!
 //! Each file is put in place with one rename, so a reader sees the old content or the new one. The
@@ -15,7 +15,7 @@
 //! A new content is a new file. Other hard links to the old file keep the old content, so a change
 //! cannot affect files outside the workspace through a link.
 //!
-//! | file | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`parents`] | the parent directories of changed files |
 //! | [`stage`] | writes new files beside their destinations |
