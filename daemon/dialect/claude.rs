@@ -27,7 +27,7 @@ const FILE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most matches of a search.
 const MAX_MATCHES: u32 = 1000;
 /// Most files of a `Glob`.
-const MAX_FILES: u32 = 10_000;
+const MAX_LISTED_FILES: u32 = 10_000;
 
 const PATH_PARAM: ParameterSpec =
     ParameterSpec::new("path", ParameterKind::String, "Path of the file").required();
@@ -316,7 +316,7 @@ fn glob(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRespons
             json!({
                 "root": params.text("cwd"),
                 "glob": params.text("pattern"),
-                "max_results": MAX_FILES,
+                "max_results": MAX_LISTED_FILES,
             }),
         )
         .with_aliases(&[("root", "cwd"), ("glob", "pattern")]);
@@ -376,9 +376,9 @@ fn ls(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseF
     Box::pin(async move {
         let call = CanonicalCall::new("list_dir", json!({ "path": params.text("path") }));
         let mut entries = Vec::new();
-        let is_complete = paging::for_each_page(tools, call, MAX_FILES as usize, |page| {
+        let is_complete = paging::for_each_page(tools, call, MAX_LISTED_FILES as usize, |page| {
             entries.extend(page.objects("entries").map(|entry| entry_json(&entry)));
-            if entries.len() >= MAX_FILES as usize {
+            if entries.len() >= MAX_LISTED_FILES as usize {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())

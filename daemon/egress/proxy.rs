@@ -24,7 +24,7 @@ use crate::daemon::{
 /// 100 KiB of buffers and two file descriptors.
 const MAX_CONNECTIONS_PER_RUN: usize = 256;
 /// Connections of all runs.
-const MAX_CONNECTIONS: usize = 4096;
+const MAX_PROXY_CONNECTIONS: usize = 4096;
 
 /// Sent on connections beyond these limits.
 const TOO_MANY_CONNECTIONS_RESPONSE: &[u8] = b"HTTP/1.1 503 Too Many Connections\r\nContent-Type: text/plain\r\nContent-Length: 59\r\nConnection: close\r\n\r\njigd: too many connections at a time: close some and retry\n";
@@ -48,7 +48,7 @@ impl EgressProxy {
     pub(crate) fn new(rules: NetworkRules, own_ports: Vec<u16>) -> Self {
         Self {
             policy: Arc::new(NetworkPolicy::new(rules, own_ports)),
-            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            connections: Arc::new(Semaphore::new(MAX_PROXY_CONNECTIONS)),
         }
     }
 
@@ -58,7 +58,7 @@ impl EgressProxy {
 
     /// Returns the number of open connections from commands.
     pub(crate) fn active_connections(&self) -> usize {
-        MAX_CONNECTIONS - self.connections.available_permits()
+        MAX_PROXY_CONNECTIONS - self.connections.available_permits()
     }
 
     /// Serves one run until its lease ends.

@@ -25,8 +25,8 @@ use super::task;
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Addresses of one name that are tried.
 const MAX_ADDRESSES_PER_NAME: usize = 4;
-/// Concurrent lookups. Each occupies a thread for as long as name servers take.
-const MAX_CONCURRENT_LOOKUPS: usize = 64;
+/// Concurrent DNS lookups. Each occupies a thread for as long as name servers take.
+const MAX_CONCURRENT_DNS_LOOKUPS: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct NetworkPolicy {
@@ -49,7 +49,7 @@ impl NetworkPolicy {
     /// Creates a policy with these rules. Connections to the daemon itself (`own_ports`) are always
     /// denied: to the daemon, such a connection comes from its own host, which it may trust.
     pub(crate) fn new(rules: NetworkRules, own_ports: Vec<u16>) -> Self {
-        Self { rules, own_ports, lookups: Arc::new(Semaphore::new(MAX_CONCURRENT_LOOKUPS)) }
+        Self { rules, own_ports, lookups: Arc::new(Semaphore::new(MAX_CONCURRENT_DNS_LOOKUPS)) }
     }
 
     pub(crate) fn rules(&self) -> &NetworkRules {

@@ -52,18 +52,18 @@ impl Pipeline {
         Ok(AdmittedCall { admission, task_token })
     }
 
-    /// From now on, the limiters of calls, processes, files, sandboxes and jobs keep headroom for
-    /// other callers, if several callers have keys.
-    pub(crate) fn keep_headroom(&self) {
+    /// If several callers have keys: permanently reserves headroom in the limiters of calls,
+    /// processes, files, sandboxes and jobs, for callers that use little.
+    pub(crate) fn reserve_headroom(&self) {
         if !self.access.has_several_keys() {
             return;
         }
 
-        self.jobs.keep_headroom();
-        self.admission.keep_headroom();
-        for known in &self.workspaces {
-            known.file_limiters.keep_headroom();
-            known.sandbox_pool.keep_headroom();
+        self.jobs.reserve_headroom();
+        self.admission.reserve_headroom();
+        for workspace_context in &self.workspaces {
+            workspace_context.file_limiters.reserve_headroom();
+            workspace_context.sandbox_pool.reserve_headroom();
         }
     }
 }

@@ -28,7 +28,7 @@ use super::{
     wire::{ReceivedMessage, SandboxReport, receive_bytes, send_bytes},
 };
 use crate::daemon::sys::{
-    Errno, exec::ExecImage, fd::kept_fd, process::exit_now, process_arena::SharedArea,
+    Errno, exec::ExecImage, fd::inherited_fd, process::exit_now, process_arena::SharedArea,
 };
 
 /// Runs as the command's process: starts a session, reports Ready, and waits for the request.
@@ -63,7 +63,7 @@ fn try_become_command(area: &'static SharedArea<SandboxState>) -> Result<Infalli
     let buffer = area.take_image().ok_or(Errno::BUSY)?;
     let mut fds: [Option<OwnedFd>; 5] = [const { None }; 5];
     let mut free_entries = fds.iter_mut();
-    let ReceivedMessage { length, .. } = receive_bytes(kept_fd(), buffer, |fd| {
+    let ReceivedMessage { length, .. } = receive_bytes(inherited_fd(), buffer, |fd| {
         if let Some(entry) = free_entries.next() {
             *entry = Some(fd);
         }
@@ -215,7 +215,7 @@ fn open_terminal(size: TerminalSize) -> Result<OwnedFd, Errno> {
     tcsetattr(&terminal, OptionalActions::Now, &modes)?;
 
     let report = SandboxReport::TerminalOpened.encode();
-    send_bytes(kept_fd(), &report, &[daemon_end.as_fd()])?;
+    send_bytes(inherited_fd(), &report, &[daemon_end.as_fd()])?;
     ioctl_tiocsctty(&terminal)?;
     Ok(terminal)
 }

@@ -43,7 +43,7 @@ use crate::daemon::sys::{
     Errno,
     bpf::{Instruction, load_filter},
     denied_syscalls::unshare_user_namespace,
-    fd::{close_all_except, kept_fd},
+    fd::{close_all_except, inherited_fd},
     process::{children_usage, die_with_parent, exit_now, kill_all, wait_any},
     process_arena::SharedArea,
     set_process_name,
@@ -289,5 +289,5 @@ pub(super) fn verify_restrictions() -> Result<(), Errno> {
 
 pub(super) fn send_report(report: SandboxReport) {
     // A daemon that is gone needs no report: this process dies with it.
-    let _sent = send_bytes(kept_fd(), &report.encode(), &[]);
+    let _sent = send_bytes(inherited_fd(), &report.encode(), &[]);
 }

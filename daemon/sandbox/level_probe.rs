@@ -39,7 +39,7 @@ impl SandboxPool {
             self.restart_at_level(level).await;
             match self.probe_once().await {
                 Ok((identity, waived)) if level >= minimum => {
-                    self.settle_level();
+                    self.decide_level();
                     return ProbedIsolation {
                         level,
                         failed_levels,

@@ -27,14 +27,14 @@ use crate::daemon::{
 
 /// Concurrent connections of one listener. Each costs about 30 KiB. Listeners have separate limits,
 /// so clients that fill a TCP port do not block a Unix socket.
-const MAX_CONNECTIONS: usize = 1024;
+const MAX_LISTENER_CONNECTIONS: usize = 1024;
 /// Connections of one peer: it takes two peers to fill a listener.
 const MAX_CONNECTIONS_PER_PEER: usize = 512;
 /// Unauthenticated connections of one peer: more than a client opens at once.
 const MAX_UNAUTHENTICATED_CONNECTIONS_PER_PEER: usize = 256;
 /// Unauthenticated connections of the daemon's own user, and of root. They could stop the daemon
 /// anyway, but commands may run as the same user, so the limit leaves some connections to others.
-const MAX_UNAUTHENTICATED_CONNECTIONS_PER_OWNER: usize = MAX_CONNECTIONS - 64;
+const MAX_UNAUTHENTICATED_CONNECTIONS_PER_OWNER: usize = MAX_LISTENER_CONNECTIONS - 64;
 /// How long a connection may last without an authenticated call. A client connects to make a call.
 pub(super) const AUTH_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a rejected connection may last, so that the error reaches the client.
@@ -124,7 +124,10 @@ pub(super) enum ConnectionLifetime {
 
 impl ConnectionLimits {
     pub(super) fn new() -> Self {
-        Self { permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)), registry: Arc::default() }
+        Self {
+            permits: Arc::new(Semaphore::new(MAX_LISTENER_CONNECTIONS)),
+            registry: Arc::default(),
+        }
     }
 
     /// Acquires a permit for a connection. Returns `None` if its peer has too many.
@@ -169,7 +172,7 @@ impl ConnectionLimits {
     fn is_at_limit(&self, peer: PeerKey) -> bool {
         let (max_connections, max_unauthenticated) = match peer {
             PeerKey::User(uid) if uid == 0 || Some(uid) == own_uid() => {
-                (MAX_CONNECTIONS, MAX_UNAUTHENTICATED_CONNECTIONS_PER_OWNER)
+                (MAX_LISTENER_CONNECTIONS, MAX_UNAUTHENTICATED_CONNECTIONS_PER_OWNER)
             }
             PeerKey::User(_) | PeerKey::Loopback | PeerKey::Address(_) | PeerKey::Unknown => {
                 (MAX_CONNECTIONS_PER_PEER, MAX_UNAUTHENTICATED_CONNECTIONS_PER_PEER)
@@ -385,7 +388,7 @@ mod tests {
         let registry = lock(&limits.registry);
         assert!(registry.by_peer.is_empty() && registry.unauthenticated.is_empty());
         drop(registry);
-        assert_eq!(limits.permits.available_permits(), MAX_CONNECTIONS);
+        assert_eq!(limits.permits.available_permits(), MAX_LISTENER_CONNECTIONS);
         assert!(try_acquire(&limits, CLIENT).is_some());
     }
 
@@ -406,12 +409,12 @@ mod tests {
 
         // The last peer has fewer than the others.
         let all = MAX_UNAUTHENTICATED_CONNECTIONS_PER_PEER;
-        let counts = [all, all, all, MAX_CONNECTIONS - 2 - 3 * all];
+        let counts = [all, all, all, MAX_LISTENER_CONNECTIONS - 2 - 3 * all];
         let mut held = Vec::new();
         for (uid, count) in (30_000..).zip(counts) {
             held.extend((0..count).map(|_| try_acquire(&limits, user(uid)).unwrap()));
         }
-        assert_eq!(held.len(), MAX_CONNECTIONS - 2);
+        assert_eq!(held.len(), MAX_LISTENER_CONNECTIONS - 2);
         let is_evicted =
             |permit: &ConnectionPermit| poll_once(pin!(permit.auth().evicted())).is_some();
         assert!(!held.iter().any(is_evicted));

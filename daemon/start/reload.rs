@@ -106,7 +106,7 @@ impl ConfigReloader {
         if let Some(keys) = config.keys {
             access.set_keys(keys, catalog, &names)?;
             // These may be the first keys.
-            pipeline.keep_headroom();
+            pipeline.reserve_headroom();
             pipeline.drop_revoked_replies().await;
         }
         pipeline.policy.replace_policy(policy);

@@ -105,7 +105,7 @@ pub(super) async fn serve(
 
     let pipeline =
         open_pipeline(&config, catalog, workspaces, store, database, telemetry.clone()).await?;
-    pipeline.keep_headroom();
+    pipeline.reserve_headroom();
     pipeline.drop_revoked_replies().await;
     pipeline.start_queued_jobs();
     if let Some(reload) = reload {

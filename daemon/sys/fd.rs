@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use super::{Errno, syscall::syscall};
 
 /// The number that the remaining descriptor gets.
-pub(crate) const KEPT_FD_NUMBER: i32 = 3;
+pub(crate) const INHERITED_FD_NUMBER: i32 = 3;
 
 /// Closes every descriptor of this process except 0, 1, 2 and `keep`, which becomes number 3 and is
 /// closed by execve(2).
@@ -13,25 +13,35 @@ pub(crate) const KEPT_FD_NUMBER: i32 = 3;
 /// For new processes, in which no value owns a descriptor: the values of the parent are in their
 /// memory, but must not be used.
 pub(crate) fn close_all_except(keep: i32) -> Result<BorrowedFd<'static>, Errno> {
-    if keep != KEPT_FD_NUMBER {
+    if keep != INHERITED_FD_NUMBER {
         // SAFETY: dup3(2) takes integers.
         unsafe {
             syscall(
                 libc::SYS_dup3,
-                [keep as u32 as usize, KEPT_FD_NUMBER as usize, libc::O_CLOEXEC as usize, 0, 0, 0],
+                [
+                    keep as u32 as usize,
+                    INHERITED_FD_NUMBER as usize,
+                    libc::O_CLOEXEC as usize,
+                    0,
+                    0,
+                    0,
+                ],
             )
         }?;
     }
     // SAFETY: close_range(2) takes integers.
     unsafe {
-        syscall(libc::SYS_close_range, [KEPT_FD_NUMBER as usize + 1, u32::MAX as usize, 0, 0, 0, 0])
+        syscall(
+            libc::SYS_close_range,
+            [INHERITED_FD_NUMBER as usize + 1, u32::MAX as usize, 0, 0, 0, 0],
+        )
     }?;
-    Ok(kept_fd())
+    Ok(inherited_fd())
 }
 
 /// The descriptor that [`close_all_except`] has left open.
-pub(crate) fn kept_fd() -> BorrowedFd<'static> {
+pub(crate) fn inherited_fd() -> BorrowedFd<'static> {
     // SAFETY: the processes of a sandbox keep number 3 open until they execute another program or
     // exit.
-    unsafe { BorrowedFd::borrow_raw(KEPT_FD_NUMBER) }
+    unsafe { BorrowedFd::borrow_raw(INHERITED_FD_NUMBER) }
 }

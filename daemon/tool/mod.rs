@@ -202,8 +202,8 @@ impl FileLimiters {
         }
     }
 
-    /// Reserves headroom for other callers. Called when several callers have keys.
-    pub(crate) fn keep_headroom(&self) {
+    /// Permanently reserves headroom for callers that use little. Called when several have keys.
+    pub(crate) fn reserve_headroom(&self) {
         self.operations.set_sharing(Sharing::KeepHeadroom);
     }
 

@@ -10,7 +10,7 @@ use crate::daemon::error::{Error, Reason};
 /// Contents that all calls hold together, both original and new.
 const MAX_RESERVED_BYTES: u64 = 1 << 30;
 /// Delay before a retry: about as long as a change of a large file takes.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
+const MEMORY_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 static RESERVED_BYTES: AtomicU64 = AtomicU64::new(0);
 
@@ -40,7 +40,7 @@ impl MemoryReservation {
             }
             Err(_) => {
                 let text = "other calls hold too many large files in memory: retry when they have finished";
-                Err(Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_DELAY))
+                Err(Error::new(Reason::ResourceExhausted, text).retry_after(MEMORY_RETRY_DELAY))
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::daemon::{
 };
 
 /// Delay before a retry: about as long as concurrent renames last.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
+const OS_LIMIT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The kind of file that a call expects at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(super) fn os_error(errno: Errno, path: &str, expected: ExpectedKind) -> Erro
     let error =
         Error::new(reason, message).with_metadata("path", path).with_cause(io::Error::from(errno));
     if reason == Reason::ResourceExhausted {
-        return error.retry_after(RETRY_DELAY);
+        return error.retry_after(OS_LIMIT_RETRY_DELAY);
     }
     error
 }

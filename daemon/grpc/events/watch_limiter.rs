@@ -12,14 +12,14 @@ use crate::daemon::{
 };
 
 /// Streams of one session: several consoles and agents may watch the same session.
-const MAX_WATCHERS_PER_SESSION: usize = 128;
+const MAX_EVENT_WATCHERS_PER_SESSION: usize = 128;
 /// Streams of one session and one caller. Lower, to leave some for other callers.
-const MAX_WATCHERS_PER_SESSION_AND_PRINCIPAL: usize = 64;
+const MAX_EVENT_WATCHERS_PER_SESSION_AND_PRINCIPAL: usize = 64;
 /// Streams of one caller. Sessions that do not exist yet count too.
-const MAX_WATCHERS_PER_PRINCIPAL: usize = 128;
+const MAX_EVENT_WATCHERS_PER_PRINCIPAL: usize = 128;
 /// Streams of all sessions. Each buffers a few messages of about 64 KiB at most, uses a thread
 /// briefly for each event, and keeps its session open.
-const MAX_WATCHERS: usize = 512;
+const MAX_EVENT_WATCHERS: usize = 512;
 
 /// Workspace and id of a session.
 type WatchedSession = (String, SessionId);
@@ -43,7 +43,7 @@ pub(super) struct EventWatchPermit {
 impl Default for EventWatchLimiter {
     fn default() -> Self {
         Self {
-            total: Limiter::new(MAX_WATCHERS, Sharing::KeepHeadroom, 0),
+            total: Limiter::new(MAX_EVENT_WATCHERS, Sharing::KeepHeadroom, 0),
             sessions: Mutex::default(),
         }
     }
@@ -56,26 +56,26 @@ impl EventWatchLimiter {
         session: WatchedSession,
         principal: &PrincipalName,
     ) -> Result<EventWatchPermit, Error> {
-        let total_permit = self.total.try_acquire(principal, MAX_WATCHERS_PER_PRINCIPAL).map_err(|full| {
+        let total_permit = self.total.try_acquire(principal, MAX_EVENT_WATCHERS_PER_PRINCIPAL).map_err(|saturated| {
             let text = format!(
-                "{} streams of this caller watch sessions, of at most {MAX_WATCHERS_PER_PRINCIPAL} of one caller and {MAX_WATCHERS} of all",
-                full.in_use
+                "{} streams of this caller watch sessions, of at most {MAX_EVENT_WATCHERS_PER_PRINCIPAL} of one caller and {MAX_EVENT_WATCHERS} of all",
+                saturated.in_use
             );
-            limit_error(text, MAX_WATCHERS_PER_PRINCIPAL, full)
+            limit_error(text, MAX_EVENT_WATCHERS_PER_PRINCIPAL, saturated)
         })?;
 
         let mut sessions = self.sessions();
         let limiter = match sessions.get(&session) {
             Some((limiter, _)) => Arc::clone(limiter),
-            None => Limiter::new(MAX_WATCHERS_PER_SESSION, Sharing::KeepHeadroom, 0),
+            None => Limiter::new(MAX_EVENT_WATCHERS_PER_SESSION, Sharing::KeepHeadroom, 0),
         };
-        let limit = MAX_WATCHERS_PER_SESSION_AND_PRINCIPAL;
-        let session_permit = limiter.try_acquire(principal, limit).map_err(|full| {
+        let limit = MAX_EVENT_WATCHERS_PER_SESSION_AND_PRINCIPAL;
+        let session_permit = limiter.try_acquire(principal, limit).map_err(|saturated| {
             let text = format!(
-                "{} streams of this caller watch this session, of at most {limit} of one caller and {MAX_WATCHERS_PER_SESSION} of all",
-                full.in_use
+                "{} streams of this caller watch this session, of at most {limit} of one caller and {MAX_EVENT_WATCHERS_PER_SESSION} of all",
+                saturated.in_use
             );
-            limit_error(text, limit, full)
+            limit_error(text, limit, saturated)
         })?;
         sessions.entry(session.clone()).or_insert((limiter, 0)).1 += 1;
         drop(sessions);
@@ -105,11 +105,11 @@ impl Drop for EventWatchPermit {
     }
 }
 
-fn limit_error(text: String, limit: usize, full: Saturated) -> Error {
+fn limit_error(text: String, limit: usize, saturated: Saturated) -> Error {
     let text = format!("{text}: end one of them, or retry after the delay in RetryInfo");
     Error::new(Reason::ResourceExhausted, text)
         .with_metadata("limit", limit.to_string())
-        .retry_after(full.retry_after)
+        .retry_after(saturated.retry_after)
 }
 
 #[cfg(test)]

@@ -12,13 +12,13 @@ use crate::daemon::{
 ///
 /// The database executes one statement at a time, for all callers. Job lookups must not delay the
 /// records of other callers' calls.
-const MAX_CONCURRENT_LOOKUPS: usize = 2;
+const MAX_CONCURRENT_JOB_LOOKUPS: usize = 2;
 /// Queued lookups of one caller. Each takes milliseconds.
-const MAX_QUEUED_LOOKUPS_PER_PRINCIPAL: usize = 1024;
+const MAX_QUEUED_JOB_LOOKUPS_PER_PRINCIPAL: usize = 1024;
 /// Watch streams of one caller.
-const MAX_WATCHERS_PER_PRINCIPAL: usize = 64;
+const MAX_JOB_WATCHERS_PER_PRINCIPAL: usize = 64;
 /// Watch streams of all callers. Each has two open files, and buffers a few messages of 64 KiB.
-const MAX_WATCHERS: usize = 512;
+const MAX_JOB_WATCHERS: usize = 512;
 
 #[derive(Debug)]
 pub(super) struct JobLimits {
@@ -30,11 +30,11 @@ impl Default for JobLimits {
     fn default() -> Self {
         Self {
             lookups: Limiter::new(
-                MAX_CONCURRENT_LOOKUPS,
+                MAX_CONCURRENT_JOB_LOOKUPS,
                 Sharing::Unlimited,
-                MAX_QUEUED_LOOKUPS_PER_PRINCIPAL,
+                MAX_QUEUED_JOB_LOOKUPS_PER_PRINCIPAL,
             ),
-            watchers: Limiter::new(MAX_WATCHERS, Sharing::KeepHeadroom, 0),
+            watchers: Limiter::new(MAX_JOB_WATCHERS, Sharing::KeepHeadroom, 0),
         }
     }
 }
@@ -45,34 +45,34 @@ impl JobLimits {
         match self.lookups.acquire(principal.shared_name(), usize::MAX) {
             Ok(Acquire::Granted(permit)) => Ok(permit),
             Ok(Acquire::Queued(mut pending)) => Ok(pending.wait().await),
-            Err(full) => {
+            Err(saturated) => {
                 let text = format!(
                     "{} has {} lookups of jobs queued or running: retry after the delay in RetryInfo, with fewer at a time",
                     principal.name(),
-                    full.in_use + full.queued
+                    saturated.in_use + saturated.queued
                 );
-                Err(limit_error(text, MAX_QUEUED_LOOKUPS_PER_PRINCIPAL, full))
+                Err(limit_error(text, MAX_QUEUED_JOB_LOOKUPS_PER_PRINCIPAL, saturated))
             }
         }
     }
 
     /// Acquires a permit for a watch stream, without waiting.
     pub(super) fn acquire_watch(&self, principal: &Principal) -> Result<Permit, Error> {
-        self.watchers.try_acquire(principal.shared_name(), MAX_WATCHERS_PER_PRINCIPAL).map_err(|full| {
+        self.watchers.try_acquire(principal.shared_name(), MAX_JOB_WATCHERS_PER_PRINCIPAL).map_err(|saturated| {
             let text = format!(
-                "{} watches {} jobs already, of at most {MAX_WATCHERS_PER_PRINCIPAL} of one caller and {MAX_WATCHERS} of all: end one of these streams, or retry after the delay in RetryInfo",
+                "{} watches {} jobs already, of at most {MAX_JOB_WATCHERS_PER_PRINCIPAL} of one caller and {MAX_JOB_WATCHERS} of all: end one of these streams, or retry after the delay in RetryInfo",
                 principal.name(),
-                full.in_use
+                saturated.in_use
             );
-            limit_error(text, MAX_WATCHERS_PER_PRINCIPAL, full)
+            limit_error(text, MAX_JOB_WATCHERS_PER_PRINCIPAL, saturated)
         })
     }
 }
 
-fn limit_error(text: String, limit: usize, full: Saturated) -> Error {
+fn limit_error(text: String, limit: usize, saturated: Saturated) -> Error {
     Error::new(Reason::ResourceExhausted, text)
         .with_metadata("limit", limit.to_string())
-        .retry_after(full.retry_after)
+        .retry_after(saturated.retry_after)
 }
 
 #[cfg(test)]
@@ -102,10 +102,10 @@ mod tests {
         let [busy, other] =
             [1000, 0].map(|uid| access.authenticate(None, PeerOrigin::Socket { uid }).unwrap());
         let limits = JobLimits::default();
-        let running: Vec<_> = (0..MAX_CONCURRENT_LOOKUPS)
+        let running: Vec<_> = (0..MAX_CONCURRENT_JOB_LOOKUPS)
             .map(|_| poll_once(pin!(limits.acquire_lookup(&busy))).unwrap().unwrap())
             .collect();
-        let mut queued: Vec<_> = (0..MAX_QUEUED_LOOKUPS_PER_PRINCIPAL)
+        let mut queued: Vec<_> = (0..MAX_QUEUED_JOB_LOOKUPS_PER_PRINCIPAL)
             .map(|_| Box::pin(limits.acquire_lookup(&busy)))
             .collect();
         assert!(queued.iter_mut().all(|it| poll_once(it.as_mut()).is_none()));
@@ -118,6 +118,6 @@ mod tests {
         drop(running);
         let _permit = poll_once(acquiring).expect("the other caller is next").unwrap();
         let granted: Vec<_> = queued.iter_mut().filter_map(|it| poll_once(it.as_mut())).collect();
-        assert_eq!(granted.len(), MAX_CONCURRENT_LOOKUPS - 1);
+        assert_eq!(granted.len(), MAX_CONCURRENT_JOB_LOOKUPS - 1);
     }
 }

@@ -212,8 +212,8 @@ impl AdmissionControl {
         }
     }
 
-    /// From now on keeps headroom for other callers, because several have keys.
-    pub(super) fn keep_headroom(&self) {
+    /// Permanently reserves headroom for callers that use little. Called when several have keys.
+    pub(super) fn reserve_headroom(&self) {
         self.call_limiter.set_sharing(Sharing::KeepHeadroom);
         self.process_limiter.set_sharing(Sharing::KeepHeadroom);
 

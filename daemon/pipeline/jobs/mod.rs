@@ -239,11 +239,11 @@ impl JobRegistry {
         Ok(())
     }
 
-    /// From now on keeps headroom for other callers, because several have keys.
-    pub(super) fn keep_headroom(&self) {
+    /// Permanently reserves headroom for callers that use little. Called when several have keys.
+    pub(super) fn reserve_headroom(&self) {
         let mut state = self.state();
-        state.queues.keep_headroom();
-        state.pending_budget.keep_headroom();
+        state.queues.reserve_headroom();
+        state.pending_budget.reserve_headroom();
     }
 
     /// Gives a slot to the next job, and returns it if it has no task yet. A job that waits for a

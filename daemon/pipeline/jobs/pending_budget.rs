@@ -54,8 +54,8 @@ impl PendingJobsBudget {
         Self { limit, is_shared, used: PendingJobsUsage::default(), by_principal: HashMap::new() }
     }
 
-    /// From now on keeps headroom for other callers.
-    pub(super) fn keep_headroom(&mut self) {
+    /// Permanently reserves headroom for callers that use little.
+    pub(super) fn reserve_headroom(&mut self) {
         self.is_shared = true;
     }
 

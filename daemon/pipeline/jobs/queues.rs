@@ -114,8 +114,8 @@ impl JobQueues {
         }
     }
 
-    /// From now on keeps headroom for other callers.
-    pub(super) fn keep_headroom(&mut self) {
+    /// Permanently reserves headroom for callers that use little.
+    pub(super) fn reserve_headroom(&mut self) {
         self.concurrency.is_shared = true;
     }
 

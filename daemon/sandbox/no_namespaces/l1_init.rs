@@ -25,7 +25,7 @@ use super::{
 use crate::daemon::sys::{
     Errno,
     bpf::load_filter,
-    fd::{KEPT_FD_NUMBER, close_all_except},
+    fd::{INHERITED_FD_NUMBER, close_all_except},
     process::{exit_now, kill_all},
     process_arena::{ProcessArena, SharedArea},
     set_process_name,
@@ -140,7 +140,8 @@ fn run_confined(area: &'static SharedArea<SandboxState>) -> ! {
 /// Confines the process for good. Seccomp comes last.
 fn confine(blueprint: &Blueprint) -> Result<(), StageError> {
     // Closes the L1 init's lock and all its other descriptors.
-    close_all_except(KEPT_FD_NUMBER).map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
+    close_all_except(INHERITED_FD_NUMBER)
+        .map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
     set_open_files_limit(&blueprint.limits)?;

@@ -9,9 +9,9 @@ use crate::daemon::{
 };
 
 impl SandboxPool {
-    /// Keeps some sandboxes free for other callers from now on. Called when several callers have
+    /// Permanently reserves headroom for callers that use little. Called when several callers have
     /// keys.
-    pub(crate) fn keep_headroom(&self) {
+    pub(crate) fn reserve_headroom(&self) {
         self.limiter.set_sharing(Sharing::KeepHeadroom);
     }
 

@@ -94,11 +94,11 @@ struct PoolState {
     /// Slots that died since a slot last made a sandbox.
     consecutive_deaths: u32,
     /// Whether the level is decided. The pool has idle sandboxes only then.
-    is_level_settled: bool,
+    is_level_decided: bool,
     /// Whether the pool has no slot because none could be made.
     is_failing: bool,
     is_retrying: bool,
-    closed: bool,
+    is_closed: bool,
 }
 
 /// A slot, its proxy listener if it has one, and the generation of its template.
@@ -141,7 +141,7 @@ impl SandboxPool {
     /// Closes the pool: drops all idle sandboxes, which ends their slots.
     pub(super) fn close(&self) {
         let mut state = self.state();
-        state.closed = true;
+        state.is_closed = true;
         state.idle.clear();
     }
 
@@ -159,8 +159,8 @@ impl SandboxPool {
     }
 
     /// Decides the level of this pool, which from then on has idle sandboxes.
-    pub(super) fn settle_level(self: &Arc<Self>) {
-        self.state().is_level_settled = true;
+    pub(super) fn decide_level(self: &Arc<Self>) {
+        self.state().is_level_decided = true;
         self.start_initial_slots();
     }
 
@@ -199,7 +199,7 @@ impl SandboxPool {
             let (sender, receiver) = oneshot::channel();
             state.waiters.retain(|waiter| !waiter.is_closed());
             state.waiters.push_back(sender);
-            if state.closed {
+            if state.is_closed {
                 return Err(pool_closed());
             }
 
@@ -276,7 +276,7 @@ impl SandboxPool {
     fn retry_later(self: &Arc<Self>, failure: &StageFailure) {
         let may_be_transient = {
             let mut state = self.state();
-            if !state.is_level_settled || state.is_retrying {
+            if !state.is_level_decided || state.is_retrying {
                 return;
             }
             state.is_retrying = true;
@@ -292,7 +292,7 @@ impl SandboxPool {
             let is_closed = {
                 let mut state = pool.state();
                 state.is_retrying = false;
-                state.closed || pool.is_keeper_dead()
+                state.is_closed || pool.is_keeper_dead()
             };
             if !is_closed {
                 pool.start_initial_slots();
@@ -304,7 +304,8 @@ impl SandboxPool {
     /// another.
     fn start_slot_if_needed(self: &Arc<Self>, state: &mut PoolState) {
         let available = state.slot_count.saturating_sub(state.in_use);
-        if !state.closed && available < state.waiters.len() && state.slot_count < self.max_slots {
+        if !state.is_closed && available < state.waiters.len() && state.slot_count < self.max_slots
+        {
             state.slot_count += 1;
             self.start_slot();
         }
@@ -384,7 +385,7 @@ impl SandboxPool {
     /// were dropped, which were never counted.
     fn on_sandbox_returned(&self) {
         let mut state = self.state();
-        if !state.closed {
+        if !state.is_closed {
             state.in_use -= 1;
         }
     }
@@ -412,7 +413,7 @@ impl SandboxPool {
     fn offer(&self, mut sandbox: IdleSandbox) -> bool {
         let mut state = self.state();
         state.consecutive_deaths = 0;
-        if state.closed || sandbox.level != state.level {
+        if state.is_closed || sandbox.level != state.level {
             return false;
         }
 

@@ -9,7 +9,7 @@ use super::{
 use crate::daemon::error::{Error, Reason};
 
 /// Files of a patch.
-const MAX_FILES: usize = 10_000;
+const MAX_PATCH_FILES: usize = 10_000;
 
 /// The extended headers of git.
 #[derive(Debug, Default)]
@@ -46,8 +46,8 @@ pub(crate) fn parse(patch: &str, strip: usize) -> Result<Vec<FilePatch<'_>>, Err
             at += 1;
         }
 
-        if files.len() > MAX_FILES {
-            let problem = format!("the patch changes more than {MAX_FILES} files: split it");
+        if files.len() > MAX_PATCH_FILES {
+            let problem = format!("the patch changes more than {MAX_PATCH_FILES} files: split it");
             return Err(parse_error(at - 1, problem));
         }
     }
