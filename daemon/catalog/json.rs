@@ -156,8 +156,8 @@ impl JsonMessageReader {
                     self.report(&path, format!("is given twice, also as {}", field.name()));
                 }
                 Some(field) => {
-                    let known = rules.and_then(|rules| rules.field(&field));
-                    if let Some(value) = self.field(&field, known, value, &path) {
+                    let field_spec = rules.and_then(|rules| rules.field(&field));
+                    if let Some(value) = self.field(&field, field_spec, value, &path) {
                         message.set_field(&field, value);
                     }
                 }
@@ -169,7 +169,7 @@ impl JsonMessageReader {
     fn field(
         &mut self,
         field: &FieldDescriptor,
-        known: Option<&FieldSpec>,
+        field_spec: Option<&FieldSpec>,
         value: &Json,
         path: &str,
     ) -> Option<Value> {
@@ -192,7 +192,7 @@ impl JsonMessageReader {
                     return None;
                 }
                 let path = format!("{path}[{key:?}]");
-                if let Some(value) = self.value(&kind, known, value, &path) {
+                if let Some(value) = self.value(&kind, field_spec, value, &path) {
                     read.insert(MapKey::String(key.clone()), value);
                 }
             }
@@ -211,17 +211,17 @@ impl JsonMessageReader {
                 if self.is_full() {
                     return None;
                 }
-                read.extend(self.value(&kind, known, item, &format!("{path}[{index}]")));
+                read.extend(self.value(&kind, field_spec, item, &format!("{path}[{index}]")));
             }
             return (self.violations.len() == before).then_some(Value::List(read));
         }
-        self.value(&field.kind(), known, value, path)
+        self.value(&field.kind(), field_spec, value, path)
     }
 
     fn value(
         &mut self,
         kind: &Kind,
-        known: Option<&FieldSpec>,
+        field_spec: Option<&FieldSpec>,
         value: &Json,
         path: &str,
     ) -> Option<Value> {
@@ -250,7 +250,7 @@ impl JsonMessageReader {
             }
             (Kind::Message(descriptor), Json::Object(fields)) => {
                 let before = self.violations.len();
-                let rules = known.and_then(|field| field.inner.as_ref());
+                let rules = field_spec.and_then(|field| field.inner.as_ref());
                 let message = self.message(descriptor, rules, fields, &format!("{path}."));
                 if self.violations.len() > before {
                     return None;
@@ -260,7 +260,7 @@ impl JsonMessageReader {
             _ => None,
         };
 
-        read.or_else(|| self.report_misfit(kind, known, value, path))
+        read.or_else(|| self.report_misfit(kind, field_spec, value, path))
     }
 
     fn enum_number(&mut self, values: &EnumDescriptor, value: &Json, path: &str) -> Option<Value> {
@@ -280,11 +280,11 @@ impl JsonMessageReader {
     fn report_misfit(
         &mut self,
         kind: &Kind,
-        known: Option<&FieldSpec>,
+        field_spec: Option<&FieldSpec>,
         value: &Json,
         path: &str,
     ) -> Option<Value> {
-        let Some((min, max)) = integer_range(kind, known) else {
+        let Some((min, max)) = integer_range(kind, field_spec) else {
             return self.report_type_mismatch(path, expected_type(kind), value);
         };
         let expected = format!("a whole number from {min} to {max}");
@@ -331,7 +331,7 @@ fn expected_type(kind: &Kind) -> &'static str {
 }
 
 /// The range of an integer kind, limited by the field's rules; `None` for other kinds.
-fn integer_range(kind: &Kind, known: Option<&FieldSpec>) -> Option<(i128, i128)> {
+fn integer_range(kind: &Kind, field_spec: Option<&FieldSpec>) -> Option<(i128, i128)> {
     let (min, max) = match kind {
         Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => (i32::MIN.into(), i32::MAX.into()),
         Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => (i64::MIN.into(), i64::MAX.into()),
@@ -340,7 +340,7 @@ fn integer_range(kind: &Kind, known: Option<&FieldSpec>) -> Option<(i128, i128)>
         _ => return None,
     };
 
-    let rules = known.map(|field| &field.rules);
+    let rules = field_spec.map(|field| &field.rules);
     let minimum = rules.and_then(|rules| rules.minimum).map(i128::from);
     let maximum = rules.and_then(|rules| rules.maximum).map(i128::from);
     Some((minimum.unwrap_or(min), maximum.unwrap_or(max)))

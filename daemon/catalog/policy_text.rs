@@ -255,13 +255,14 @@ impl PolicyTextWriter {
             self.literal(if index > 0 { ",\"" } else { "\"" });
             self.literal(field.name());
             self.literal("\":");
-            let known = rules.and_then(|rules| rules.field(&field));
-            if known.is_some_and(|known| known.rules.sensitive) {
+            let field_spec = rules.and_then(|rules| rules.field(&field));
+            if field_spec.is_some_and(|field_spec| field_spec.rules.sensitive) {
                 self.pattern = None;
             }
-            let is_wildcard =
-                known.is_some_and(|known| known.rules.file_content || known.rules.policy_wildcard);
-            let inner = known.and_then(|known| known.inner.as_ref());
+            let is_wildcard = field_spec.is_some_and(|field_spec| {
+                field_spec.rules.file_content || field_spec.rules.policy_wildcard
+            });
+            let inner = field_spec.and_then(|field_spec| field_spec.inner.as_ref());
             self.value(value, &field.kind(), inner, is_wildcard);
         }
         self.literal("}");
@@ -380,8 +381,8 @@ fn display_params(
     fields
         .into_iter()
         .map(|(field, value)| {
-            let known = rules.field(&field).map(|known| &known.rules);
-            let is_hidden = known.is_some_and(|known| known.file_content || known.sensitive);
+            let field_rules = rules.field(&field).map(|field_spec| &field_spec.rules);
+            let is_hidden = field_rules.is_some_and(|rules| rules.file_content || rules.sensitive);
             let text = match value {
                 value if is_hidden => json_to_text(size_placeholder(value)),
                 Value::String(text) => text.clone(),

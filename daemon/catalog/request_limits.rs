@@ -71,10 +71,10 @@ impl RequestLimits {
         let max_bytes = max_encoded_bytes(&message, Some(rules));
 
         let repeated_fields = message.fields().filter_map(|field| {
-            let known = rules.field(&field);
-            let limit = match (field.kind(), known) {
-                (_, Some(known)) if known.rules.max_items.is_some() => {
-                    RepeatedFieldLimit::Elements(known.rules.clone())
+            let field_spec = rules.field(&field);
+            let limit = match (field.kind(), field_spec) {
+                (_, Some(field_spec)) if field_spec.rules.max_items.is_some() => {
+                    RepeatedFieldLimit::Elements(field_spec.rules.clone())
                 }
                 (Kind::Message(inner), _) if inner.package_name() != "jig.v1" => {
                     RepeatedFieldLimit::NestedMessages(inner)
@@ -136,8 +136,8 @@ impl RequestLimits {
 /// Most bytes that the fields of a message may take; `None` if a field is unlimited.
 fn max_encoded_bytes(message: &MessageDescriptor, rules: Option<&MessageRules>) -> Option<usize> {
     message.fields().try_fold(0, |sum: usize, field| {
-        let known = rules.and_then(|rules| rules.field(&field));
-        let field_rules = known.map(|known| &known.rules);
+        let field_spec = rules.and_then(|rules| rules.field(&field));
+        let field_rules = field_spec.map(|field_spec| &field_spec.rules);
         let to_usize = |limit: Option<u32>| limit.and_then(|max| usize::try_from(max).ok());
         let bytes = to_usize(field_rules.and_then(|rules| rules.max_bytes));
 
@@ -150,9 +150,10 @@ fn max_encoded_bytes(message: &MessageDescriptor, rules: Option<&MessageRules>) 
         let each = match field.kind() {
             // The key and the value.
             Kind::Message(_) if field.is_map() => bytes?.saturating_add(FIELD_OVERHEAD_BYTES) * 2,
-            Kind::Message(inner) => {
-                max_encoded_bytes(&inner, known.and_then(|known| known.inner.as_ref()))?
-            }
+            Kind::Message(inner) => max_encoded_bytes(
+                &inner,
+                field_spec.and_then(|field_spec| field_spec.inner.as_ref()),
+            )?,
             Kind::String | Kind::Bytes => bytes?,
             _ => 0,
         };

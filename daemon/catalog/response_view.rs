@@ -53,8 +53,8 @@ impl ResponseView {
 
 impl FieldView {
     fn from_descriptor(field: &FieldDescriptor, rules: &MessageRules) -> Self {
-        let known = rules.field(field);
-        let rules = known.map(|known| &known.rules);
+        let field_spec = rules.field(field);
+        let rules = field_spec.map(|field_spec| &field_spec.rules);
         let default = rules.map(|rules| rules.model_default.clone());
         let kind = field.kind();
         let unspecified = kind.as_enum().map(|values| values.default_value().name().to_owned());
@@ -64,7 +64,9 @@ impl FieldView {
             visibility: rules.map(|rules| rules.model_view()).unwrap_or_default(),
             blank_texts: blank_texts.filter(|text| !text.is_empty()).collect(),
             has_presence: field.supports_presence(),
-            inner: known.and_then(|known| known.inner.as_ref()).map(ResponseView::from_rules),
+            inner: field_spec
+                .and_then(|field_spec| field_spec.inner.as_ref())
+                .map(ResponseView::from_rules),
         }
     }
 

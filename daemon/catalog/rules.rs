@@ -258,7 +258,7 @@ impl MessageRules {
         let mut hidden = Vec::new();
         for (field, value) in message.fields() {
             let bytes = content_bytes(value);
-            if self.field(&field).is_some_and(|known| known.rules.sensitive) {
+            if self.field(&field).is_some_and(|field_spec| field_spec.rules.sensitive) {
                 hidden.push((field.name().to_owned(), size_placeholder(value)));
             } else if bytes > MAX_RECORDED_PARAMS_BYTES {
                 // Not copied: other calls use this thread too.

@@ -36,9 +36,9 @@ fn message_schema(
     let mut properties = Map::new();
     let mut required = Vec::new();
     for field in rules.message().fields() {
-        let known = rules.field(&field);
-        let field_rules = known.map(|known| &known.rules);
-        let inner = known.and_then(|known| known.inner.as_ref());
+        let field_spec = rules.field(&field);
+        let field_rules = field_spec.map(|field_spec| &field_spec.rules);
+        let inner = field_spec.and_then(|field_spec| field_spec.inner.as_ref());
         let mut schema = field_schema(&field, field_rules, inner, comments, direction);
         let is_required = match direction {
             SchemaDirection::Request => field_rules.is_some_and(|rules| rules.required),

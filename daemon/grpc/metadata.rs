@@ -19,7 +19,7 @@ pub(crate) struct RequestTrace {
     /// The span of the RPC.
     pub(crate) context: Context,
     /// Fields of the call's access log line.
-    pub(crate) facts: AccessLogEntry,
+    pub(crate) access_log_entry: AccessLogEntry,
 }
 
 /// Extension of the deadline layer: when the client stops waiting.
@@ -33,7 +33,8 @@ pub(crate) struct RequestDeadline(pub(crate) Instant);
 /// Rejects `jig-*` keys that occur twice or have no visible ASCII value.
 pub(crate) fn call_context<T>(request: &Request<T>) -> Result<CallContext, Status> {
     let trace = request.extensions().get::<RequestTrace>().cloned();
-    let RequestTrace { call_id, context, facts } = trace.ok_or_else(missing_extension)?;
+    let RequestTrace { call_id, context, access_log_entry } =
+        trace.ok_or_else(missing_extension)?;
     let principal = principal(request)?;
     let deadline = request.extensions().get::<RequestDeadline>().map(|deadline| deadline.0);
 
@@ -57,7 +58,7 @@ pub(crate) fn call_context<T>(request: &Request<T>) -> Result<CallContext, Statu
         return Err(to_status(&Error::invalid(violations)));
     }
 
-    CallContext::new(call_id, principal, deadline, (context, facts), |key| {
+    CallContext::new(call_id, principal, deadline, (context, access_log_entry), |key| {
         metadata.get(key).and_then(|value| value.to_str().ok())
     })
     .map_err(|violations| to_status(&Error::invalid(violations)))

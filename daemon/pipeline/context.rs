@@ -46,8 +46,8 @@ pub(crate) struct CallContext {
     /// Whether a command runs in the default shell: bash, or `/bin/sh` if there is none.
     pub(crate) in_default_shell: bool,
     pub(crate) parent_span: Context,
-    /// Facts for the access log.
-    pub(crate) facts: AccessLogEntry,
+    /// What the access log records of the call.
+    pub(crate) access_log_entry: AccessLogEntry,
 }
 
 /// A custom tool that calls another tool. Policy and records see the custom one.
@@ -74,7 +74,7 @@ impl CallContext {
         call_id: String,
         principal: Arc<Principal>,
         deadline: Option<Instant>,
-        (parent_span, facts): (Context, AccessLogEntry),
+        (parent_span, access_log_entry): (Context, AccessLogEntry),
         get: impl Fn(&str) -> Option<&'a str>,
     ) -> Result<Self, Vec<Violation>> {
         let mut violations = Vec::new();
@@ -89,10 +89,10 @@ impl CallContext {
         parent_span
             .span()
             .set_attribute(KeyValue::new(semconv::GEN_AI_CONVERSATION_ID, session_name.clone()));
-        facts.update(|facts| {
-            facts.session = Some(session_name);
-            facts.workspace.clone_from(&workspace);
-            facts.request_id.clone_from(&request_id);
+        access_log_entry.update(|fields| {
+            fields.session = Some(session_name);
+            fields.workspace.clone_from(&workspace);
+            fields.request_id.clone_from(&request_id);
         });
 
         Ok(Self {
@@ -109,7 +109,7 @@ impl CallContext {
             max_artifact_bytes: None,
             in_default_shell: false,
             parent_span,
-            facts,
+            access_log_entry,
         })
     }
 

@@ -34,7 +34,7 @@ impl<T: Tool> StartedCall<T> {
             self.params,
             self.tool_context,
             context.dialect_call(),
-            context.facts,
+            context.access_log_entry,
         );
 
         let task = task::spawn_tracked(T::NAME, work.instrument(log_span));
@@ -51,7 +51,7 @@ impl Pipeline {
         params: T::Params,
         context: ToolContext,
         dialect_call: Option<Arc<DialectCall>>,
-        facts: AccessLogEntry,
+        access_log_entry: AccessLogEntry,
     ) -> Result<T::Response, Error> {
         let common_fields = context.common_record_fields.clone();
         let (session, step) = (Arc::clone(&context.session), context.step);
@@ -80,7 +80,7 @@ impl Pipeline {
         let event = records::tool_event_record(&common_fields, dialect_call, &result);
         let finished =
             records::finished_record(&common_fields, dialect_call, started_at.elapsed(), &result);
-        facts.update(|facts| facts.outcome = Some(records::outcome_name(&result)));
+        access_log_entry.update(|fields| fields.outcome = Some(records::outcome_name(&result)));
         for record in event.into_iter().chain([finished]) {
             if let Err(error) = session.record(step, record) {
                 tracing::error!(%error, "cannot record the end of a call");

@@ -441,14 +441,14 @@ impl Pipeline {
             max_artifact_bytes: None,
             in_default_shell: false,
             parent_span: from_traceparent(&job.trace),
-            facts: AccessLogEntry::default(),
+            access_log_entry: AccessLogEntry::default(),
         })
     }
 }
 
 /// Writes the access log entry of a job that has ended.
 fn log_job(job: &Job, dialect: Option<&'static str>, state: JobState, call: &CallTiming<'_>) {
-    let facts = AccessLogFields {
+    let access_log_fields = AccessLogFields {
         principal: Some(job.principal.clone()),
         workspace: Some(job.workspace.clone()),
         session: Some(job.session.clone()),
@@ -462,7 +462,7 @@ fn log_job(job: &Job, dialect: Option<&'static str>, state: JobState, call: &Cal
     };
 
     let duration = call.ended.duration_since(call.started);
-    facts.log(CallCompletion {
+    access_log_fields.log(CallCompletion {
         method: None,
         call_id: None,
         trace_id: None,

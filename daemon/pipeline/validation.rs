@@ -132,9 +132,9 @@ impl Pipeline {
         let spec = self.spec::<T>()?;
         let risk = context.alias.map_or(spec.options.risk(), |alias| alias.risk);
 
-        context.facts.update(|facts| {
-            facts.tool = Some(tool.to_owned());
-            facts.workspace = Some(workspace.clone());
+        context.access_log_entry.update(|fields| {
+            fields.tool = Some(tool.to_owned());
+            fields.workspace = Some(workspace.clone());
         });
 
         let snapshot = self.policy.snapshot();

@@ -138,7 +138,7 @@ fn authenticate(pipeline: &Pipeline, request: &mut Request<Body>) -> Result<Auth
         let name = || principal.name().to_owned();
         let span = trace.context.span();
         span.set_attribute(KeyValue::new(semconv::PRINCIPAL, name()));
-        trace.facts.update(|facts| facts.principal = Some(name()));
+        trace.access_log_entry.update(|fields| fields.principal = Some(name()));
     }
 
     // Methods that the catalog does not know are reflection, or do not exist.

@@ -67,7 +67,7 @@ struct TracedCall {
 #[derive(Debug)]
 struct PendingLogEntry {
     /// Facts that the layers and the pipeline add while the call runs.
-    facts: AccessLogEntry,
+    access_log_entry: AccessLogEntry,
     method: String,
     call_id: String,
     trace_id: String,
@@ -187,16 +187,16 @@ where
         let span = self.layer.start_span(&request, &call_id, &parent);
         let context = span.as_ref().map_or(parent, |span| span.context().clone());
 
-        let facts = AccessLogEntry::default();
+        let access_log_entry = AccessLogEntry::default();
         let is_logged = self.layer.telemetry.logs_calls() && span.is_some();
         let log_entry = is_logged.then(|| PendingLogEntry {
-            facts: facts.clone(),
+            access_log_entry: access_log_entry.clone(),
             method: request.uri().path().trim_start_matches('/').to_owned(),
             call_id: call_id.clone(),
             trace_id: context.span().span_context().trace_id().to_string(),
             started: Instant::now(),
         });
-        let trace = RequestTrace { call_id: call_id.clone(), context, facts };
+        let trace = RequestTrace { call_id: call_id.clone(), context, access_log_entry };
         request.extensions_mut().insert(trace);
 
         let mut call = TracedCall { span, log_entry };
@@ -255,7 +255,7 @@ impl PendingLogEntry {
         let status = Status::from_header_map(trailers).filter(|_| code != Code::Ok);
         let info = status.and_then(|status| status.get_details_error_info());
         let reason = info.map(|info| info.reason);
-        self.facts.snapshot().log(CallCompletion {
+        self.access_log_entry.snapshot().log(CallCompletion {
             method: Some(&self.method),
             call_id: Some(&self.call_id),
             trace_id: Some(&self.trace_id),

@@ -113,11 +113,11 @@ impl Pipeline {
         let result_json_dialect = dialect.filter(|_| with_result_json);
         let own_dialect = self.dialect_of_tool(dialect, &tool);
         let dialect = self.answering_dialect(dialect, &tool);
-        let facts = context.facts.clone();
-        facts.update(|facts| {
-            facts.dialect = dialect.map(|dialect| dialect.name);
-            facts.called_name = Some(tool.clone());
-            facts.model_call_id = Some(id.clone()).filter(|id| !id.is_empty());
+        let access_log_entry = context.access_log_entry.clone();
+        access_log_entry.update(|fields| {
+            fields.dialect = dialect.map(|dialect| dialect.name);
+            fields.called_name = Some(tool.clone());
+            fields.model_call_id = Some(id.clone()).filter(|id| !id.is_empty());
         });
 
         // An unknown workspace is an error of the call, so it is checked before the tool.
@@ -151,7 +151,7 @@ impl Pipeline {
             }
         };
 
-        record_outcome(&facts, &response);
+        record_outcome(&access_log_entry, &response);
         let response = InvokeResponse { request_id: id, ..response };
         match result_json_dialect {
             Some(dialect) => result_json::with_result_json(dialect, response),
@@ -354,11 +354,11 @@ impl InvocationOutcome {
 }
 
 /// Sets the outcome in the access log, unless the tool has set it and the call has no error.
-fn record_outcome(facts: &AccessLogEntry, response: &InvokeResponse) {
+fn record_outcome(access_log_entry: &AccessLogEntry, response: &InvokeResponse) {
     let error_type = response.error.as_ref().map(|error| error.error_type.clone());
-    facts.update(|facts| {
-        let outcome = error_type.or_else(|| facts.outcome.take());
-        facts.outcome = outcome.or_else(|| Some("success".to_owned()));
+    access_log_entry.update(|fields| {
+        let outcome = error_type.or_else(|| fields.outcome.take());
+        fields.outcome = outcome.or_else(|| Some("success".to_owned()));
     });
 }
 
