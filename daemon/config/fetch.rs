@@ -38,8 +38,8 @@ pub(super) fn parse_fetch(table: file::FetchTable, problems: &mut Vec<String>) -
 }
 
 impl Config {
-    /// Tools that the configuration makes unusable, regardless of its policy.
-    pub(crate) fn idle_tools(&self) -> &'static [&'static str] {
+    /// Tools that cannot work with this configuration, such as `fetch_url` without `[fetch]`.
+    pub(crate) fn unconfigured_tools(&self) -> &'static [&'static str] {
         if self.fetch.hosts.is_empty() { &[FETCH_URL] } else { &[] }
     }
 

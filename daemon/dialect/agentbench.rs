@@ -216,10 +216,10 @@ fn apply_patch(
         let diff = params.take("unified_diff");
         let text = diff.as_str().unwrap_or_default();
         if text.trim().is_empty() {
-            return Err(malformed_patch("the diff is empty"));
+            return Err(malformed_patch_error("the diff is empty"));
         }
         if let Some(line) = first_malformed_header(text) {
-            return Err(malformed_patch(&format!(
+            return Err(malformed_patch_error(&format!(
                 "line {line} is not a hunk header: it must read @@ -LINE,COUNT +LINE,COUNT @@"
             )));
         }
@@ -236,7 +236,7 @@ fn apply_patch(
     })
 }
 
-fn malformed_patch(why: &str) -> Error {
+fn malformed_patch_error(why: &str) -> Error {
     Error::new(Reason::PatchParseError, why.to_owned())
 }
 

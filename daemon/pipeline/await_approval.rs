@@ -23,7 +23,7 @@ use crate::daemon::{
         unix_millis,
     },
     task,
-    tool::{CallApproval, replaced_while_pending},
+    tool::{CallApproval, replaced_while_pending_error},
     workspace::{RelativePath, Workspace, path_identities::PathIdentities},
 };
 
@@ -78,7 +78,7 @@ impl Pipeline {
 
         let approved_cwd = identities.cwd();
         if let Some(path) = changed_path(workspace, identities).await? {
-            let error = replaced_while_pending(path.as_str());
+            let error = replaced_while_pending_error(path.as_str());
             return Err(self
                 .reject(context, &policy_request, DENIED_BY_REPLACED_DIRECTORY, error)
                 .await);

@@ -77,7 +77,7 @@ impl SandboxPools {
     ///
     /// A pool with slots counts as one that can, even if the host has no resources for another slot.
     /// Supports one caller at a time.
-    pub(crate) async fn availability_changed(&self) -> bool {
+    pub(crate) async fn wait_for_availability_change(&self) -> bool {
         self.context.failing_changed.notified().await;
         self.pools.iter().any(|pool| !pool.is_failing())
     }

@@ -294,7 +294,7 @@ fn spawn_keeper_watch(
         loop {
             let can_run = tokio::select! {
                 () = sandboxes.keeper_died() => break,
-                can_run = sandboxes.availability_changed() => can_run,
+                can_run = sandboxes.wait_for_availability_change() => can_run,
             };
             if can_run == can_run_commands {
                 continue;

@@ -28,8 +28,8 @@ pub(super) struct ConfigReloader {
     sighup: Signal,
     /// The settings that need a restart, as they were when the daemon started.
     restart_only: String,
-    /// Tools that were idle when the daemon started.
-    idle_tools: &'static [&'static str],
+    /// Tools that could not work with the configuration of the daemon's start.
+    unconfigured_tools: &'static [&'static str],
     /// The workspaces that the daemon serves, whatever the file says by now.
     workspaces: Arc<[WorkspaceConfig]>,
     has_terminal: bool,
@@ -42,7 +42,7 @@ impl ConfigReloader {
             args,
             sighup: signal(SignalKind::hangup())?,
             restart_only: config.restart_only.clone(),
-            idle_tools: config.idle_tools(),
+            unconfigured_tools: config.unconfigured_tools(),
             workspaces: config.workspaces.clone().into(),
             has_terminal: has_terminal(),
         })
@@ -85,7 +85,7 @@ impl ConfigReloader {
         let workspaces = pipeline.workspaces.iter();
         let names: Vec<_> = workspaces.map(|context| context.workspace.name()).collect();
         let (catalog, access) = (&pipeline.catalog, &pipeline.access);
-        let policy = CompiledPolicy::new(config.policy, catalog, &names, self.idle_tools);
+        let policy = CompiledPolicy::new(config.policy, catalog, &names, self.unconfigured_tools);
         let key_problems = match &config.keys {
             Some(keys) => unknown_names(keys, catalog, &names),
             None if access.requires_key() => vec![

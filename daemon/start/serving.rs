@@ -378,7 +378,8 @@ pub(super) fn load_access(
     });
 
     let names = config.workspace_names();
-    let policy = CompiledPolicy::new(config.policy.clone(), catalog, &names, config.idle_tools());
+    let policy =
+        CompiledPolicy::new(config.policy.clone(), catalog, &names, config.unconfigured_tools());
     let keys = match config.keys.clone() {
         Some(keys) => access.set_keys(keys, catalog, &names),
         None => Ok(()),

@@ -138,7 +138,7 @@ fn apply_patch(
     });
     let memory = RefCell::new(MemoryReservation::default());
     let reserve = |bytes: usize| match bytes as u64 {
-        bytes if bytes > MAX_TOTAL_FILE_BYTES => Err(patch_too_large()),
+        bytes if bytes > MAX_TOTAL_FILE_BYTES => Err(patch_too_large_error()),
         bytes => memory.borrow_mut().grow_to(bytes),
     };
     let plan = patch::plan(&patches, &files.collect(), fuzz, &|| cancel.check(), &reserve)?;
@@ -149,8 +149,9 @@ fn apply_patch(
         changes.stage(&mut transaction, true)?;
     } else {
         changes.stage(&mut transaction, false)?;
-        patch_path =
-            session.save_patch(step, request.unified_diff.as_bytes()).map_err(patch_not_stored)?;
+        patch_path = session
+            .save_patch(step, request.unified_diff.as_bytes())
+            .map_err(patch_not_stored_error)?;
         let committed = transaction.commit();
         if committed.is_err() {
             session.remove_patch(step);
@@ -198,7 +199,7 @@ fn read_originals<'p>(
         // Relaxed: the counter publishes no other data.
         remaining_bytes
             .try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes))
-            .map_err(|_| patch_too_large())?;
+            .map_err(|_| patch_too_large_error())?;
         Ok(Some((path.as_str(), original)))
     });
     read.into_iter().filter_map(Result::transpose).collect()
@@ -299,7 +300,7 @@ fn record_fields(response: &v1::ApplyPatchResponse) -> Map<String, Value> {
     .collect()
 }
 
-fn patch_too_large() -> Error {
+fn patch_too_large_error() -> Error {
     Error::new(
         Reason::FileTooLarge,
         format!(
@@ -310,7 +311,7 @@ fn patch_too_large() -> Error {
 }
 
 /// The patch could not be stored as an artifact.
-fn patch_not_stored(error: io::Error) -> Error {
+fn patch_not_stored_error(error: io::Error) -> Error {
     if fd_exhaustion::is_fd_exhaustion(&error) {
         return fd_exhaustion::fd_exhausted_error(error, "the patch's artifact");
     }

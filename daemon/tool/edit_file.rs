@@ -16,7 +16,8 @@ use crate::{
             edit::{self, Occurrence, StringEdit},
         },
         workspace::{
-            CancelToken, MemoryReservation, NewContent, RelativePath, Workspace, file_not_found,
+            CancelToken, MemoryReservation, NewContent, RelativePath, Workspace,
+            file_not_found_error,
         },
     },
 };
@@ -102,7 +103,7 @@ fn edit_file(
     let path = &params.path;
     let mut transaction = workspace.begin_transaction(std::slice::from_ref(path), cancel)?;
     let max_bytes = u64::try_from(edit::MAX_TEXT_BYTES).unwrap_or(u64::MAX);
-    let original = transaction.read(path, max_bytes)?.ok_or_else(|| file_not_found(path))?;
+    let original = transaction.read(path, max_bytes)?.ok_or_else(|| file_not_found_error(path))?;
     original.check_sha256(path, params.expected_sha256.as_deref())?;
     let text = str::from_utf8(&original.content).map_err(|problem| {
         let path = path.as_str();

@@ -13,7 +13,7 @@ use crate::{
     daemon::{
         error::{Error, Violation},
         text::notebook::{CellChange, CellKind, NewCell, Notebook},
-        workspace::{CancelToken, NewContent, RelativePath, Workspace, file_not_found},
+        workspace::{CancelToken, NewContent, RelativePath, Workspace, file_not_found_error},
     },
 };
 
@@ -122,7 +122,7 @@ fn edit_notebook(
 
     let mut transaction = workspace.begin_transaction(std::slice::from_ref(path), cancel)?;
     let original =
-        transaction.read(path, MAX_NOTEBOOK_BYTES)?.ok_or_else(|| file_not_found(path))?;
+        transaction.read(path, MAX_NOTEBOOK_BYTES)?.ok_or_else(|| file_not_found_error(path))?;
 
     let text = notebook_text(&original.content)?;
     cancel.check()?;

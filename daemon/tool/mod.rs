@@ -157,7 +157,7 @@ pub(crate) fn daemon_lost_error(what: &str) -> Error {
 }
 
 /// Rejects an approved call that would run in another directory than the approved one.
-pub(crate) fn replaced_while_pending(path: &str) -> Error {
+pub(crate) fn replaced_while_pending_error(path: &str) -> Error {
     let text = format!(
         "this call was approved, but a directory on the way to {path:?} was replaced while it waited; nothing was run: check the directory and retry"
     );

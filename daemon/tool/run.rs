@@ -271,7 +271,7 @@ pub(super) async fn run_command(
         }
         Err(error) => {
             let error_type = run_error::error_type(&error);
-            Err(process.fail(run_error::error_of_run(error, &spec), error_type))
+            Err(process.fail(run_error::command_error(error, &spec), error_type))
         }
     }
 }

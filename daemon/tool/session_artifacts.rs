@@ -51,7 +51,7 @@ impl SessionArtifacts {
             return Ok(file);
         }
         if not_opened.reason == Reason::FileNotFound && StepId::is_beside_artifacts(path) {
-            return Err(no_output(path));
+            return Err(no_output_error(path));
         }
         Err(not_opened)
     }
@@ -88,7 +88,7 @@ impl SessionArtifacts {
 
 /// Neither the workspace nor the session has a file at a path where artifacts are. No tool lists
 /// those paths.
-fn no_output(path: &str) -> Error {
+fn no_output_error(path: &str) -> Error {
     let text = format!(
         "no file is at {path:?} in the workspace, and no output of this session has that name: give a path from the result of a command, or one of the workspace"
     );

@@ -91,7 +91,7 @@ pub(crate) use glob::compile_globs;
 use journal::JournalDirectory;
 pub(crate) use memory_budget::MemoryReservation;
 pub(crate) use metadata::{FileKind, PathMetadata};
-pub(crate) use os_error::file_not_found;
+pub(crate) use os_error::file_not_found_error;
 use os_error::{ExpectedKind, os_error};
 pub(crate) use parallel::parallel_map;
 pub(crate) use partial_file::{

@@ -10,7 +10,7 @@ use rustix::{
 use super::{
     Workspace,
     cancel::CancelToken,
-    os_error::{ExpectedKind, already_exists, os_error},
+    os_error::{ExpectedKind, already_exists_error, os_error},
     path::RelativePath,
 };
 use crate::daemon::{
@@ -58,7 +58,7 @@ impl Workspace {
 
             let replacement = Replacement::of(&moved, existing, &from, &to).map_err(to_error)?;
             if replacement.is_other_entry() && !overwrite {
-                return Err(already_exists(destination));
+                return Err(already_exists_error(destination));
             }
             match replacement.rename(&from, &to) {
                 Ok(()) => break replacement,

@@ -144,12 +144,12 @@ fn name_too_long_message(path: &str) -> String {
 }
 
 /// Builds the error for a file that does not exist.
-pub(crate) fn file_not_found(path: &RelativePath) -> Error {
+pub(crate) fn file_not_found_error(path: &RelativePath) -> Error {
     os_error(Errno::NOENT, path.as_str(), ExpectedKind::File)
 }
 
 /// Builds the error for a path that must not exist.
-pub(super) fn already_exists(path: &RelativePath) -> Error {
+pub(super) fn already_exists_error(path: &RelativePath) -> Error {
     let text = format!(
         "{:?} already exists: choose another path, or allow it to be replaced",
         path.as_str()

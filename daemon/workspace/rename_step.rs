@@ -17,7 +17,7 @@ use ulid::Ulid;
 use super::{
     fault_injection,
     journal::JournalStep,
-    os_error::{ExpectedKind, already_exists, os_error},
+    os_error::{ExpectedKind, already_exists_error, os_error},
     path::RelativePath,
     snapshot::{FileVersion, stale_error},
     subtree::Subtree,
@@ -94,7 +94,7 @@ impl Previous {
 pub(super) fn apply(staged: &StagedChange) -> Result<(), Error> {
     let (directory, name, temporary) = (&staged.directory, &staged.name, &staged.temporary);
     let to_error = |errno| match (errno, &staged.previous) {
-        (Errno::EXIST, Previous::Nothing) => already_exists(&staged.path),
+        (Errno::EXIST, Previous::Nothing) => already_exists_error(&staged.path),
         (Errno::NOENT, Previous::File(_) | Previous::Directory(_)) => stale_error(&staged.path),
         _ => os_error(errno, staged.path.as_str(), ExpectedKind::File),
     };

@@ -13,7 +13,7 @@ use super::{
     cancel::CancelToken,
     fault_injection,
     file::{RegularFile, hash_file},
-    os_error::{ExpectedKind, already_exists, os_error},
+    os_error::{ExpectedKind, already_exists_error, os_error},
     partial_file::{
         PartialFile, PartialFileError, PartialFileLocation, PartialFileState, PartialFileTarget,
         delete_partial_file, not_found_error, tampered_error,
@@ -289,7 +289,7 @@ fn find_existing(
     }
     let file = RegularFile::open(&handle, path)?;
     if target.create_new {
-        return Err(already_exists(&target.path));
+        return Err(already_exists_error(&target.path));
     }
     Ok(Some(file))
 }

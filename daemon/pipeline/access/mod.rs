@@ -140,12 +140,12 @@ impl AccessControl {
         match (key, self.principals()) {
             (Some(key), Some(principals)) => authenticate_key(&principals, key),
             (_, None) if is_trusted => Ok(Arc::clone(&self.loopback)),
-            (None, Some(_)) => Err(unauthenticated(
+            (None, Some(_)) => Err(unauthenticated_error(
                 "this daemon requires a key: send `authorization: Bearer KEY` or `x-api-key: KEY` (jig: --key or JIG_KEY; `jig key new` creates a key)",
             )),
             (None, None) => self.authenticate_user(origin),
             (Some(_), None) => self.authenticate_user(origin).map_err(|_error| {
-                unauthenticated("this daemon has no key file (--keys), so it accepts no key")
+                unauthenticated_error("this daemon has no key file (--keys), so it accepts no key")
             }),
         }
     }
@@ -193,24 +193,24 @@ impl AccessControl {
             PeerOrigin::Itself => return Ok(Arc::clone(&self.daemon_user)),
             PeerOrigin::Socket { uid } => uid,
             PeerOrigin::Loopback { .. } if !self.trust.commands_are_distinguishable => {
-                return Err(unauthenticated(
+                return Err(unauthenticated_error(
                     "sandboxed commands can reach the loopback interface as the daemon's own user (--network host, or proxy.allow_addresses that include it), and the daemon cannot distinguish them from you: use a Unix socket (--listen unix:/path), or keys (--keys)",
                 ));
             }
             PeerOrigin::Loopback { uid: Some(uid) } => uid,
             PeerOrigin::Loopback { uid: None } => {
-                return Err(unauthenticated(
+                return Err(unauthenticated_error(
                     "the kernel does not report the user of this connection: use a Unix socket (--listen unix:/path), keys (--keys), or --trust-loopback",
                 ));
             }
             PeerOrigin::Elsewhere => {
-                return Err(unauthenticated(
+                return Err(unauthenticated_error(
                     "callers on other machines need a key: start the daemon with --keys",
                 ));
             }
         };
 
-        self.trusted_user(uid).ok_or_else(|| unauthenticated(
+        self.trusted_user(uid).ok_or_else(|| unauthenticated_error(
             "without keys the daemon accepts calls from its own user and from root only: call as one of these, or start the daemon with --keys, or with --trust-loopback if every user of this machine may call",
         ))
     }
@@ -226,17 +226,18 @@ fn authenticate_key(principals: &PrincipalsByDigest, key: &[u8]) -> Result<Arc<P
     let digest = KeyDigest::from_key(key);
     let found = principals.get_key_value(&digest);
     let matching = found.filter(|(known, _)| known.constant_time_eq(&digest));
-    let (_, principal) = matching
-        .ok_or_else(|| unauthenticated("unknown or revoked key: ask the operator for a new one"))?;
+    let (_, principal) = matching.ok_or_else(|| {
+        unauthenticated_error("unknown or revoked key: ask the operator for a new one")
+    })?;
 
     if principal.has_expired() {
-        return Err(unauthenticated("this key has expired: ask the operator for a new one"));
+        return Err(unauthenticated_error("this key has expired: ask the operator for a new one"));
     }
 
     Ok(Arc::clone(principal))
 }
 
-fn unauthenticated(text: &'static str) -> Error {
+fn unauthenticated_error(text: &'static str) -> Error {
     Error::new(Reason::Unauthenticated, text)
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{SandboxPool, pool_closed};
+use super::{SandboxPool, pool_closed_failure};
 use crate::daemon::{
     queue::{Limiter, Sharing},
     sandbox::{limits::RunLimits, running::IdleSandbox, stage::StageFailure},
@@ -33,7 +33,7 @@ impl SandboxPool {
 
             if !limits.has_same_scratch_as(&self.context.limits) {
                 let rebuilt = sandbox.rebuild_for(*limits).await;
-                sandbox = rebuilt.unwrap_or_else(|| Err(pool_closed()))?;
+                sandbox = rebuilt.unwrap_or_else(|| Err(pool_closed_failure()))?;
             }
 
             // A sandbox from before a protected file was replaced does not protect that file. It is

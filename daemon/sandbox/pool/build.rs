@@ -66,7 +66,7 @@ pub(super) async fn build_sandbox(
     let (outcome_sender, outcome) = oneshot::channel();
     let sandbox = timeout(BUILD_TIMEOUT, request_sandbox(slot, outcome_sender, builder, limits))
         .await
-        .unwrap_or_else(|_| Err(build_timed_out(Stage::RunNamespaces)))?;
+        .unwrap_or_else(|_| Err(build_timeout_failure(Stage::RunNamespaces)))?;
     Ok((sandbox, outcome))
 }
 
@@ -75,13 +75,13 @@ pub(super) async fn measure_sandbox(
     slot: &Channel,
     bounds: MeasurementBounds,
 ) -> Result<RunMeasurement, StageFailure> {
-    slot.send(&SlotKeeperRequest::Measure(bounds).encode(), &[]).map_err(slot_keeper_died)?;
+    slot.send(&SlotKeeperRequest::Measure(bounds).encode(), &[]).map_err(slot_keeper_failure)?;
 
     let mut bytes = [0; SANDBOX_REPORT_BYTES];
-    let (received, _) = slot.receive(&mut bytes).await.map_err(slot_keeper_died)?;
+    let (received, _) = slot.receive(&mut bytes).await.map_err(slot_keeper_failure)?;
     match SandboxReport::decode(bytes.get(..received.length).unwrap_or_default()) {
         Some(SandboxReport::Measured(measurement)) => Ok(measurement),
-        _ => Err(slot_keeper_died(Errno::CONNRESET)),
+        _ => Err(slot_keeper_failure(Errno::CONNRESET)),
     }
 }
 
@@ -91,26 +91,26 @@ async fn request_sandbox(
     builder: &SlotBuilder,
     limits: &RunLimits,
 ) -> Result<IdleSandbox, StageFailure> {
-    let (control, sandbox_end) = seqpacket_pair().map_err(slot_keeper_died)?;
+    let (control, sandbox_end) = seqpacket_pair().map_err(slot_keeper_failure)?;
     // Each message on this end then carries the sender's process id in the daemon's namespace.
-    set_socket_passcred(&control, true).map_err(slot_keeper_died)?;
+    set_socket_passcred(&control, true).map_err(slot_keeper_failure)?;
 
     let request = SlotKeeperRequest::BuildSandbox {
         tmp_bytes: limits.tmp_bytes,
         tmp_inodes: limits.tmp_inodes.into(),
     };
-    slot.send(&request.encode(), &[sandbox_end.as_fd()]).map_err(slot_keeper_died)?;
+    slot.send(&request.encode(), &[sandbox_end.as_fd()]).map_err(slot_keeper_failure)?;
     drop(sandbox_end);
 
     let mut bytes = [0; MAX_HANDLE_MESSAGE_BYTES];
-    let (received, fds) = slot.receive(&mut bytes).await.map_err(slot_keeper_died)?;
+    let (received, fds) = slot.receive(&mut bytes).await.map_err(slot_keeper_failure)?;
     let message = bytes.get(..received.length).unwrap_or_default();
     let (pidfd, scratch) = parse_handle_message(message, fds)?;
     let scratch_directory = (!scratch.is_empty()).then(|| OsStr::from_bytes(scratch).to_owned());
 
     let control = Channel::new(control).map_err(|error| io_failure(&error))?;
     let mut report = [0; SANDBOX_REPORT_BYTES];
-    let (received, _) = control.receive(&mut report).await.map_err(slot_keeper_died)?;
+    let (received, _) = control.receive(&mut report).await.map_err(slot_keeper_failure)?;
     match SandboxReport::decode(report.get(..received.length).unwrap_or_default()) {
         Some(SandboxReport::Ready) => Ok(IdleSandbox {
             cgroup: create_run_cgroup(builder, limits, received.sender)?,
@@ -152,11 +152,11 @@ fn parse_handle_message(
         Some(SandboxReport::Failed { stage, errno }) => {
             build_failure(stage, errno, "starting its init")
         }
-        _ => slot_keeper_died(Errno::CONNRESET),
+        _ => slot_keeper_failure(Errno::CONNRESET),
     })
 }
 
-fn slot_keeper_died(errno: Errno) -> StageFailure {
+fn slot_keeper_failure(errno: Errno) -> StageFailure {
     StageFailure::from_errno(Stage::RunNamespaces, errno, "the slot keeper died")
 }
 
@@ -186,7 +186,7 @@ fn create_run_cgroup(
     Ok(Some(run))
 }
 
-pub(super) fn build_timed_out(stage: Stage) -> StageFailure {
+pub(super) fn build_timeout_failure(stage: Stage) -> StageFailure {
     StageFailure::other(
         stage,
         format!("building the sandbox took longer than {} s", BUILD_TIMEOUT.as_secs()),

@@ -24,7 +24,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use self::build::{BUILD_TIMEOUT, SlotBuilder, build_sandbox, build_timed_out, measure_sandbox};
+use self::build::{
+    BUILD_TIMEOUT, SlotBuilder, build_sandbox, build_timeout_failure, measure_sandbox,
+};
 use super::{
     cgroup::Cgroups,
     channel::Channel,
@@ -200,13 +202,13 @@ impl SandboxPool {
             state.waiters.retain(|waiter| !waiter.is_closed());
             state.waiters.push_back(sender);
             if state.is_closed {
-                return Err(pool_closed());
+                return Err(pool_closed_failure());
             }
 
             self.start_slot_if_needed(&mut state);
             receiver
         };
-        receiver.await.unwrap_or_else(|_| Err(pool_closed()))
+        receiver.await.unwrap_or_else(|_| Err(pool_closed_failure()))
     }
 
     fn start_slot(self: &Arc<Self>) {
@@ -332,7 +334,7 @@ impl SandboxPool {
         let slot = task::spawn("make slot", async move { pool.make_slot().await });
         match timeout(BUILD_TIMEOUT, slot).await {
             Ok(Ok(slot)) => slot,
-            Ok(Err(_)) | Err(_) => Err(build_timed_out(Stage::SlotNamespace)),
+            Ok(Err(_)) | Err(_) => Err(build_timeout_failure(Stage::SlotNamespace)),
         }
     }
 
@@ -481,6 +483,6 @@ async fn serve_requests(
     }
 }
 
-pub(super) fn pool_closed() -> StageFailure {
+pub(super) fn pool_closed_failure() -> StageFailure {
     StageFailure::other(Stage::Launcher, "the daemon is shutting down")
 }

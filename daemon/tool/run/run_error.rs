@@ -14,7 +14,7 @@ use crate::daemon::{
         stage::{Stage, StageFailure},
     },
     telemetry::semconv::process_error,
-    tool::{WorkspaceContext, replaced_while_pending},
+    tool::{WorkspaceContext, replaced_while_pending_error},
 };
 
 /// Delay before a retry when no sandbox was free.
@@ -23,16 +23,16 @@ const SANDBOX_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Fails if the daemon cannot run commands at all.
 pub(super) fn check_available(workspace_context: &WorkspaceContext) -> Result<(), Error> {
     if !workspace_context.isolation.is_ready() {
-        return Err(commands_unavailable(workspace_context));
+        return Err(commands_unavailable_error(workspace_context));
     }
     if workspace_context.sandbox_pool.is_keeper_dead() {
-        return Err(keeper_lost());
+        return Err(keeper_lost_error());
     }
     Ok(())
 }
 
 /// The host does not reach the isolation level that the operator requires.
-fn commands_unavailable(workspace_context: &WorkspaceContext) -> Error {
+fn commands_unavailable_error(workspace_context: &WorkspaceContext) -> Error {
     let isolation = &workspace_context.isolation;
     let Some(failure) = isolation.failure() else {
         let text = format!(
@@ -74,7 +74,7 @@ fn commands_unavailable(workspace_context: &WorkspaceContext) -> Error {
 }
 
 /// The sandbox keeper has died. Only the operator or a defect can cause that.
-fn keeper_lost() -> Error {
+fn keeper_lost_error() -> Error {
     let remedy = "restart the daemon";
     let text = format!("cannot run commands: the sandbox keeper process has died: {remedy}");
     Error::new(Reason::SandboxUnavailable, text)
@@ -95,9 +95,9 @@ pub(super) fn error_type(error: &RunError) -> &'static str {
 }
 
 /// The error of the contract for a command that was not run, or was lost.
-pub(super) fn error_of_run(error: RunError, spec: &CommandSpec) -> Error {
+pub(super) fn command_error(error: RunError, spec: &CommandSpec) -> Error {
     match error {
-        RunError::NotStarted(failure) => error_of_start(failure, spec),
+        RunError::NotStarted(failure) => start_error(failure, spec),
         RunError::SandboxTimeout => sandbox_timeout_error(spec.timeout),
         RunError::Abandoned => Error::new(
             Reason::Timeout,
@@ -126,7 +126,7 @@ fn sandbox_timeout_error(timeout: Option<Duration>) -> Error {
     Error::new(Reason::ResourceExhausted, text).retry_after(SANDBOX_RETRY_DELAY)
 }
 
-fn error_of_start(failure: StageFailure, spec: &CommandSpec) -> Error {
+fn start_error(failure: StageFailure, spec: &CommandSpec) -> Error {
     let specific = if failure.stage == Stage::ChangeDirectory {
         cwd_error(failure.errno, spec)
     } else if failure.stage == Stage::Execute {
@@ -145,7 +145,7 @@ fn cwd_error(errno: i32, spec: &CommandSpec) -> Option<Error> {
         libc::ENOTDIR => (Reason::NotADirectory, "is not a directory"),
         libc::EACCES => (Reason::PermissionDenied, "cannot be entered by the sandbox's user"),
         libc::ELOOP => (Reason::SymlinkBlocked, "is a loop of symbolic links"),
-        libc::ESTALE => return Some(replaced_while_pending(&cwd)),
+        libc::ESTALE => return Some(replaced_while_pending_error(&cwd)),
         libc::ENAMETOOLONG => {
             return Some(Error::invalid_field("cwd", "is longer than the kernel accepts"));
         }

@@ -11,7 +11,7 @@ use super::{
     super::{
         fault_injection,
         journal::JournalEntry,
-        os_error::{ExpectedKind, already_exists, os_error},
+        os_error::{ExpectedKind, already_exists_error, os_error},
         path::RelativePath,
         resolve::open_child_handle,
         snapshot::{FileVersion, chown},
@@ -37,7 +37,7 @@ impl FileTransaction<'_> {
                 Ok(directory) => {
                     self.workspace.check_change_allowed_in(directory.as_fd(), name)?;
                     return match FileVersion::read(directory.as_fd(), name) {
-                        Ok(_) => Err(already_exists(path)),
+                        Ok(_) => Err(already_exists_error(path)),
                         Err(Errno::NOENT) => Ok(()),
                         Err(errno) => Err(os_error(errno, path.as_str(), ExpectedKind::File)),
                     };
@@ -90,7 +90,7 @@ impl FileTransaction<'_> {
         if let Ok(handle) = self.workspace.root.open_path(path.as_bytes()) {
             let kind = fstat(&handle).map(|stat| FileType::from_raw_mode(stat.st_mode));
             if kind != Ok(FileType::Directory) {
-                return Err(already_exists(path));
+                return Err(already_exists_error(path));
             }
         }
         self.open_or_create(path).map(drop)

@@ -14,7 +14,7 @@ use super::{
     super::{
         fault_injection,
         journal::JournalEntry,
-        os_error::already_exists,
+        os_error::already_exists_error,
         parallel::parallel_map,
         path::RelativePath,
         rename_step::{Previous, StagedAction, StagedChange, temporary_name},
@@ -122,7 +122,7 @@ impl FileTransaction<'_> {
             if matches!(previous, Previous::Nothing)
                 && FileVersion::read(directory.as_fd(), &name).is_ok()
             {
-                return Err(already_exists(path));
+                return Err(already_exists_error(path));
             }
             entries.push((path, directory, name, previous));
             files.push((path, content, attributes_from));
