@@ -150,7 +150,7 @@ pub(crate) struct Error {
     /// The first [`MAX_VIOLATIONS`] invalid fields, and one more to show that there are others.
     /// Clients get at most [`MAX_VIOLATIONS`].
     pub(crate) violations: Vec<Violation>,
-    /// True if nothing was done, so the call may be repeated with its request id.
+    /// Whether nothing was done, so the call may be repeated with its request id.
     pub(crate) not_started: bool,
     /// How long to wait before retrying, if that helps.
     pub(crate) retry_after: Option<Duration>,

@@ -33,7 +33,7 @@ const SHORTAGE_REPORT_INTERVAL: Duration = Duration::from_millis(250);
 static SHORTAGE_SENDER: LazyLock<watch::Sender<()>> = LazyLock::new(|| watch::Sender::new(()));
 
 /// Reports an error if it is a shortage of what the daemon shares with runs: epoll watches of its
-/// user (ENOSPC) or open files of the machine (ENFILE). Returns true if it is.
+/// user (ENOSPC) or open files of the machine (ENFILE). Returns whether it is.
 ///
 /// A report triggers a measurement of all runs, which ends those that exceed their limits.
 pub(crate) fn report_shortage(error: &io::Error) -> bool {
@@ -71,7 +71,7 @@ impl FdRetry {
     }
 
     /// Returns true, after a pause, if an operation that failed with `error` should be retried. The
-    /// operation must have had no effect. Cancel-safe.
+    /// operation must have had no effect. Cancel safe.
     pub(crate) async fn should_retry(&mut self, error: &Error) -> bool {
         is_fd_exhaustion_error(error) && self.sleep_backoff().await
     }
@@ -129,7 +129,7 @@ pub(crate) fn retry_blocking<T>(mut attempt: impl FnMut() -> io::Result<T>) -> i
     }
 }
 
-/// Returns true if an error means that file descriptors are exhausted.
+/// Whether an error means that file descriptors are exhausted.
 pub(crate) fn is_fd_exhaustion(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
@@ -150,7 +150,7 @@ pub(crate) fn remedy(error: &io::Error) -> Option<&'static str> {
     })
 }
 
-/// Returns true if a call failed because file descriptors are exhausted.
+/// Whether a call failed because file descriptors are exhausted.
 pub(crate) fn is_fd_exhaustion_error(error: &Error) -> bool {
     let cause = error.cause.as_deref();
     error.reason == Reason::ResourceExhausted

@@ -69,7 +69,7 @@ pub fn path(data: &[u8]) {
     }
 }
 
-/// Resolves a path with [`Path::components`]. None for one that leaves `mount_path`.
+/// Resolves a path with [`Path::components`]. `None` for one that leaves `mount_path`.
 fn model_path(text: &str, mount_path: &Path) -> Option<PathBuf> {
     let text = Path::new(text);
     let mut resolved = PathBuf::new();

@@ -100,7 +100,7 @@ pub fn add(path: &Path, info: &KeyInfo, config: Option<&Path>) -> Result<String,
     Ok(secret.reveal().to_owned())
 }
 
-/// The tools of the contract, and those that a configuration file defines.
+/// The canonical tools, and those that a configuration file defines.
 fn load_catalog(config: Option<&Path>) -> Result<Catalog, Vec<String>> {
     let tools = config.map(load_tools).transpose()?.unwrap_or_default();
     let catalog = Catalog::load().map_err(|error| vec![error.to_string()])?;

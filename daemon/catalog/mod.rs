@@ -1,6 +1,6 @@
 //! The tool catalog: names, time limits, roles and field rules of all tools.
 //!
-//! The protos are the only source for tools of the contract. The catalog reads their descriptors at
+//! The protos are the only source for canonical tools. The catalog reads their descriptors at
 //! start-up and adds the tools that the configuration defines.
 
 mod comments;
@@ -188,12 +188,12 @@ impl Catalog {
         if problems.is_empty() { Ok(self) } else { Err(problems) }
     }
 
-    /// The contract's tool of this name.
+    /// The canonical tool of this name.
     pub(crate) fn tool(&self, name: &str) -> Option<&ToolSpec> {
         self.tools.get(name)
     }
 
-    /// The names of the contract's tools, sorted.
+    /// The names of the canonical tools, sorted.
     pub(crate) fn tool_names(&self) -> impl Iterator<Item = &str> {
         self.tools.keys().map(String::as_str)
     }

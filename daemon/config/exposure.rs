@@ -96,7 +96,7 @@ pub(super) fn check_chown(workspaces: &[WorkspaceConfig], problems: &mut Vec<Str
     }
 }
 
-/// Returns true if `path`, which has no symbolic links, would show the host to commands.
+/// Whether `path`, which has no symbolic links, would show the host to commands.
 pub(super) fn exposes_host(path: &Path) -> bool {
     FORBIDDEN_SOURCES.iter().any(|revealing| path == Path::new(revealing))
         || FORBIDDEN_SOURCE_TREES.iter().any(|tree| path.starts_with(tree))

@@ -39,7 +39,7 @@ pub(crate) struct JobsConfig {
     pub(crate) queues: BTreeMap<String, u32>,
 }
 
-/// Returns true if a queue can have this name.
+/// Whether a queue can have this name.
 pub(crate) fn is_queue_name(text: &str) -> bool {
     let allowed =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._:-".contains(&byte);

@@ -40,7 +40,7 @@ impl ListenAddr {
         }
     }
 
-    /// Returns true if other machines cannot reach the address.
+    /// Whether other machines cannot reach the address.
     pub(super) fn is_local(&self) -> bool {
         match self {
             Self::Tcp(address) => address.ip().is_loopback(),

@@ -35,7 +35,7 @@ fn choose_free_ids(first: Option<u32>, count: usize, taken: &BTreeSet<u32>) -> V
     candidates.filter(is_free).take(count).collect()
 }
 
-/// Returns true if a user or group of this machine has the id.
+/// Whether a user or group of this machine has the id.
 pub(crate) fn is_taken(id: u32) -> bool {
     taken_ids().contains(&id)
 }

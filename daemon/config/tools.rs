@@ -190,7 +190,7 @@ fn parse_tool(tool: file::CustomToolTable, report: &mut impl FnMut(String)) -> T
     tool
 }
 
-/// Returns true if a custom tool can have this name.
+/// Whether a custom tool can have this name.
 pub(crate) fn is_tool_name(name: &str) -> bool {
     let is_first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
     (1..=MAX_TOOL_NAME_BYTES).contains(&name.len())

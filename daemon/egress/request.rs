@@ -99,7 +99,7 @@ impl ProxyTarget {
         (port != 0).then_some(Self { host, port })
     }
 
-    /// Returns true if a Host header names this target. For CONNECT, some programs omit the port.
+    /// Whether a Host header names this target. For CONNECT, some programs omit the port.
     fn matches_host_header(&self, header: &HeaderValue, is_connect: bool) -> bool {
         let authority = header.to_str().ok().and_then(|text| text.parse().ok());
         let default_port = if is_connect { self.port } else { DEFAULT_HTTP_PORT };

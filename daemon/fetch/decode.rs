@@ -75,7 +75,7 @@ fn media_type(content_type: &str) -> String {
     essence.trim().to_ascii_lowercase()
 }
 
-/// Returns the encoding that `charset=` names in a text. None for an unknown one.
+/// Returns the encoding that `charset=` names in a text. `None` for an unknown one.
 fn charset(text: &str) -> Option<&'static Encoding> {
     let lower = text.to_ascii_lowercase();
     let (_, label) = lower.split_once("charset=")?;

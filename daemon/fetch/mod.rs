@@ -18,7 +18,7 @@
 //! addresses, in any spelling. The policy checks these as the URL parser reads them, and reqwest
 //! connects to the same address.
 //!
-//! | file | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`target`] | which URLs can be fetched |
 //! | [`http_client`] | one request |
@@ -91,7 +91,7 @@ pub(crate) struct FetchResult {
 
 impl Fetcher {
     /// Creates a fetcher for `policy`. It never connects to the daemon itself, which listens on
-    /// `own_ports`. None if the policy allows no host.
+    /// `own_ports`. `None` if the policy allows no host.
     pub(crate) fn new(policy: NetworkRules, own_ports: Vec<u16>) -> Option<Arc<Self>> {
         if policy.hosts.is_empty() {
             return None;
@@ -240,7 +240,7 @@ impl Fetcher {
     }
 }
 
-/// Returns the target of a redirect. None for other responses.
+/// Returns the target of a redirect. `None` for other responses.
 fn redirect_target(
     url: &Url,
     status: StatusCode,

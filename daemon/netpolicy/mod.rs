@@ -137,8 +137,8 @@ impl NetworkPolicy {
     }
 }
 
-/// Returns true if an address belongs to this host: the kernel binds sockets to no others. Returns
-/// true if that is unknown.
+/// Whether an address belongs to this host: the kernel binds sockets to no others. True if that is
+/// unknown.
 fn is_local_address(address: IpAddr) -> bool {
     let address = address.to_canonical();
     if address.is_unspecified() || address.is_loopback() {

@@ -24,7 +24,7 @@ use crate::daemon::{
     },
 };
 
-/// The contract's tools, by name.
+/// The canonical tools, by name.
 type ToolsByName = BTreeMap<&'static str, Box<dyn DynTool>>;
 
 static TOOLS: LazyLock<ToolsByName> = LazyLock::new(|| {

@@ -134,7 +134,7 @@ impl Pipeline {
     }
 }
 
-/// Stands for the contract's tools, and only validates the first call.
+/// Stands for the canonical tools, and only validates the first call.
 struct FirstCallProbe<'a> {
     pipeline: &'a Pipeline,
     context: &'a CallContext,

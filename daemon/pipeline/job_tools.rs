@@ -1,4 +1,4 @@
-//! The contract's tools as a job calls them. The first call waits for a slot and for all limits.
+//! The canonical tools as a job calls them. The first call waits for a slot and for all limits.
 
 use std::{
     sync::Arc,

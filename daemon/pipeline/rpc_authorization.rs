@@ -77,7 +77,7 @@ impl Pipeline {
             "" => None,
             dialect => dialect::find(dialect)?.own(tool),
         };
-        // Otherwise it is a tool of the contract or of the configuration.
+        // Otherwise it is a canonical tool, or one of the configuration.
         let Some(dialect_tool) = dialect_tool else {
             return context.principal.require_tool(tool);
         };

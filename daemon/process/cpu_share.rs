@@ -20,7 +20,7 @@ impl CpuShareSchedule {
         }
     }
 
-    /// None after the last attempt.
+    /// `None` after the last attempt.
     pub(super) fn next_attempt(&self) -> Option<Instant> {
         self.next_attempt
     }

@@ -69,7 +69,7 @@ pub(crate) struct ProcessInfo {
     /// Working directory, inside the sandbox.
     pub(crate) cwd: String,
     pub(crate) has_terminal: bool,
-    /// True if it is stopped when its last reader leaves.
+    /// Whether it is stopped when its last reader leaves.
     pub(crate) ends_with_last_reader: bool,
 }
 
@@ -304,7 +304,7 @@ impl OutputReader {
         &self.process
     }
 
-    /// Waits for the next event. Returns `None` after the end. Cancel-safe.
+    /// Waits for the next event. Returns `None` after the end. Cancel safe.
     pub(crate) async fn next_event(&mut self) -> Option<OutputEvent<ExitResult>> {
         self.process.replay_buffer.next_event(&mut self.cursor).await
     }

@@ -13,7 +13,7 @@ pub(super) struct HeadTailBuffer {
     max_tail_bytes: usize,
     pub(super) total_bytes: u64,
     newlines: u64,
-    /// True if the last line has no line ending.
+    /// Whether the last line has no line ending.
     is_line_open: bool,
 }
 

@@ -90,7 +90,7 @@ pub(super) struct InputFeed {
     is_terminal: bool,
     /// The input being written.
     current: PendingInput,
-    /// True if the last byte written ended a line for a terminal's reader.
+    /// Whether the last byte written ended a line for a terminal's reader.
     at_line_start: bool,
 }
 
@@ -212,7 +212,7 @@ impl InputFeed {
     }
 
     /// Waits until the command's input is writable, and writes queued bytes. Never completes once
-    /// the input has ended. Cancel-safe: no byte is lost or written twice.
+    /// the input has ended. Cancel safe: no byte is lost or written twice.
     pub(super) async fn write_some(&mut self, input: &InputQueue) {
         let Some(writer) = &self.writer else {
             return std::future::pending().await;

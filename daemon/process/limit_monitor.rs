@@ -41,7 +41,7 @@ impl LimitMonitor {
         }
     }
 
-    /// Waits until the run exceeds a limit. Cancel-safe.
+    /// Waits until the run exceeds a limit. Cancel safe.
     pub(super) async fn wait_until_exceeded(&mut self) -> ResourceLimit {
         loop {
             let Some(pending) = &mut self.pending_measurement else {

@@ -19,7 +19,7 @@
 //! A *command* is the program that a caller wants to run. A *run* is one sandbox with one command.
 //! A *process* is a command that `ProcessService` started, and that clients can attach to.
 //!
-//! | modules | contents |
+//! | module | contents |
 //! |---|---|
 //! | [`spec`], [`environment`] | the command to run |
 //! | [`supervisor`], [`stdio`], [`stop_sequence`] | the task that owns the command, its standard streams, how it is stopped |

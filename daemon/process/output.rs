@@ -53,7 +53,7 @@ pub(crate) struct OutputStream {
     /// A buffer for reads while `unwritten` is being written.
     spare_buffer: Vec<u8>,
     artifact: ArtifactState,
-    /// True if each read is written at once, not in blocks.
+    /// Whether each read is written at once, not in blocks.
     writes_at_once: bool,
     tap: Option<ReplayTap>,
 }
@@ -127,7 +127,7 @@ impl OutputStream {
 
     /// Waits until the stream is readable and reads a bounded amount. Before that, waits for the
     /// disk and for attached clients if they lag behind. Never completes once the stream is closed.
-    /// Cancel-safe.
+    /// Cancel safe.
     pub(super) async fn read_some(&mut self) {
         if self.unwritten.len() >= ARTIFACT_WRITE_BYTES {
             wait_for_write(&mut self.artifact, &mut self.spare_buffer).await;
@@ -197,7 +197,7 @@ impl OutputStream {
         }
     }
 
-    /// Reads once. Returns true if there may be more.
+    /// Reads once. Returns whether there may be more.
     fn read_chunk(&mut self, readiness: PipeReadiness) -> bool {
         let Some(pipe) = &self.pipe else {
             return false;
@@ -294,7 +294,7 @@ impl OutputStream {
 }
 
 impl ArtifactState {
-    /// Returns true if more bytes should be buffered for the artifact.
+    /// Whether more bytes should be buffered for the artifact.
     fn accepts_more(&self) -> bool {
         match self {
             Self::Idle(writer) => writer.has_capacity(),
@@ -304,7 +304,7 @@ impl ArtifactState {
     }
 }
 
-/// Waits until no write is in progress, and takes its buffer back. Cancel-safe.
+/// Waits until no write is in progress, and takes its buffer back. Cancel safe.
 async fn wait_for_write(artifact: &mut ArtifactState, spare: &mut Vec<u8>) {
     if let ArtifactState::Writing(thread) = artifact {
         *artifact = match thread.await {

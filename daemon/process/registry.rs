@@ -31,7 +31,7 @@ struct RegistryState {
     running: Vec<ProcessEntry>,
     /// In the order of their end.
     ended: Vec<EndedProcess>,
-    /// True if a task waits to remove the first of `ended`.
+    /// Whether a task waits to remove the first of `ended`.
     has_expiry_task: bool,
 }
 

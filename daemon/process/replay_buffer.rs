@@ -111,7 +111,7 @@ struct ReaderProgress {
     position: u64,
     /// When the reader last took something or had everything.
     last_progress: Instant,
-    /// True if the reader has had everything at some time.
+    /// Whether the reader has had everything at some time.
     was_caught_up: bool,
 }
 
@@ -166,7 +166,7 @@ impl<E: Clone> ReplayBuffer<E> {
         self.appended.notify_waiters();
     }
 
-    /// Waits until the command was executed, or has ended without that. Cancel-safe.
+    /// Waits until the command was executed, or has ended without that. Cancel safe.
     pub(crate) async fn wait_until_started(&self) {
         loop {
             let mut appended = std::pin::pin!(self.appended.notified());
@@ -236,7 +236,7 @@ impl<E: Clone> ReplayBuffer<E> {
         self.state().end_value.clone()
     }
 
-    /// Returns true if the command was executed.
+    /// Whether the command was executed.
     pub(crate) fn has_started(&self) -> bool {
         self.state().started
     }
@@ -252,7 +252,7 @@ impl<E: Clone> ReplayBuffer<E> {
     }
 
     /// Waits until more output may be read from the command: until no reader lags too far behind.
-    /// Cancel-safe.
+    /// Cancel safe.
     pub(crate) async fn wait_for_capacity(&self) {
         loop {
             let consumed = self.consumed.notified();
@@ -269,7 +269,7 @@ impl<E: Clone> ReplayBuffer<E> {
         }
     }
 
-    /// Returns true if [`Self::wait_for_capacity`] would not wait.
+    /// Whether [`Self::wait_for_capacity`] would not wait.
     pub(crate) fn has_capacity(&self) -> bool {
         self.state().backpressure(self.max_lag_bytes(), self.stall_timeout, Instant::now())
             == Backpressure::Released
@@ -349,7 +349,7 @@ impl<E: Clone> ReplayBuffer<E> {
         remaining
     }
 
-    /// Waits for the next event. Returns `None` after [`OutputEvent::End`]. Cancel-safe.
+    /// Waits for the next event. Returns `None` after [`OutputEvent::End`]. Cancel safe.
     pub(crate) async fn next_event(&self, cursor: &mut ReaderCursor) -> Option<OutputEvent<E>> {
         if cursor.end_delivered {
             return None;

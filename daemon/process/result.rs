@@ -18,11 +18,11 @@ pub(crate) struct CommandResult {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Termination {
     pub(crate) outcome: CommandOutcome,
-    /// None if it is unknown.
+    /// `None` if it is unknown.
     pub(crate) usage: Option<ResourceUsage>,
     /// The limit that ended it, if one did.
     pub(crate) exceeded_limit: Option<ResourceLimit>,
-    /// True if some process could not be killed in time.
+    /// Whether some process could not be killed in time.
     pub(crate) kill_pending: bool,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct CapturedOutput {
     pub(crate) total_bytes: u64,
     /// Includes a last line without a line ending.
     pub(crate) total_lines: u64,
-    /// True if `text` omits some output.
+    /// Whether `text` omits some output.
     pub(crate) truncated: bool,
     /// Why the artifact is incomplete below its size limit; empty if it is not.
     pub(crate) artifact_error: String,

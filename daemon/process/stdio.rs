@@ -36,9 +36,9 @@ use crate::daemon::{
 pub(super) struct DaemonEnds {
     pub(super) stdout: OutputStream,
     pub(super) stderr: OutputStream,
-    /// None if the command's input is not streamed, or its terminal is not open yet.
+    /// `None` if the command's input is not streamed, or its terminal is not open yet.
     input_feed: Option<InputFeed>,
-    /// Signals that the command was executed. None once that is known, or if it is not needed.
+    /// Signals that the command was executed. `None` once that is known, or if it is not needed.
     exec_pipe: Option<AsyncFd<OwnedFd>>,
     /// The daemon's end of the terminal, once it is open.
     terminal: Option<OwnedFd>,
@@ -50,7 +50,7 @@ pub(super) struct DaemonEnds {
 #[derive(Debug)]
 pub(super) struct CommandEnds {
     stdin: Option<OwnedFd>,
-    /// None if it gets a terminal.
+    /// `None` if it gets a terminal.
     outputs: Option<[OwnedFd; 2]>,
     pub(super) exec_pipe: Option<OwnedFd>,
 }
@@ -135,7 +135,7 @@ impl CommandEnds {
 }
 
 impl DaemonEnds {
-    /// Returns true if the execution of the command has succeeded or failed, or is not tracked.
+    /// Whether the execution of the command has succeeded or failed, or is not tracked.
     pub(super) fn is_start_known(&self) -> bool {
         self.exec_pipe.is_none()
     }
@@ -169,7 +169,7 @@ impl DaemonEnds {
     }
 
     /// Waits until one of the streams is ready and serves it: reads output, writes input, or detects
-    /// the execution. In random order. Cancel-safe.
+    /// the execution. In random order. Cancel safe.
     pub(super) async fn drive(&mut self, process: Option<&ProcessHandle>) {
         tokio::select! {
             () = self.stdout.read_some() => {}

@@ -410,7 +410,7 @@ impl<'a> RunSupervisor<'a> {
         }
     }
 
-    /// Returns true if the command used the CPU time of its limit.
+    /// Whether the command used the CPU time of its limit.
     fn reached_cpu_limit(&self, usage: &ResourceUsage) -> bool {
         let used = Duration::from_micros(usage.user_us.saturating_add(usage.system_us));
         let limit = self.max_cpu_sec.map(|seconds| Duration::from_secs(u64::from(seconds)));

@@ -20,7 +20,7 @@
 //! ([`level_probe`]). It is the highest level that can be built and passes its probe. Below the
 //! operator's minimum, no command runs. There is no fallback to a weaker level later.
 //!
-//! | modules | contents |
+//! | module | contents |
 //! |---|---|
 //! | [`keeper`], [`launcher`], [`template`], [`slot`], [`init`], [`command_process`] | what each process does, in this order |
 //! | [`no_namespaces`] | the same for hosts that cannot make namespaces (L1) |

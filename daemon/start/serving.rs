@@ -338,7 +338,7 @@ fn spawn_session_retention(config: &Config, pipeline: &Pipeline) {
     task::spawn("retention of sessions", retention);
 }
 
-/// Loads the tools of the contract and those of the configuration.
+/// Loads the canonical tools and those of the configuration.
 ///
 /// Rejects custom tools with the name of a dialect's tool: rules and key permissions could not
 /// distinguish the two.

@@ -40,7 +40,7 @@ pub(crate) struct ApprovalRecord {
     pub(crate) requested_ms: i64,
     /// Milliseconds since the Unix epoch.
     pub(crate) expires_ms: i64,
-    /// None while it is pending.
+    /// `None` while it is pending.
     pub(crate) end: Option<ApprovalEnd>,
 }
 
@@ -158,7 +158,7 @@ impl ApprovalTable {
             .await
     }
 
-    /// Returns the approvals that were pending when the last daemon died. Call it at startup,
+    /// Returns the approvals that were pending when the previous daemon died. Call it at startup,
     /// before any is inserted.
     pub(crate) async fn find_orphaned(&self) -> Result<Vec<ApprovalRecord>, DatabaseError> {
         self.0

@@ -21,7 +21,7 @@ pub(crate) struct ArtifactWriter {
     file: Option<File>,
     /// Bytes until the size limit.
     remaining_bytes: u64,
-    /// True if the file is created even if nothing is written.
+    /// Whether the file is created even if nothing is written.
     create_if_empty: bool,
     error: Option<io::Error>,
     written_sender: Option<watch::Sender<()>>,
@@ -57,12 +57,12 @@ impl ArtifactWriter {
         Self { create_if_empty: true, ..self }
     }
 
-    /// Returns true if [`Self::write`] must create the file even without data.
+    /// Whether [`Self::write`] must create the file even without data.
     pub(crate) fn needs_file(&self) -> bool {
         self.create_if_empty && self.file.is_none() && self.error.is_none()
     }
 
-    /// Returns true if a reader follows each write.
+    /// Whether a reader follows each write.
     pub(crate) fn is_followed(&self) -> bool {
         self.written_sender.is_some()
     }
@@ -77,7 +77,7 @@ impl ArtifactWriter {
         }
     }
 
-    /// Returns true if more bytes would be written.
+    /// Whether more bytes would be written.
     pub(crate) fn has_capacity(&self) -> bool {
         self.remaining_bytes > 0 && self.error.is_none()
     }

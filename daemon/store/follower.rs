@@ -83,7 +83,7 @@ impl Follower {
         Ok(items)
     }
 
-    /// Waits until there is a record to read. Cancel-safe.
+    /// Waits until there is a record to read. Cancel safe.
     pub(crate) async fn wait_for_more(&mut self) {
         let next = self.next_sequence;
         // Cannot fail: `self.session` holds the sender.

@@ -1,4 +1,4 @@
-//! Generation check: detects that the database lost what the last daemon wrote to it.
+//! Generation check: detects that the database lost what the previous daemon wrote to it.
 //!
 //! Each daemon stores a ULID, its generation, in the database and in a file. If the two differ, the
 //! one with the lower value has lost writes.

@@ -17,7 +17,7 @@ use super::{
 };
 
 const TABLE: RetainedTable = RetainedTable { name: "job", bytes_column: "result_bytes" };
-/// In memory: the jobs that were running when the last daemon died. Marking them as lost in the
+/// In memory: the jobs that were running when the previous daemon died. Marking them as lost in the
 /// file needs disk space, so that happens later.
 const CREATE_LOST_TABLE: &str = "CREATE TEMP TABLE IF NOT EXISTS lost (id TEXT PRIMARY KEY, ended_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID";
 const STATE_EXPRESSION: &str = "CASE WHEN id IN (SELECT id FROM lost) THEN 'lost' ELSE state END";
@@ -61,7 +61,7 @@ pub(crate) struct Job {
     pub(crate) principal: String,
     /// The request id of the submission.
     pub(crate) request_id: Option<String>,
-    /// The dialect of its tool; empty for tools of the contract.
+    /// The dialect of its tool; empty for canonical tools.
     pub(crate) dialect: String,
     /// The id that the model gave its call; may be empty.
     pub(crate) model_call_id: String,
@@ -104,7 +104,7 @@ struct ScannedJobs {
 
 impl JobTable {
     /// Creates the table's interface; `limits` apply to ended jobs. Jobs that were running when the
-    /// last daemon died are lost. Returns the queued jobs in the order of their submission.
+    /// previous daemon died are lost. Returns the queued jobs in the order of their submission.
     pub(crate) async fn open(
         database: Database,
         limits: RetentionLimits,
@@ -316,7 +316,7 @@ fn mark_lost(connection: &Connection) -> rusqlite::Result<usize> {
     connection.execute("DELETE FROM lost", [])
 }
 
-/// Removes one batch of expired or excess rows. Returns true if none remain.
+/// Removes one batch of expired or excess rows. Returns whether none remain.
 fn delete_batch(connection: &Connection, limits: RetentionLimits) -> rusqlite::Result<bool> {
     let excess = ExcessRows::find(connection, TABLE, limits)?;
     let mut delete = connection.prepare_cached("DELETE FROM job WHERE rowid = ?1")?;

@@ -30,7 +30,7 @@ const MAX_TEMPORARY_AGE: Duration = Duration::from_secs(3600);
 pub(super) struct RecordLocks(Mutex<HashMap<PathBuf, File>>);
 
 impl RecordLocks {
-    /// Locks the record at `path`. Returns true if this daemon holds it now and did not before.
+    /// Locks the record at `path`. Returns whether this daemon holds it now and did not before.
     pub(super) fn try_lock_record(&self, path: &Path) -> io::Result<bool> {
         let file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -85,7 +85,7 @@ pub(super) fn lock_folder(folder: &Path, wait: bool) -> Option<File> {
     Some(folder)
 }
 
-/// Returns true if the lock was free.
+/// Whether the lock was free.
 fn try_flock(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),

@@ -63,7 +63,7 @@ pub(crate) enum RecordState {
         request: RequestIdentity,
         /// As given to [`RequestTable::complete`].
         reply: Bytes,
-        /// True if it was completed since the daemon started.
+        /// Whether it was completed since the daemon started.
         is_current_generation: bool,
     },
     /// It was claimed and has no reply. The daemon died during the call or could not store the
@@ -321,7 +321,7 @@ fn end_abandoned(
     Ok(())
 }
 
-/// Removes one batch of expired or excess rows. Returns true if none remain.
+/// Removes one batch of expired or excess rows. Returns whether none remain.
 fn delete_batch(connection: &Connection, limits: RetentionLimits) -> rusqlite::Result<bool> {
     let excess = ExcessRows::find(connection, TABLE, limits)?;
 

@@ -247,7 +247,7 @@ fn owner(folder: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Returns true if the target of a rename exists and is not an empty folder.
+/// Whether the target of a rename exists and is not an empty folder.
 fn already_exists(error: &io::Error) -> bool {
     use ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
     matches!(error.kind(), AlreadyExists | DirectoryNotEmpty | NotADirectory)

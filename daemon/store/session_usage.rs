@@ -102,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns true if there was a signal since the last call.
+    /// Whether there was a signal since the last call.
     fn is_signalled(notify: &Notify) -> bool {
         let notified = pin!(notify.notified());
         let mut context = Context::from_waker(Waker::noop());

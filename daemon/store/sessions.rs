@@ -56,7 +56,7 @@ struct SessionIndex {
 #[derive(Debug)]
 struct IndexedSession {
     folder: PathBuf,
-    /// True if this daemon has opened the session.
+    /// Whether this daemon has opened the session.
     was_opened: bool,
 }
 
@@ -122,7 +122,7 @@ impl SessionStore {
         })
     }
 
-    /// Returns true if the index has the session: every session that was opened or listed.
+    /// Whether the index has the session: every session that was opened or listed.
     pub(crate) fn is_indexed(&self, workspace: &str, id: &SessionId) -> bool {
         let index = lock(&self.index);
         index.workspaces.get(workspace).is_some_and(|sessions| sessions.contains_key(id))
@@ -224,7 +224,7 @@ impl SessionStore {
     }
 
     /// Removes a session with its folder, unless it is in use or `is_unused` returns false for the
-    /// time of its last use. Returns true if it was removed. Blocks.
+    /// time of its last use. Returns whether it was removed. Blocks.
     pub(super) fn remove(
         &self,
         location: &SessionLocation,
@@ -410,7 +410,7 @@ impl SessionStore {
     }
 }
 
-/// Returns true if the slot's session is open and referenced outside the slot.
+/// Whether the slot's session is open and referenced outside the slot.
 fn is_in_use(slot: &SessionSlot) -> bool {
     lock(slot).as_ref().is_some_and(|session| Arc::strong_count(session) > 1)
 }

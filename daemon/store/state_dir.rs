@@ -73,7 +73,7 @@ impl StateDir {
         StateFiles::new(names.map(|name| self.path.join(name)))
     }
 
-    /// Returns true if the directory has jobs or sessions. Unreadable folders count as empty.
+    /// Whether the directory has jobs or sessions. Unreadable folders count as empty.
     pub(crate) fn has_records(&self) -> bool {
         ["jobs", "sessions"].iter().any(|name| {
             let entries = fs::read_dir(self.path.join(name));

@@ -45,7 +45,7 @@ impl StateFiles {
         Ok(Self { files, lost: watch::Sender::new(false) })
     }
 
-    /// Returns true if any file was removed or replaced. Logs each change of the result. Blocks for
+    /// Whether any file was removed or replaced. Logs each change of the result. Blocks for
     /// as long as stat(2) does.
     pub(crate) fn check_lost(&self) -> bool {
         let lost_file = self.files.iter().find(|(path, opened)| {

@@ -65,10 +65,10 @@ pub(crate) struct UploadRecord {
     /// Name of the partial file.
     #[serde(rename = "draft_name")]
     pub(crate) partial_name: String,
-    /// Device and inode of the partial file; none before it is created.
+    /// Device and inode of the partial file; `None` before it is created.
     #[serde(rename = "draft_identity")]
     pub(crate) partial_identity: Option<(u64, u64)>,
-    /// True if the upload replaces a file; none until the partial file is about to be renamed.
+    /// Whether the upload replaces a file; `None` until the partial file is about to be renamed.
     pub(crate) replaces: Option<bool>,
     /// Set once the file is at its target path: true if no file was there before.
     pub(crate) complete: Option<bool>,
@@ -79,7 +79,7 @@ pub(crate) struct UploadRecord {
 /// Options of an upload.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UploadOptions {
-    /// True if the target must not exist.
+    /// Whether the target must not exist.
     pub(crate) create_new: bool,
     /// Hash that the existing file must have.
     pub(crate) expected_sha256: Option<String>,
@@ -103,12 +103,12 @@ impl UploadRecords {
         Self { folder, ownership: FolderOwnership::Shared(Arc::default()) }
     }
 
-    /// Returns true if other daemons may store records in the folder.
+    /// Whether other daemons may store records in the folder.
     pub(crate) fn are_shared(&self) -> bool {
         matches!(self.ownership, FolderOwnership::Shared(_))
     }
 
-    /// Returns true if the records remain after the daemon exits.
+    /// Whether the records remain after the daemon exits.
     pub(crate) fn are_persistent(&self) -> bool {
         !matches!(self.ownership, FolderOwnership::Ephemeral)
     }

@@ -1,7 +1,7 @@
 //! Text transformations behind the file tools: edits, diffs, patches and notebook changes. Pure
 //! functions, no I/O.
 //!
-//! | file | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`diff`] | unified diff of two texts |
 //! | [`edit`] | exact string replacement |

@@ -72,8 +72,8 @@ impl CancelToken {
         result.map_err(Error::internal)
     }
 
-    /// Like [`Self::run_blocking`], but waits at most `grace` after the cancellation. Returns None
-    /// if the function is still running then: it ends at its next check.
+    /// Like [`Self::run_blocking`], but waits at most `grace` after the cancellation. Returns
+    /// `None` if the function is still running then: it ends at its next check.
     pub(crate) async fn run_blocking_with_grace<R: Send + 'static>(
         permit: BlockingPermit,
         end: impl Future<Output = ()>,

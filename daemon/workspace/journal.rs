@@ -45,7 +45,7 @@ pub(super) struct JournalStep {
     pub(super) path: String,
     /// Name, in the same directory, of the new content before the step and of the old one after it.
     pub(super) temporary: String,
-    /// The new content. None if the file is deleted.
+    /// The new content. `None` if the file is deleted.
     pub(super) new: Option<FileVersion>,
     /// Whether the path exists before the step.
     pub(super) replaces: bool,
@@ -102,7 +102,7 @@ impl JournalDirectory {
 }
 
 impl OrphanedJournal {
-    /// Reads a journal. None if its daemon is still running.
+    /// Reads a journal. `None` if its daemon is still running.
     fn read_orphaned(path: PathBuf) -> io::Result<Option<Self>> {
         let mut file = match File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

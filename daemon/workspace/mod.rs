@@ -5,7 +5,7 @@
 //! links on the way. There is no check-then-use race, even while commands in the workspace rename
 //! files.
 //!
-//! | file | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`blocking_permit`] | the permit of blocking work on files |
 //! | [`cancel`] | cancellation of blocking work |
@@ -271,7 +271,7 @@ impl Workspace {
     }
 
     /// Opens and reads a regular file of at most `max_bytes`, if the kernel has it in memory. Never
-    /// waits for a disk, so the caller may be an asynchronous task. None if the caller has to use
+    /// waits for a disk, so the caller may be an asynchronous task. `None` if the caller has to use
     /// [`Workspace::open_file`].
     pub(crate) fn open_file_cached(
         &self,

@@ -38,7 +38,7 @@ pub(super) fn os_error(errno: Errno, path: &str, expected: ExpectedKind) -> Erro
     error
 }
 
-/// Returns the reason and the message for an error number. None for one that should not occur.
+/// Returns the reason and the message for an error number. `None` for one that should not occur.
 fn classify(errno: Errno, path: &str, expected: ExpectedKind) -> Option<(Reason, String)> {
     classify_path(errno, path, expected).or_else(|| classify_file(errno, path))
 }

@@ -49,7 +49,7 @@ pub(crate) struct PartialFile {
     file: File,
     length: u64,
     hasher: Checksum,
-    /// Time of the daemon's last change (ctime), which no process can set. None after another
+    /// Time of the daemon's last change (ctime), which no process can set. `None` after another
     /// change.
     ctime: Option<ChangeTime>,
 }
@@ -65,9 +65,9 @@ pub(crate) struct PartialFileLocation {
     pub(crate) path: String,
     /// Temporary name.
     pub(crate) name: String,
-    /// Device and inode. None before the file is created.
+    /// Device and inode. `None` before the file is created.
     pub(crate) identity: Option<(u64, u64)>,
-    /// Whether the commit replaces another file. None before the commit.
+    /// Whether the commit replaces another file. `None` before the commit.
     pub(crate) replaces: Option<bool>,
 }
 
@@ -329,7 +329,7 @@ fn reset_attributes(file: BorrowedFd<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Returns the result of `read` and the ctime of the file. None if the file changed during `read`.
+/// Returns the result of `read` and the ctime of the file. `None` if the file changed meanwhile.
 fn read_if_unchanged<R>(
     file: &impl AsFd,
     read: impl FnOnce() -> Result<R, Error>,

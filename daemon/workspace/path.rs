@@ -88,7 +88,7 @@ impl RelativePath {
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
-    /// Returns the parent directory and the name in it. None for the workspace itself.
+    /// Returns the parent directory and the name in it. `None` for the workspace itself.
     pub(crate) fn split(&self) -> Option<(Self, &str)> {
         if self.0.is_empty() {
             return None;

@@ -55,7 +55,7 @@ impl PathIdentities {
             .map(|before| &before.path)
     }
 
-    /// Returns device and inode of the working directory. None if it is the workspace itself.
+    /// Returns device and inode of the working directory. `None` if it is the workspace itself.
     pub(crate) fn cwd(&self) -> Option<(u64, u64)> {
         self.cwd.as_ref()?.identities.last().copied()
     }

@@ -27,7 +27,7 @@ const MAX_SPLIT_CHARACTER_BYTES: usize = 3;
 /// What to read of a file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReadOptions {
-    /// First and last line, counted from 1. None for the whole file.
+    /// First and last line, counted from 1. `None` for the whole file.
     pub(crate) lines: Option<(u64, u64)>,
     /// Limit for the returned content.
     pub(crate) max_bytes: usize,
@@ -50,7 +50,7 @@ pub(crate) struct FileExcerpt {
     pub(crate) end_line: u64,
     /// Size of the whole file.
     pub(crate) size: u64,
-    /// None if the file was not read to its end.
+    /// `None` if the file was not read to its end.
     pub(crate) totals: Option<FileTotals>,
 }
 
@@ -75,14 +75,14 @@ struct FileScan {
     content: Vec<u8>,
     /// Whether the requested content exceeds the limit.
     truncated: bool,
-    /// Hash of the bytes read so far. None if the file is not read to its end.
+    /// Hash of the bytes read so far. `None` if the file is not read to its end.
     hash: Option<Sha256>,
     /// Bytes read so far.
     offset: u64,
     /// Newlines read so far.
     line_endings: u64,
     ends_with_newline: bool,
-    /// Starts of the last lines. None if a range of lines is requested.
+    /// Starts of the last lines. `None` if a range of lines is requested.
     line_starts: Option<LineStarts>,
 }
 
@@ -302,7 +302,7 @@ impl FileScan {
 
     /// Replaces everything after the first lines by the last lines, in a whole file with lines
     /// between them. Returns the end of the first lines in `content`, and the number of the first
-    /// of the last lines. None if even the first lines exceed the limit.
+    /// of the last lines. `None` if even the first lines exceed the limit.
     fn append_tail(
         &mut self,
         file: &RegularFile,

@@ -38,8 +38,8 @@ impl Subtree {
         is_same && count == Ok(Some(self.files.len()))
     }
 
-    /// Counts the known files in a directory, whose path is `prefix`. None if it contains anything
-    /// else.
+    /// Counts the known files in a directory, whose path is `prefix`. `None` if it contains
+    /// anything else.
     fn count_files(&self, directory: &OwnedFd, prefix: &str) -> Result<Option<usize>, Errno> {
         let mut count = 0;
         let mut buffer = vec![MaybeUninit::uninit(); DIRENT_BUFFER_BYTES];

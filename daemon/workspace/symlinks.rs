@@ -17,7 +17,7 @@ use crate::daemon::{
 };
 
 impl Workspace {
-    /// Returns the path that the path of a file leads to. None if symbolic links are rejected.
+    /// Returns the path that the path of a file leads to. `None` if symbolic links are rejected.
     /// `SYMLINK_BLOCKED` for a link without a target: its path does not show what would be created.
     pub(super) fn resolve_symlinks(
         &self,
@@ -65,7 +65,7 @@ impl Workspace {
         }
     }
 
-    /// Returns the path of an open file in the workspace. None if it is elsewhere.
+    /// Returns the path of an open file in the workspace. `None` if it is elsewhere.
     pub(super) fn path_of(&self, descriptor: BorrowedFd<'_>) -> Option<RelativePath> {
         let real = |descriptor: BorrowedFd<'_>| {
             std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).ok()

@@ -112,7 +112,7 @@ impl<'a> TreeRemoval<'a> {
         }
     }
 
-    /// Deletes the empty directory `here`, and opens its parent. None if it is no longer in that
+    /// Deletes the empty directory `here`, and opens its parent. `None` if it is no longer in that
     /// parent.
     fn ascend(
         &mut self,
@@ -140,7 +140,7 @@ impl<'a> TreeRemoval<'a> {
     }
 
     /// Deletes the entries of a directory, until it finds a directory that must be emptied first.
-    /// Returns the name of that one, None when all entries are deleted.
+    /// Returns the name of that one, `None` when all entries are deleted.
     fn empty(&mut self, here: &OwnedFd) -> Result<Option<Vec<u8>>, Error> {
         // Each call reads from the start: deletions may have moved the remaining entries.
         rustix::fs::seek(here, rustix::fs::SeekFrom::Start(0))

@@ -212,7 +212,7 @@ impl Workspace {
         Ok(())
     }
 
-    /// Returns the version of the file that an upload may replace. None if no file exists.
+    /// Returns the version of the file that an upload may replace. `None` if no file exists.
     fn existing_version(
         &self,
         target: &PartialFileTarget,

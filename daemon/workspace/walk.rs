@@ -140,7 +140,7 @@ impl<'a> FileWalk<'a> {
         }
     }
 
-    /// Returns the path of the next file, relative to the walk's directory. None at the end.
+    /// Returns the path of the next file, relative to the walk's directory. `None` at the end.
     pub(crate) fn next(&mut self) -> Result<Option<&str>, Error> {
         loop {
             self.steps += 1;
@@ -173,8 +173,8 @@ impl<'a> FileWalk<'a> {
         }
     }
 
-    /// Returns the directory of the file that [`Self::next`] returned last. None if it was removed
-    /// or is no longer readable.
+    /// Returns the directory of the file that [`Self::next`] returned last. `None` if it was
+    /// removed or is no longer readable.
     pub(super) fn directory(&mut self) -> Result<Option<Arc<OwnedFd>>, Error> {
         let Some(top) = self.frames.len().checked_sub(1) else {
             return Ok(None);

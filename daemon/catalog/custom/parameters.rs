@@ -1,5 +1,5 @@
 //! Parameters of custom tools: validation, texts for policy rules, and redaction for records.
-//! Validation is as lenient as for the contract's tools.
+//! Validation is as lenient as for the canonical tools.
 
 #![expect(
     clippy::wildcard_enum_match_arm,

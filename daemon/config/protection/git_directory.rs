@@ -23,7 +23,7 @@ pub(super) struct GitDirectory {
     pub(super) is_worktree: bool,
 }
 
-/// Returns true if git finds a repository in the workspace, or a damaged one.
+/// Whether git finds a repository in the workspace, or a damaged one.
 pub(super) fn has_repository(root: &Path) -> bool {
     fs::symlink_metadata(root.join(".git")).is_ok() || is_repository(root)
 }
@@ -59,7 +59,7 @@ pub(super) fn find(root: &Path) -> Result<Vec<GitDirectory>, String> {
     Ok(directories)
 }
 
-/// Returns true if git can take the directory for a repository.
+/// Whether git can take the directory for a repository.
 fn is_repository(directory: &Path) -> bool {
     let has = |name: &str| directory.join(name).symlink_metadata().is_ok();
     has("HEAD") && (has("commondir") || has("objects") && has("refs"))

@@ -151,7 +151,7 @@ fn parse_param(rest: &mut impl Iterator<Item = char>, text: &str) -> Result<Stri
     }
 }
 
-/// Returns true if a parameter can have this name.
+/// Whether a parameter can have this name.
 pub(super) fn is_param_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }

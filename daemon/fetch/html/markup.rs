@@ -130,7 +130,7 @@ pub(super) enum MarkupToken<'a> {
 /// A start tag.
 #[derive(Debug)]
 pub(super) struct StartTag<'a> {
-    /// None for an unknown element.
+    /// `None` for an unknown element.
     pub(super) element: Option<&'static ElementSpec>,
     /// Source text of the attributes.
     attributes: &'a str,

@@ -152,7 +152,7 @@ impl AddressRange {
         Ok(range)
     }
 
-    /// Returns true if the range contains the address.
+    /// Whether the range contains the address.
     pub(super) fn contains(&self, address: IpAddr) -> bool {
         match (self.first, address) {
             (IpAddr::V4(first), IpAddr::V4(address)) => {
@@ -165,7 +165,7 @@ impl AddressRange {
         }
     }
 
-    /// Returns true if the range contains an address of the loopback interface, or the unspecified
+    /// Whether the range contains an address of the loopback interface, or the unspecified
     /// address, which stands for this host.
     pub(super) fn reaches_loopback(&self) -> bool {
         let overlaps = |first: IpAddr, prefix: u8| {
@@ -181,7 +181,7 @@ impl AddressRange {
             || overlaps(Ipv4Addr::UNSPECIFIED.to_ipv6_mapped().into(), 128)
     }
 
-    /// Returns true if no bit is set beyond the prefix.
+    /// Whether no bit is set beyond the prefix.
     fn has_no_host_bits(&self) -> bool {
         let prefix = u32::from(self.prefix);
         match self.first {

@@ -135,7 +135,7 @@ impl HostRule {
         Ok(Self { host, port })
     }
 
-    /// Returns true if the rule matches the host, on whatever port.
+    /// Whether the rule matches the host, on whatever port.
     pub(super) fn matches(&self, host: &Host) -> bool {
         match (&self.host, host) {
             (HostPattern::Exact(own), host) => own == host,

@@ -99,7 +99,7 @@ impl NetworkRules {
         special_purpose(address).map_or(Ok(()), Err)
     }
 
-    /// Returns true if a listed range includes the loopback interface of this host.
+    /// Whether a listed range includes the loopback interface of this host.
     pub(crate) fn reaches_loopback(&self) -> bool {
         self.addresses.iter().any(AddressRange::reaches_loopback)
     }

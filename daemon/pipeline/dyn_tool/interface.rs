@@ -1,5 +1,5 @@
 //! The interface of a tool without its request and response types: JSON in, JSON out. `TypedTool`
-//! implements it for the tools of the contract, `CustomTool` for configured ones.
+//! implements it for the canonical tools, `CustomTool` for configured ones.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::daemon::{error::Error, task::BoxFuture, tool::CallApproval};
 /// Cost of validating a byte of JSON, in bytes of a message: it is parsed, then converted into one.
 pub(super) const JSON_COST_PER_BYTE: usize = 4;
 
-/// A tool of the contract or of the configuration.
+/// A canonical tool, or one of the configuration.
 pub(in super::super) trait DynTool: Send + Sync {
     /// Requires that `principal` may call the tool, by its own name or by its name in a dialect.
     fn require_access(

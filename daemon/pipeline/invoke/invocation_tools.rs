@@ -1,4 +1,4 @@
-//! The contract's tools as one `Invoke` call uses them.
+//! The canonical tools as one `Invoke` call uses them.
 
 use std::sync::Arc;
 

@@ -2,12 +2,12 @@
 //! normal response.
 //!
 //! ```text
-//! name, parameters ─▶ tool of the contract ────────────────▶ pipeline ─▶ output ─▶ envelope
+//! name, parameters ─▶ canonical tool ──────────────────────▶ pipeline ─▶ output ─▶ envelope
 //!        │                                                     ▲
 //!        └─────────▶ tool of a dialect ─▶ one or more calls ───┘
 //! ```
 //!
-//! A request id is claimed once for the invocation. Each call of a contract tool is authorized,
+//! A request id is claimed once for the invocation. Each call of a canonical tool is authorized,
 //! admitted and recorded by itself.
 
 pub(crate) mod batch;
@@ -70,7 +70,7 @@ pub(crate) struct Invocation {
 /// The tool that a name resolves to.
 #[derive(Clone, Copy)]
 pub(super) enum ResolvedTool {
-    /// A tool of the contract or of the configuration.
+    /// A canonical tool, or one of the configuration.
     Contract(&'static dyn DynTool),
     Dialect(&'static Dialect, &'static DialectTool),
 }

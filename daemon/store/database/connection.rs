@@ -29,7 +29,7 @@ pub(crate) struct Database(Arc<DatabaseThread>);
 
 #[derive(Debug)]
 struct DatabaseThread {
-    /// None once the thread is to end.
+    /// `None` once the thread is to end.
     commands: Option<mpsc::Sender<DatabaseCommand>>,
     thread: Option<JoinHandle<()>>,
     files: RequiredFiles,
@@ -39,7 +39,7 @@ struct DatabaseThread {
 type RequiredFiles = Arc<OnceLock<Arc<StateFiles>>>;
 
 struct DatabaseCommand {
-    /// True if it changes nothing: it then needs no disk space and no write lock.
+    /// Whether it changes nothing: it then needs no disk space and no write lock.
     read_only: bool,
     task: Box<dyn DatabaseTask>,
 }
@@ -169,7 +169,7 @@ impl Database {
     }
 }
 
-/// Returns one batch of free pages to the disk. Returns true if there are more.
+/// Returns one batch of free pages to the disk. Returns whether there are more.
 fn vacuum_batch(connection: &Connection) -> rusqlite::Result<bool> {
     let free = || connection.pragma_query_value(None, "freelist_count", |row| row.get::<_, u32>(0));
     let before = free()?;

@@ -141,7 +141,7 @@ impl ExcessRows {
         Ok(excess)
     }
 
-    /// Returns true if the batch is full and the table may hold more rows to remove.
+    /// Whether the batch is full and the table may hold more rows to remove.
     pub(crate) fn is_full(&self) -> bool {
         self.rows.len() + self.oversized.len() >= MAX_DELETE_BATCH_ROWS
             || self.bytes >= MAX_DELETE_BATCH_BYTES

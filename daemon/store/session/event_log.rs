@@ -367,7 +367,7 @@ fn write_line(state: &EventLogState, line: &[u8]) -> io::Result<u64> {
     Ok(line.len() as u64)
 }
 
-/// Returns true if a value stays when its record is shortened.
+/// Whether a value stays when its record is shortened.
 fn is_short(value: &Value) -> bool {
     match value {
         Value::String(text) => text.len() <= MAX_SHORT_VALUE_BYTES,

@@ -1,4 +1,4 @@
-//! Ends the steps that were in progress when the last daemon died.
+//! Ends the steps that were in progress when the previous daemon died.
 
 use std::{collections::HashSet, io, ops::ControlFlow, time::SystemTime};
 

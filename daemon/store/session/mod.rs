@@ -64,7 +64,7 @@ pub(crate) enum OpenedArtifact {
 pub(crate) struct RecordedCommand {
     pub(crate) step: StepId,
     pub(crate) start_record: Map<String, Value>,
-    /// None while the command is running, or if the daemon died.
+    /// `None` while the command is running, or if the daemon died.
     pub(crate) end_record: Option<Map<String, Value>>,
     pub(crate) is_running: bool,
 }
@@ -96,8 +96,8 @@ impl Session {
         Ok(Self { folder, events, usage })
     }
 
-    /// Records the end of steps that were in progress when the last daemon died. On failure, the
-    /// daemon that opens the session next tries again. Blocks.
+    /// Records the end of steps that were in progress when the previous daemon died. On failure,
+    /// the daemon that opens the session next tries again. Blocks.
     pub(super) fn end_lost_steps(&self) {
         let recorded = lost_steps::find_lost_steps(&self.records()).and_then(|ends| {
             let mut ends = ends.into_iter();
@@ -277,7 +277,7 @@ impl Session {
         Ok(None)
     }
 
-    /// Returns true if the records show a command that wrote nothing to the stream at `path`, or
+    /// Whether the records show a command that wrote nothing to the stream at `path`, or
     /// one that is running.
     fn is_empty_stream(&self, step: StepId, path: &str) -> io::Result<bool> {
         let records = self.events.snapshot();

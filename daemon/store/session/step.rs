@@ -62,7 +62,7 @@ impl StepId {
         format!("{DIFFS_DIR}/step_{:04}.patch", self.0)
     }
 
-    /// Returns true if `path` is inside a folder of artifacts.
+    /// Whether `path` is inside a folder of artifacts.
     pub(crate) fn is_beside_artifacts(path: &str) -> bool {
         let mut folders = ARTIFACT_DIRS.iter();
         folders.any(|folder| path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))

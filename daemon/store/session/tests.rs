@@ -78,7 +78,7 @@ fn artifacts_open_by_their_exact_paths_only() {
     }
 }
 
-/// Returns true if the standard output of a step is known to be empty.
+/// Whether the standard output of a step is known to be empty.
 fn wrote_nothing(session: &Session, step: u64) -> bool {
     let [stdout, _] = StepId::stream_paths(step);
     session.is_empty_stream(StepId(step), &stdout).unwrap()

@@ -12,7 +12,7 @@ pub(crate) struct Notebook<'a> {
     pub(super) text: &'a str,
     pub(super) fields: JsonContainer<'a>,
     pub(super) cells: JsonContainer<'a>,
-    /// Id of each cell. None for a cell without one.
+    /// Id of each cell. `None` for a cell without one.
     pub(super) ids: Vec<Option<String>>,
     /// Whether this minor version of nbformat has cell ids.
     pub(super) has_ids: bool,
@@ -45,7 +45,7 @@ impl CellKind {
         }
     }
 
-    /// Returns the kind of a cell. None for one that nbformat does not define.
+    /// Returns the kind of a cell. `None` for one that nbformat does not define.
     pub(super) fn of_cell(cell: &JsonContainer<'_>) -> Option<Self> {
         let name = cell.get("cell_type").and_then(parse_string)?;
         [Self::Code, Self::Markdown, Self::Raw].into_iter().find(|kind| kind.name() == name)

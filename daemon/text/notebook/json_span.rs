@@ -17,7 +17,7 @@ use super::python_json::to_json;
 /// A member of an object or an element of an array, as text.
 #[derive(Debug, Clone)]
 pub(super) struct JsonEntry<'a> {
-    /// Key with its quotes. None in an array.
+    /// Key with its quotes. `None` in an array.
     pub(super) key: Option<&'a str>,
     pub(super) value: &'a str,
     /// Range in the text of the container, including the key.
@@ -172,7 +172,7 @@ impl<'a> JsonContainer<'a> {
         TextSplice { range, replacement: String::new() }
     }
 
-    /// Returns the text without all members with this key. None if there is none.
+    /// Returns the text without all members with this key. `None` if there is none.
     pub(super) fn without(&self, key: &str) -> Option<String> {
         let (first, last) = (self.entries.first()?, self.entries.last()?);
         if !self.entries.iter().any(|entry| entry.has_key(key)) {

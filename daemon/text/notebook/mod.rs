@@ -3,7 +3,7 @@
 //! A change never rewrites the notebook. It locates the JSON of a cell in the text and splices the
 //! text there, so that everything else keeps its bytes.
 //!
-//! | file | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`cell_change`] | replaces, inserts and deletes a cell |
 //! | [`document`] | parses a notebook and locates its cells |

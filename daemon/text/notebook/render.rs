@@ -22,7 +22,7 @@ pub(crate) struct RenderedCell {
     pub(crate) id: String,
     /// Position, counted from 0.
     pub(crate) index: usize,
-    /// None for a kind that nbformat does not define.
+    /// `None` for a kind that nbformat does not define.
     pub(crate) kind: Option<CellKind>,
     pub(crate) source: String,
     /// Number of the last execution.

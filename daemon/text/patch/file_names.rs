@@ -12,10 +12,10 @@ const MAX_NAME_BYTES: usize = 4096;
 /// Suffixes of copies of a file from before or after a change.
 const BACKUP_SUFFIXES: &[&str] = &[".bak", ".new", ".old", ".orig"];
 
-/// Old and new name in a header, unquoted. None for `/dev/null`.
+/// Old and new name in a header, unquoted. `None` for `/dev/null`.
 pub(super) type NamePair = (Option<String>, Option<String>);
 
-/// Parses the rest of a `---` or `+++` line. None for `/dev/null`.
+/// Parses the rest of a `---` or `+++` line. `None` for `/dev/null`.
 pub(super) fn parse_marker_name(text: &str, at: usize) -> Result<Option<String>, Error> {
     let name = if text.starts_with('"') {
         unquote(text, at)?.0
@@ -38,7 +38,7 @@ pub(super) fn parse_header_name(text: &str, at: usize) -> Result<String, Error> 
     Ok(name)
 }
 
-/// Parses the rest of a `diff --git` line. None if the end of the first name is ambiguous: then
+/// Parses the rest of a `diff --git` line. `None` if the end of the first name is ambiguous: then
 /// later lines must have the names.
 pub(super) fn parse_git_names(text: &str, at: usize) -> Result<Option<(String, String)>, Error> {
     let (old, new) = if text.starts_with('"') {

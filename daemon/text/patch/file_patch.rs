@@ -12,7 +12,7 @@ pub(crate) struct FilePatch<'p> {
     /// Path after the patch.
     pub(crate) new: String,
     pub(super) kind: FilePatchKind,
-    /// Whether the file becomes executable. None if the patch does not change it.
+    /// Whether the file becomes executable. `None` if the patch does not change it.
     pub(super) executable: Option<bool>,
     pub(super) hunks: Vec<Hunk<'p>>,
 }

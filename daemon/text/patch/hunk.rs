@@ -7,7 +7,7 @@ use crate::daemon::error::Error;
 pub(super) struct Hunk<'p> {
     /// Line of the patch at which it begins, counted from 1.
     pub(super) line: usize,
-    /// Line of its first old line, counted from 0. None without a valid header.
+    /// Line of its first old line, counted from 0. `None` without a valid header.
     pub(super) expected_line: Option<usize>,
     /// Whether the header has no old lines.
     pub(super) is_insert_only: bool,
@@ -90,7 +90,7 @@ pub(super) fn read_hunk<'p>(
     Ok((hunk, next))
 }
 
-/// Reads as many lines as the header announces. None if there are fewer or more.
+/// Reads as many lines as the header announces. `None` if there are fewer or more.
 fn read_by_counts<'p>(
     lines: &PatchLines<'p>,
     from: usize,
@@ -194,7 +194,7 @@ fn ends_hunk(text: &str) -> bool {
     HUNK_END_PREFIXES.iter().any(|prefix| text.starts_with(prefix))
 }
 
-/// Parses a line of a hunk. None if it has no sign.
+/// Parses a line of a hunk. `None` if it has no sign.
 fn parse_line(raw: &str, is_crlf: bool) -> Option<HunkLine<'_>> {
     let (line, ending) = match raw.strip_suffix('\r') {
         Some(line) if is_crlf => (line, LineEnding::Lf),

@@ -278,7 +278,7 @@ impl LineIndex {
         self.line_ids.get(at..end) == Some(wanted)
     }
 
-    /// Returns the wanted line with the fewest positions, as its index, and these positions. None
+    /// Returns the wanted line with the fewest positions, as its index, and these positions. `None`
     /// if a wanted line has no position.
     fn rarest_line(&self, wanted: &[u32]) -> Option<(usize, &[usize])> {
         let (offset, positions) = wanted

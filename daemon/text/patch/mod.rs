@@ -4,7 +4,7 @@
 //! [`fn@plan`] computes the outcome for each path. No library is used, because callers need more
 //! than the result: ambiguous positions, offset and fuzz of each hunk, and cancellation.
 //!
-//! | file | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`file_patch`] | the patch of one file |
 //! | [`patch_lines`] | the lines of a patch and their numbers |

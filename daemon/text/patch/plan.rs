@@ -71,7 +71,7 @@ pub(crate) enum PathOutcome<'a> {
     /// The path is a file with this content.
     Written {
         content: Cow<'a, [u8]>,
-        /// New mode. None to keep the mode of the existing file, or to use the default.
+        /// New mode. `None` to keep the mode of the existing file, or to use the default.
         mode: Option<u32>,
         /// Path of the file that the content comes from, if it is another one.
         from: Option<String>,
@@ -85,7 +85,7 @@ pub(crate) enum PathOutcome<'a> {
 struct PatchedContent<'a> {
     content: Cow<'a, [u8]>,
     mode: Option<u32>,
-    /// Path before the patch. None for a new file.
+    /// Path before the patch. `None` for a new file.
     from: Option<String>,
 }
 
@@ -290,7 +290,7 @@ impl<'a> PathStates<'a> {
 }
 
 impl<'a> PathState<'a> {
-    /// Returns the outcome for the path. None if nothing changes.
+    /// Returns the outcome for the path. `None` if nothing changes.
     fn outcome(self, path: &str) -> Option<PathOutcome<'a>> {
         match (self.original, self.current) {
             (None, None) => None,

@@ -119,7 +119,7 @@ impl IgnoreFiles {
         Ok(())
     }
 
-    /// Whether the file or directory at `path` is ignored. None if no pattern matches. The caller
+    /// Whether the file or directory at `path` is ignored. `None` if no pattern matches. The caller
     /// has checked the directories above it.
     pub(super) fn is_ignored(&self, path: &[u8], is_directory: bool) -> Option<bool> {
         let in_repository = self.layers.iter().any(|layer| layer.is_repository);

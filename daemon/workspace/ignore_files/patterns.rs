@@ -148,7 +148,7 @@ impl IgnorePatterns {
         self.literals.shrink_to_fit();
     }
 
-    /// Whether `path` is ignored, according to the last line that matches. None if no line matches.
+    /// Whether `path` is ignored, according to the last line that matches. `None` if none does.
     pub(super) fn is_ignored(&self, path: &[u8], is_directory: bool) -> Option<bool> {
         let slash = memchr::memrchr(b'/', path);
         let name = slash.map_or(path, |slash| &path[slash + 1..]);
@@ -185,7 +185,7 @@ impl IgnorePatterns {
 }
 
 impl LiteralPattern {
-    /// Parses a line at offset `start`. None if it has wildcards.
+    /// Parses a line at offset `start`. `None` if it has wildcards.
     fn parse(line: &str, start: usize, number: u32) -> Option<Self> {
         let line = line.trim_end();
         if line.starts_with('#') {

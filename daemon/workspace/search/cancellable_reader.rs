@@ -11,7 +11,7 @@ use crate::daemon::workspace::cancel::CancelToken;
 #[derive(Debug)]
 pub(super) struct CancellableReader<'a> {
     file: OwnedFd,
-    /// Unread bytes of the size at opening. None if the file system reports no size.
+    /// Unread bytes of the size at opening. `None` if the file system reports no size.
     remaining: Option<u64>,
     cancel: &'a CancelToken,
 }

@@ -6,7 +6,7 @@
 //! file, so it resolves no path. Only regular files are opened. Files are never memory-mapped: a
 //! process that shortens a mapped file would kill the daemon (SIGBUS).
 //!
-//! | file | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`cancellable_reader`] | reads a file until the search is cancelled |
 //! | [`match_collector`] | the matches of one file, with their context |

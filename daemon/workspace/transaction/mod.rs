@@ -140,7 +140,7 @@ impl FileTransaction<'_> {
         self.creates_directories = false;
     }
 
-    /// Reads the regular file at a path. None if nothing exists there. `FILE_TOO_LARGE` above
+    /// Reads the regular file at a path. `None` if nothing exists there. `FILE_TOO_LARGE` above
     /// `max_bytes`.
     pub(crate) fn read(
         &self,
@@ -151,7 +151,7 @@ impl FileTransaction<'_> {
         file.map(|file| FileSnapshot::read(&file, path, max_bytes)).transpose()
     }
 
-    /// Reads the metadata of the regular file at a path. None if nothing exists there.
+    /// Reads the metadata of the regular file at a path. `None` if nothing exists there.
     pub(crate) fn stat(&self, path: &RelativePath) -> Result<Option<FileSnapshot>, Error> {
         let file = self.open(path)?;
         file.map(|file| FileSnapshot::stat(&file, path)).transpose()
