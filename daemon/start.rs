@@ -161,7 +161,7 @@ impl EmbeddedDaemon {
         };
 
         let folder = embedded::create_temp_dir(&workspace).map_err(io_error(
-            "creating a temporary folder outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
+            "creating a temporary directory outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
         ))?;
         let socket = folder.path().join("jig.sock");
         let address = format!("unix:{}", socket.display());

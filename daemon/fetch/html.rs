@@ -67,6 +67,7 @@ fn sanitize(page: &str, base: &Url) -> String {
     while let Some(at) = memchr(b'<', rest.as_bytes()) {
         writer.write_text(rest.get(..at).unwrap_or_default());
         rest = rest.get(at..).unwrap_or_default();
+
         rest = match MarkupToken::parse(rest) {
             MarkupToken::Text => {
                 writer.write_text("<");

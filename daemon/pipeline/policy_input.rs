@@ -60,7 +60,8 @@ pub(super) struct EncodedRequest {
 pub(crate) struct Authorization {
     /// The rule or person that allowed the call. `None` if the risk of the tool did.
     pub(crate) allowed_by: Option<String>,
-    /// For an approved call: until when it retries admission, so that the approval is not wasted.
+    /// Set only if a person approved the call: until when the call retries admission, so that the
+    /// approval is not wasted.
     pub(super) admission_deadline: Option<Instant>,
     /// Device and inode of the working directory that was approved.
     pub(super) approved_cwd: Option<(u64, u64)>,

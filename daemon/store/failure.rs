@@ -41,5 +41,5 @@ pub(crate) fn state_failure(error: &io::Error) -> Error {
             ),
         ),
     };
-    error.not_started()
+    error.with_not_started()
 }

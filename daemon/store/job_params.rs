@@ -79,7 +79,7 @@ impl JobParamFiles {
             };
             if let Err(error) = result {
                 let path = path.display();
-                tracing::warn!(%error, %path, "cannot remove or read a file in the folder of job parameters");
+                tracing::warn!(%error, %path, "cannot remove or read a file in the directory of job parameters");
             }
         }
         Ok(sizes)

@@ -16,6 +16,9 @@
 //!   embedded-uploads/DEVICE-INODE/NAME.json   those of embedded daemons on this workspace
 //! ```
 //!
+//! `life`, `numbers` and `.past` keep the names that earlier versions gave them, so that a newer
+//! daemon reads the files of an older one.
+//!
 //! The directory and its entries must belong to the daemon's user or root; none may be a hard link,
 //! FIFO, socket or device. Otherwise another user could redirect what the daemon writes, so the
 //! daemon does not start.

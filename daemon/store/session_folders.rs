@@ -129,10 +129,10 @@ impl SessionFolders {
             match self.identify(&folder, &name) {
                 Ok(Some(location)) => locations.push(location),
                 Ok(None) => {
-                    tracing::warn!(name = %name, "ignoring an entry of the sessions folder that is not a session");
+                    tracing::warn!(name = %name, "ignoring an entry of the sessions directory that is not a session");
                 }
                 Err(error) => {
-                    tracing::warn!(name = %name, %error, "cannot read a session's folder");
+                    tracing::warn!(name = %name, %error, "cannot read a session's directory");
                 }
             }
         }

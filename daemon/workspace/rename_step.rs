@@ -112,8 +112,10 @@ pub(super) fn apply(staged: &StagedChange) -> Result<(), Error> {
             if old.is_at(directory.as_fd(), temporary) {
                 return Ok(());
             }
+
             // Another process has changed the old file: restore it.
             checked(exchange(directory, temporary, name))?;
+
             // If another process replaced the path again in between, the file that this exchange
             // took out is the newest: restore that one.
             if FileVersion::read(directory.as_fd(), temporary) != Ok(new) {
@@ -155,6 +157,7 @@ pub(super) fn undo(directory: &OwnedFd, name: &str, step: &JournalStep) -> Resul
     let is_same_file = |a: Option<FileVersion>, b: Option<FileVersion>| {
         a.is_some() && a.map(FileVersion::identity) == b.map(FileVersion::identity)
     };
+
     match (at_temporary, at_name) {
         // The new file is not in place, or is linked to both names.
         (Some(_), _) if is_same_file(at_temporary, step.new) => {
@@ -173,6 +176,7 @@ pub(super) fn undo(directory: &OwnedFd, name: &str, step: &JournalStep) -> Resul
             if version_at(temporary)? == step.new {
                 return remove_leftover(directory, temporary);
             }
+
             // Another process has just replaced the new file: restore the file of that process.
             exchange(directory, temporary, name)?;
             warn_left_aside(step);
