@@ -350,13 +350,13 @@ impl Error {
     }
 
     /// Declares that nothing was done.
-    pub(crate) fn not_started(mut self) -> Self {
+    pub(crate) fn with_not_started(mut self) -> Self {
         self.not_started = true;
         self
     }
 
     /// Sets how long to wait before retrying.
-    pub(crate) fn retry_after(mut self, wait: Duration) -> Self {
+    pub(crate) fn with_retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }

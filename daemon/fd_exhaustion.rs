@@ -169,7 +169,9 @@ pub(crate) fn fd_exhausted_error(error: io::Error, purpose: &str) -> Error {
     let text = format!(
         "{owner} is out of file descriptors ({purpose}). Nothing was done. Retry with fewer concurrent calls. The operator can raise {limit}"
     );
-    Error::new(Reason::ResourceExhausted, text).retry_after(CLIENT_RETRY_DELAY).with_cause(error)
+    Error::new(Reason::ResourceExhausted, text)
+        .with_retry_after(CLIENT_RETRY_DELAY)
+        .with_cause(error)
 }
 
 #[cfg(test)]

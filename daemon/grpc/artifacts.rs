@@ -283,7 +283,7 @@ impl ArtifactStream {
 fn read_timeout_error(read_timeout: Duration) -> Error {
     let seconds = read_timeout.as_secs();
     let text = format!("nothing was read for {seconds} seconds: read the rest when you can");
-    Error::new(Reason::Timeout, text).retry_after(Duration::ZERO)
+    Error::new(Reason::Timeout, text).with_retry_after(Duration::ZERO)
 }
 
 fn not_found_error(path: &str) -> Error {

@@ -230,7 +230,7 @@ impl ProcessServiceHandler {
             .map_err(|error| match error {
                 InputWriteError::TooManyPending => {
                     let text = format!("{error}: the process reads too slowly; wait for the responses");
-                    Error::new(Reason::ResourceExhausted, text).retry_after(PENDING_INPUT_RETRY_AFTER)
+                    Error::new(Reason::ResourceExhausted, text).with_retry_after(PENDING_INPUT_RETRY_AFTER)
                 }
                 InputWriteError::Closed if process.has_ended() => process_ended_error(&process),
                 InputWriteError::Closed => {
@@ -297,7 +297,8 @@ impl ProcessServiceHandler {
             ControlError::Ended => process_ended_error(process),
             ControlError::TooManyPending => {
                 let text = format!("{error}: wait for the responses");
-                Error::new(Reason::ResourceExhausted, text).retry_after(PENDING_INPUT_RETRY_AFTER)
+                Error::new(Reason::ResourceExhausted, text)
+                    .with_retry_after(PENDING_INPUT_RETRY_AFTER)
             }
         })
     }

@@ -251,5 +251,5 @@ fn approval_error(
 
 fn draining_error() -> Error {
     let text = "the daemon is shutting down, and this call was not approved yet: retry on another daemon, or after a restart";
-    Error::new(Reason::Draining, text).retry_after(Duration::from_secs(1))
+    Error::new(Reason::Draining, text).with_retry_after(Duration::from_secs(1))
 }

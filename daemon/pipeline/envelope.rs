@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(details["path"], "x");
 
         let busy = Error::new(Reason::ResourceExhausted, "busy")
-            .retry_after(std::time::Duration::from_millis(500));
+            .with_retry_after(std::time::Duration::from_millis(500));
         let tool_error = error_response(timed_response(&timing()), &busy).error.unwrap();
         let details = struct_to_json(tool_error.details.unwrap());
         assert_eq!(details.get("retry_after_sec"), Some(&json!(0.5)));

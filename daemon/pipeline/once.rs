@@ -329,13 +329,13 @@ pub(super) fn abandoned_error(tool: &str) -> Error {
     let text = format!(
         "this call of {tool} was abandoned before it started, because no client waited for it: repeat it with the same request id"
     );
-    Error::new(Reason::ResourceExhausted, text).retry_after(RELEASED_RETRY_AFTER)
+    Error::new(Reason::ResourceExhausted, text).with_retry_after(RELEASED_RETRY_AFTER)
 }
 
 /// The reply to a duplicate whose first call gave up before it started.
 fn released_error() -> Error {
     let text = "the first call with this request id gave up before it started: repeat it with the same request id";
-    Error::new(Reason::ResourceExhausted, text).retry_after(RELEASED_RETRY_AFTER)
+    Error::new(Reason::ResourceExhausted, text).with_retry_after(RELEASED_RETRY_AFTER)
 }
 
 #[cfg(test)]

@@ -179,5 +179,5 @@ pub(crate) fn too_many_readers_error(saturated: Saturated) -> Error {
         "{} streams of this caller read from this process, and it accepts no more: end one of them, or retry after the delay in RetryInfo",
         saturated.in_use
     );
-    Error::new(Reason::ResourceExhausted, text).retry_after(saturated.retry_after)
+    Error::new(Reason::ResourceExhausted, text).with_retry_after(saturated.retry_after)
 }

@@ -50,7 +50,7 @@ impl Shutdown {
 
     pub(crate) fn draining_error() -> Error {
         let text = "the daemon is shutting down and takes no new calls: retry on another daemon, or after a restart";
-        Error::new(Reason::Draining, text).retry_after(DRAINING_RETRY_AFTER)
+        Error::new(Reason::Draining, text).with_retry_after(DRAINING_RETRY_AFTER)
     }
 
     /// Cancelled when the daemon starts to reject new calls.

@@ -20,7 +20,7 @@ pub(in crate::daemon::pipeline) fn state_database_error(error: &DatabaseError) -
             Reason::ResourceExhausted,
             format!("{error}; nothing was started: retry after the delay in RetryInfo"),
         )
-        .retry_after(DATABASE_BUSY_RETRY_AFTER),
+        .with_retry_after(DATABASE_BUSY_RETRY_AFTER),
         DatabaseError::Lost => Error::new(
             Reason::StateLost,
             format!(
@@ -34,5 +34,5 @@ pub(in crate::daemon::pipeline) fn state_database_error(error: &DatabaseError) -
         .with_cause(error.clone()),
     };
 
-    error.not_started()
+    error.with_not_started()
 }

@@ -245,7 +245,7 @@ impl BodyLimits {
         let reserved = self.buffered.reserve(buffer.principal, bytes as u64);
         let reservation = reserved.map_err(|exceeded| {
             let text = exceeded.describe("requests that are not decoded yet", bytes);
-            Error::new(Reason::ResourceExhausted, text).retry_after(BODY_BUDGET_RETRY_AFTER)
+            Error::new(Reason::ResourceExhausted, text).with_retry_after(BODY_BUDGET_RETRY_AFTER)
         })?;
         buffer.reservations.push(reservation);
         Ok(())

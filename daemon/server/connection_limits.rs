@@ -313,7 +313,7 @@ impl HealthCheckPermit {
         );
         Error::new(Reason::ResourceExhausted, text)
             .with_metadata("limit", MAX_CONCURRENT_HEALTH_CHECKS.to_string())
-            .retry_after(HEALTH_CHECK_RETRY_AFTER)
+            .with_retry_after(HEALTH_CHECK_RETRY_AFTER)
     }
 
     /// Holds the permit until the response has been sent.

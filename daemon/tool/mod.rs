@@ -226,7 +226,7 @@ fn no_permit_error(work: &str, saturated: Saturated) -> Error {
         "no permit for {work} was free in time ({} other calls of this caller hold permits): retry after the delay in RetryInfo, with fewer calls at a time",
         saturated.in_use
     );
-    Error::new(Reason::ResourceExhausted, text).retry_after(saturated.retry_after)
+    Error::new(Reason::ResourceExhausted, text).with_retry_after(saturated.retry_after)
 }
 
 /// Fetches from the web, with a limit on concurrency shared by all workspaces.

@@ -40,7 +40,8 @@ impl MemoryReservation {
             }
             Err(_) => {
                 let text = "other calls hold too many large files in memory: retry when they have finished";
-                Err(Error::new(Reason::ResourceExhausted, text).retry_after(MEMORY_RETRY_DELAY))
+                Err(Error::new(Reason::ResourceExhausted, text)
+                    .with_retry_after(MEMORY_RETRY_DELAY))
             }
         }
     }

@@ -33,7 +33,7 @@ pub(super) fn os_error(errno: Errno, path: &str, expected: ExpectedKind) -> Erro
     let error =
         Error::new(reason, message).with_metadata("path", path).with_cause(io::Error::from(errno));
     if reason == Reason::ResourceExhausted {
-        return error.retry_after(OS_LIMIT_RETRY_DELAY);
+        return error.with_retry_after(OS_LIMIT_RETRY_DELAY);
     }
     error
 }

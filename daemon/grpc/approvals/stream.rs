@@ -130,5 +130,5 @@ impl ApprovalStream {
 /// that the caller must not know of.
 fn lagged_error() -> Error {
     let text = "this stream was read too slowly and missed changes: watch again, from the pending approvals on";
-    Error::new(Reason::ResourceExhausted, text).retry_after(Duration::ZERO)
+    Error::new(Reason::ResourceExhausted, text).with_retry_after(Duration::ZERO)
 }

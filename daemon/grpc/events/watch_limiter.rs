@@ -109,7 +109,7 @@ fn limit_error(text: String, limit: usize, saturated: Saturated) -> Error {
     let text = format!("{text}: end one of them, or retry after the delay in RetryInfo");
     Error::new(Reason::ResourceExhausted, text)
         .with_metadata("limit", limit.to_string())
-        .retry_after(saturated.retry_after)
+        .with_retry_after(saturated.retry_after)
 }
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ impl JobLimits {
 fn limit_error(text: String, limit: usize, saturated: Saturated) -> Error {
     Error::new(Reason::ResourceExhausted, text)
         .with_metadata("limit", limit.to_string())
-        .retry_after(saturated.retry_after)
+        .with_retry_after(saturated.retry_after)
 }
 
 #[cfg(test)]

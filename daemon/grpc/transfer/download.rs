@@ -206,7 +206,7 @@ fn read_timeout_error() -> Error {
         "nothing was read for {} seconds: read the rest when you can",
         TRANSFER_IDLE_TIMEOUT.as_secs()
     );
-    Error::new(Reason::Timeout, text).retry_after(Duration::ZERO)
+    Error::new(Reason::Timeout, text).with_retry_after(Duration::ZERO)
 }
 
 /// Whether a file has the same content as when it was opened, judged by size, mtime and ctime.

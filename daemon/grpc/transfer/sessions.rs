@@ -218,7 +218,7 @@ impl UploadSessions {
             return Ok(LeaseOutcome::New(self.lease(key, attempt)));
         }
         let text = "too many uploads are in progress: retry after the delay in RetryInfo";
-        Err(Error::new(Reason::ResourceExhausted, text).retry_after(Duration::from_secs(1)))
+        Err(Error::new(Reason::ResourceExhausted, text).with_retry_after(Duration::from_secs(1)))
     }
 
     fn acquire_existing(

@@ -247,6 +247,7 @@ impl UploadReceiver {
                 }
                 workspace.check_partial_file_target(&plan.target, stop)
             };
+
             let (lease, file) = match outcome {
                 LeaseOutcome::Complete(created) => return Ok(Err(created)),
                 LeaseOutcome::Busy(_) => return Err(Error::internal("the upload is busy")),
@@ -476,7 +477,7 @@ fn idle_timeout_error() -> Error {
         "received nothing for {} seconds: with an upload_id, the upload can be resumed",
         TRANSFER_IDLE_TIMEOUT.as_secs()
     );
-    Error::new(Reason::Timeout, text).retry_after(Duration::ZERO)
+    Error::new(Reason::Timeout, text).with_retry_after(Duration::ZERO)
 }
 
 /// The error of a stream that failed: an invalid message, or a lost connection.

@@ -119,7 +119,7 @@ impl Principal {
             );
             Error::new(Reason::ResourceExhausted, text)
                 .with_metadata("limit", rate.per_second.to_string())
-                .retry_after(wait)
+                .with_retry_after(wait)
         })
     }
 

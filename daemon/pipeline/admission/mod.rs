@@ -440,7 +440,7 @@ fn try_acquire_or_explain(
     };
     let text = format!("{load}. Retry after the delay in RetryInfo");
     Err(Error::new(Reason::ResourceExhausted, text)
-        .retry_after(LONG_LIVED_RETRY_AFTER)
+        .with_retry_after(LONG_LIVED_RETRY_AFTER)
         .with_metadata("limit", limit.to_string())
         .with_metadata(LIMIT_KIND, "concurrency"))
 }
@@ -473,7 +473,7 @@ fn deadline_error(saturated: Saturated) -> Error {
         describe_load(saturated),
         concurrency_advice(saturated)
     );
-    Error::new(Reason::Timeout, text).retry_after(saturated.retry_after)
+    Error::new(Reason::Timeout, text).with_retry_after(saturated.retry_after)
 }
 
 fn queue_full_error(saturated: Saturated) -> Error {
@@ -487,5 +487,5 @@ fn queue_full_error(saturated: Saturated) -> Error {
 }
 
 fn saturated_error(text: String, saturated: Saturated) -> Error {
-    Error::new(Reason::ResourceExhausted, text).retry_after(saturated.retry_after)
+    Error::new(Reason::ResourceExhausted, text).with_retry_after(saturated.retry_after)
 }

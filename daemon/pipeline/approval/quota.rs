@@ -153,7 +153,7 @@ fn is_fair(own: usize, more: usize, free: usize) -> bool {
 fn quota_error(text: String, limit: usize) -> Error {
     Error::new(Reason::ResourceExhausted, text)
         .with_metadata("limit", limit.to_string())
-        .retry_after(APPROVAL_QUOTA_RETRY_AFTER)
+        .with_retry_after(APPROVAL_QUOTA_RETRY_AFTER)
         .with_cause(ApprovalQuotaExceeded)
 }
 

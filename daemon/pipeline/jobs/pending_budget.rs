@@ -86,7 +86,7 @@ impl PendingJobsBudget {
             own.jobs, own.bytes
         );
         Err(Error::new(Reason::ResourceExhausted, text)
-            .retry_after(PENDING_JOBS_RETRY_AFTER)
+            .with_retry_after(PENDING_JOBS_RETRY_AFTER)
             .with_metadata("limit", limit.to_string()))
     }
 

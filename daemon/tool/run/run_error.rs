@@ -123,7 +123,7 @@ fn sandbox_timeout_error(timeout: Option<Duration>) -> Error {
     let text = format!(
         "no sandbox became free within the {seconds} s of the command's timeout: too many commands run at once. Retry later; the operator can raise limits.concurrent_runs"
     );
-    Error::new(Reason::ResourceExhausted, text).retry_after(SANDBOX_RETRY_DELAY)
+    Error::new(Reason::ResourceExhausted, text).with_retry_after(SANDBOX_RETRY_DELAY)
 }
 
 fn start_error(failure: StageFailure, spec: &CommandSpec) -> Error {
@@ -161,6 +161,7 @@ fn program_error(errno: i32, program: &Program) -> Option<Error> {
         Program::Shell(_) | Program::DefaultShell(_) => "command",
         Program::Argv(_) => "argv",
     };
+
     let program = match program {
         Program::Shell(_) => "/bin/sh".to_owned(),
         Program::DefaultShell(_) => default_shell().to_string_lossy().into_owned(),
@@ -168,6 +169,7 @@ fn program_error(errno: i32, program: &Program) -> Option<Error> {
             argv.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default()
         }
     };
+
     let (reason, problem) = match errno {
         libc::ENOENT | libc::ENOTDIR => (
             Reason::CommandNotFound,
@@ -222,7 +224,7 @@ fn sandbox_error(failure: StageFailure) -> Error {
                 .with_metadata("stage", stage)
                 .with_metadata("errno", errno)
                 .with_metadata("remedy", remedy)
-                .retry_after(SANDBOX_RETRY_DELAY)
+                .with_retry_after(SANDBOX_RETRY_DELAY)
         }
         _ => {
             let text = format!("the command was not run: {failure}. Possible remedy: {remedy}");
