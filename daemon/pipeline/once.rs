@@ -180,7 +180,7 @@ impl Pipeline {
         await_reply(waiter).await
     }
 
-    /// Runs a call of the tool `T` for all callers that wait on `claim`, and stores its reply.
+    /// Runs a call of the tool `T` for all waiters of `claim`, and stores its reply.
     async fn run_claimed_call<T: Tool>(
         self: Arc<Self>,
         context: CallContext,
@@ -189,8 +189,8 @@ impl Pipeline {
     ) where
         T::Response: Message + Default,
     {
-        // A caller's deadline ends that caller's wait, not the work. The deadline of the last
-        // caller ends the wait for permits.
+        // A waiter's deadline ends that waiter's wait, not the work. The latest deadline of all
+        // waiters ends the wait for permits.
         let context = CallContext { deadline: None, ..context };
 
         // The call may need approval first. Its duplicates wait for the same decision.
@@ -246,7 +246,7 @@ impl Pipeline {
         }
     }
 
-    /// As [`Self::run_once`], but runs `work` to its end even if the caller goes away.
+    /// As [`Self::run_once`], but runs `work` to its end even if the client disconnects.
     ///
     /// `work` receives whether an earlier daemon died during the same work. It must then check what
     /// was done, and do the rest.
@@ -277,7 +277,7 @@ impl Pipeline {
     }
 }
 
-/// Runs `work` in a task of its own for all callers that have the request id.
+/// Runs `work` in a task of its own for all waiters of the request id.
 async fn run_claimed<R, F>(claim: Claim, work: F) -> Result<R, Error>
 where
     R: Message + Default + 'static,

@@ -219,8 +219,7 @@ impl ApprovalTable {
     }
 }
 
-/// The columns `asked_by` and `said_as` have the names of version 0.1.0. The fields are `required_by`
-/// and `called_name`.
+/// Some columns have other names than the fields: see [`super::database`].
 const SELECT_APPROVAL: &str = "SELECT id, workspace, session, principal, call_id, tool, parameters, files, asked_by, asked_ms, expires_ms, state, decided_ms, decided_by, comment, rule_id, said_as FROM approval";
 
 fn approval_from_row(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {

@@ -27,6 +27,7 @@ const UNFINISHED_PREFIX: &str = ".new-";
 /// Prefix of folders that are being deleted.
 const REMOVED_PREFIX: &str = ".removed-";
 
+/// The tombstones, under the name that earlier versions gave the file.
 const TOMBSTONES_FILE: &str = ".past";
 
 #[derive(Debug)]

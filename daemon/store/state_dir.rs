@@ -62,7 +62,8 @@ impl StateDir {
         self.path.join("jig.db")
     }
 
-    /// Path of the file that names the generation: see [`super::generation`].
+    /// Path of the file that names the generation: see [`super::generation`]. The file has the name
+    /// that earlier versions gave it.
     pub(crate) fn generation_path(&self) -> PathBuf {
         self.path.join("life")
     }

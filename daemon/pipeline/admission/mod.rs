@@ -36,7 +36,7 @@
 //! A request that is large or expensive to validate waits for a validation permit, and is validated
 //! on a blocking thread.
 //!
-//! A caller is a key, or a user of this machine for calls without a key.
+//! A caller is a principal: a key, or a user of this machine for calls without a key.
 
 use std::{
     sync::{

@@ -72,7 +72,7 @@ const UNSTORED_REPLY_OVERHEAD_BYTES: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Idempotency {
     table: RequestTable,
-    /// How long work continues after its last caller has gone.
+    /// How long work continues after its last waiter has disconnected.
     detached_timeout: Duration,
     shutdown: Shutdown,
     in_flight: Arc<InFlightRequests>,
@@ -156,7 +156,7 @@ impl Idempotency {
         self.table.fingerprint(message)
     }
 
-    /// How long work continues after its last caller has gone.
+    /// How long work continues after its last waiter has disconnected.
     pub(super) fn detached_timeout(&self) -> Duration {
         self.detached_timeout
     }
@@ -412,7 +412,7 @@ impl Claim {
         Waiter::new(&self.in_flight, self.deadline)
     }
 
-    /// Observes the callers that wait for the reply.
+    /// Observes the calls that wait for the reply.
     pub(super) fn waiters(&self) -> watch::Receiver<Waiters> {
         self.in_flight.waiters.subscribe()
     }

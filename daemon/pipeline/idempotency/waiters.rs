@@ -1,4 +1,4 @@
-//! The callers that wait for one reply, and their deadlines.
+//! The waiters for one reply, and their deadlines. A waiter is one call with the request id.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use tokio::sync::{oneshot, watch};
 use super::{claim_state::ClaimState, takeover::TakeoverRequests};
 use crate::daemon::store::{database::DatabaseError, requests::RequestIdentity};
 
-/// Counts the waiting callers by deadline.
+/// Counts the waiters by deadline.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     without_deadline: usize,
@@ -45,7 +45,7 @@ impl Waiters {
     }
 
     /// Returns the latest deadline. Returns `None` if a waiter has no deadline, or if there is no
-    /// waiter: a caller may reconnect.
+    /// waiter: the client may reconnect.
     pub(crate) fn last_deadline(&self) -> Option<Instant> {
         let last = self.by_deadline.last_key_value().map(|(last, _)| *last);
         last.filter(|_| self.without_deadline == 0)
@@ -64,7 +64,7 @@ pub(super) struct InFlightRequest<C> {
     pub(super) release_error: OnceLock<DatabaseError>,
 }
 
-/// A caller that waits for the reply. It may ask to take over the claim `C`.
+/// A call that waits for the reply. It may ask to take over the claim `C`.
 #[derive(Debug)]
 pub(in crate::daemon::pipeline) struct Waiter<C> {
     in_flight: Arc<InFlightRequest<C>>,

@@ -39,6 +39,7 @@ use crate::daemon::store::session_usage::SessionUsage;
 pub(super) const RECORDS_FILE: &str = "events.jsonl";
 /// The new file while old records are removed.
 const COMPACTED_RECORDS_FILE: &str = "events.jsonl.new";
+/// The counters of the session, under the name that earlier versions gave the file.
 const COUNTERS_FILE: &str = "numbers";
 
 /// Space reserved for the end record of each step. A longer end record is shortened if the disk is
