@@ -23,7 +23,7 @@ pub(crate) struct RequestsConfig {
     pub(crate) max_entries: u32,
     /// Size of all stored results together.
     pub(crate) max_bytes: u64,
-    /// Time that work continues after all its callers have gone.
+    /// Time that work continues after all clients have disconnected.
     pub(crate) detached_timeout: Duration,
 }
 

@@ -220,7 +220,7 @@ fn wire_artifact(artifact: ArtifactMetadata) -> ArtifactInfo {
 }
 
 impl ArtifactStream {
-    /// Sends the file until its end, or until the client has gone.
+    /// Sends the file until its end, or until the client has disconnected.
     ///
     /// Fails if the client reads nothing for too long, at its deadline, and when the drain timeout
     /// has passed.

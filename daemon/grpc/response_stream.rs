@@ -1,6 +1,6 @@
 //! Response streams for clients that may read slowly, or not at all.
 //!
-//! A stream always has a reserved slot for the error that ends it.
+//! A stream always has a reserved permit of its channel for the error that ends it.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub(super) type StreamItem<T> = Result<T, Status>;
 /// The receiving end of a stream, which tonic sends to the client.
 pub(super) type ResponseStream<T> = ReceiverStream<StreamItem<T>>;
 
-/// A reserved slot for the error that ends a stream early.
+/// A reserved permit of a stream's channel, for the error that ends the stream early.
 ///
 /// Without it, a client that reads nothing for a while would later see a regular end of the stream.
 #[derive(Debug)]
@@ -41,8 +41,8 @@ impl<T> StreamTerminator<T> {
     /// Ends the stream with an error. The caller must drop the sender afterwards.
     pub(super) fn fail(self, error: &Error) {
         let status = status::to_logged_status(error, &self.call_id);
-        if let Some(slot) = self.reserved {
-            slot.send(Err(status));
+        if let Some(permit) = self.reserved {
+            permit.send(Err(status));
         }
     }
 }
@@ -59,7 +59,7 @@ pub(super) fn response_channel<T>(
 ) -> (Sender<StreamItem<T>>, StreamTerminator<T>, ResponseStream<T>) {
     let (sender, receiver) = mpsc::channel(buffer + 1);
     let terminator = StreamTerminator {
-        // A new channel has a free slot, so this succeeds.
+        // A new channel has a free permit, so this succeeds.
         reserved: sender.clone().try_reserve_owned().ok(),
         call_id: call_id.to_owned(),
     };

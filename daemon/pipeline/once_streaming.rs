@@ -5,7 +5,7 @@
 //! acquired ──▶ authorized ──▶ work ──▶ completed: the reply goes to all callers with the id
 //!  ▲              │            ├─────▶ interrupted: the id is free, and the next call continues
 //!  │              │            └─────▶ transferred to a later call with the id, during the work or
-//!  │              ▼                    after its caller has gone
+//!  │              ▼                    after its client has disconnected
 //!  └──────────────┴─────────────────────┘
 //! ```
 //!
@@ -35,7 +35,7 @@ use crate::daemon::{
 /// What the work of a streaming call receives.
 #[derive(Debug)]
 pub(crate) struct StreamingContext {
-    /// Cancelled when the work must stop: its caller has gone, or another call continues it.
+    /// Cancelled when the work must stop: its client disconnected, or another call continues it.
     pub(crate) stop: CancellationToken,
     pub(crate) authorization: Authorization,
     /// Where the work records that it may be complete from here on. `None` without a request id.
@@ -212,7 +212,7 @@ async fn await_authorization(
             return Some((claim, authorization));
         }
 
-        // The caller has gone. The authorization is kept for a caller that comes back.
+        // The client has disconnected. The authorization is kept for a caller that comes back.
         tokio::select! {
             () = claim.takeover_requested() => {}
             () = claim.abandoned() => return None,

@@ -12,7 +12,7 @@ use crate::daemon::{
 
 impl Pipeline {
     /// Runs `query` on the workspace and the session of a call. Keeps `held` alive until the query
-    /// has ended, even if the caller has gone.
+    /// has ended, even if the client has disconnected.
     pub(crate) async fn query_session<H, T>(
         &self,
         context: &CallContext,

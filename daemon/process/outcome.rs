@@ -11,8 +11,8 @@ pub(crate) enum CommandOutcome {
     Signaled(i32),
     /// The daemon stopped it because of its timeout. With the signal that ended it, if one did.
     TimedOut(Option<i32>),
-    /// The daemon stopped it because all callers had gone, or because the daemon shut down. With
-    /// the signal that ended it, if one did.
+    /// The daemon stopped it because all clients had disconnected, or because the daemon shut down.
+    /// With the signal that ended it, if one did.
     Cancelled(Option<i32>),
     /// It exceeded its memory limit and was killed.
     OomKilled,
@@ -24,7 +24,7 @@ pub(crate) enum CommandOutcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopReason {
     TimedOut,
-    /// All callers have gone, or the daemon is shutting down.
+    /// All clients have disconnected, or the daemon is shutting down.
     Cancelled,
     Limit(ResourceLimit),
 }

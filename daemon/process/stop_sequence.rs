@@ -27,8 +27,8 @@ pub(super) enum StopEvent {
     DeadlineReached(Instant),
     /// The daemon is shutting down.
     Terminate(Instant),
-    /// The call was abandoned: all callers have gone, the call timed out, or the shutdown is
-    /// forced.
+    /// The call was abandoned: all clients have disconnected, the call timed out, or the shutdown
+    /// is forced.
     Abandoned,
     /// The daemon cannot attach the command's terminal, so it would lose the command's output.
     TerminalLost,

@@ -44,7 +44,7 @@ type PendingControl = (ProcessControl, oneshot::Sender<()>);
 /// Ways to stop a command early.
 #[derive(Debug, Clone)]
 pub(crate) struct CancelSignals {
-    /// Kill it at once: all callers have gone, the call timed out, or the shutdown is forced.
+    /// Kill it at once: all clients disconnected, the call timed out, or the shutdown is forced.
     pub(crate) abandoned: CancellationToken,
     /// Stop waiting for a sandbox permit: the daemon begins to shut down. A command that has its
     /// permit starts.

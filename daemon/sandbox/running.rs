@@ -40,9 +40,10 @@ use crate::daemon::{
 /// Time that a sandbox may take to run the probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Request from the task that runs a command to the task that owns the sandbox's slot.
+/// Request from the holder of a sandbox, the task that runs a command in it, to the task that owns
+/// the sandbox's slot.
 #[derive(Debug)]
-pub(super) enum SlotRequest {
+pub(super) enum HolderRequest {
     /// Measure the sandbox's memory, CPU time and open files.
     Measure { bounds: MeasurementBounds, reply: oneshot::Sender<RunMeasurement> },
     /// Build another sandbox with these limits in place of this one.
@@ -57,7 +58,7 @@ pub(crate) struct IdleSandbox {
     /// The process that becomes the command, by its id in the daemon's namespace.
     pub(super) command: Option<Pid>,
     pub(super) slot_outcome: oneshot::Sender<SlotOutcome>,
-    pub(super) slot_requests: mpsc::Sender<SlotRequest>,
+    pub(super) holder_requests: mpsc::Sender<HolderRequest>,
     /// The cgroup of the command, if the host has cgroups.
     pub(super) cgroup: Option<RunCgroup>,
     /// The slot's listener, with the network `proxy` only.
@@ -78,7 +79,7 @@ pub(crate) struct RunningSandbox {
     pidfd: Option<OwnedFd>,
     command: Option<Pid>,
     slot_outcome: Option<oneshot::Sender<SlotOutcome>>,
-    slot_requests: mpsc::Sender<SlotRequest>,
+    holder_requests: mpsc::Sender<HolderRequest>,
     cgroup: Option<RunCgroup>,
     proxy_lease: Option<ProxyLease>,
     level: IsolationLevel,
@@ -88,7 +89,7 @@ pub(crate) struct RunningSandbox {
 /// Requests measurements of a run from its slot keeper.
 #[derive(Debug)]
 pub(crate) struct MeasurementClient {
-    slot_requests: mpsc::Sender<SlotRequest>,
+    holder_requests: mpsc::Sender<HolderRequest>,
     /// CPU time of the run, if the kernel enforces its memory limit in a cgroup.
     cpu_clock: Option<CpuClock>,
     /// CPU time at the last request to the slot, if there is a clock.
@@ -112,7 +113,7 @@ impl MeasurementClient {
             }
             cpu_us => {
                 self.last_measured_cpu_us = cpu_us.unwrap_or(0);
-                self.slot_requests.try_send(SlotRequest::Measure { bounds, reply }).is_ok()
+                self.holder_requests.try_send(HolderRequest::Measure { bounds, reply }).is_ok()
             }
         };
         requested.then_some(measurement)
@@ -262,8 +263,8 @@ impl IdleSandbox {
     /// slot is gone.
     pub(super) async fn rebuild_for(self, limits: RunLimits) -> Option<Result<Self, StageFailure>> {
         let (reply, sandbox) = oneshot::channel();
-        let Self { slot_requests, slot_outcome, .. } = self;
-        slot_requests.send(SlotRequest::Rebuild { limits, reply }).await.ok()?;
+        let Self { holder_requests, slot_outcome, .. } = self;
+        holder_requests.send(HolderRequest::Rebuild { limits, reply }).await.ok()?;
         let sandbox = sandbox.await.ok();
 
         // Dropped only now: earlier, the slot would take this sandbox for dropped and end.
@@ -277,7 +278,7 @@ impl IdleSandbox {
             pidfd: Some(self.pidfd),
             command: self.command,
             slot_outcome: Some(self.slot_outcome),
-            slot_requests: self.slot_requests,
+            holder_requests: self.holder_requests,
             cgroup: self.cgroup,
             proxy_lease: self.proxy_listener.as_ref().map(ProxyListener::lease),
             level: self.level,
@@ -346,7 +347,7 @@ impl RunningSandbox {
 
     pub(crate) fn measurement_client(&self) -> MeasurementClient {
         MeasurementClient {
-            slot_requests: self.slot_requests.clone(),
+            holder_requests: self.holder_requests.clone(),
             cpu_clock: self.cgroup.as_ref().map(RunCgroup::cpu_clock),
             last_measured_cpu_us: 0,
         }

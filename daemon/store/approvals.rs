@@ -78,7 +78,7 @@ pub(crate) enum ApprovalEndState {
     Denied,
     /// The time limit passed without a decision.
     Expired,
-    /// All callers that waited for it have gone.
+    /// All clients that waited for it have disconnected.
     Withdrawn,
     /// The daemon died while it was pending.
     Lost,

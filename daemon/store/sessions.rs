@@ -28,7 +28,7 @@ const MAX_IDLE_OPEN_SESSIONS: usize = 256;
 #[derive(Debug)]
 pub(crate) struct SessionStore {
     folders: SessionFolders,
-    slots: Mutex<HashMap<SessionKey, Arc<SessionSlot>>>,
+    entries: Mutex<HashMap<SessionKey, Arc<SessionEntry>>>,
     index: Mutex<SessionIndex>,
     /// Held while the folders are listed for the index.
     index_scan: Mutex<()>,
@@ -43,7 +43,7 @@ pub(crate) struct SessionStore {
 type SessionKey = (String, SessionId);
 
 /// The session, if it is open.
-type SessionSlot = Mutex<Option<Arc<Session>>>;
+type SessionEntry = Mutex<Option<Arc<Session>>>;
 
 /// Known session folders, per workspace and in listing order.
 #[derive(Debug, Default)]
@@ -65,7 +65,7 @@ impl SessionStore {
     pub(super) fn new(path: PathBuf) -> Self {
         Self {
             folders: SessionFolders::new(path),
-            slots: Mutex::default(),
+            entries: Mutex::default(),
             index: Mutex::default(),
             index_scan: Mutex::default(),
             tombstones: Mutex::default(),
@@ -77,8 +77,8 @@ impl SessionStore {
     /// Returns the session if it is open and no caller is opening or removing it.
     pub(crate) fn get_open(&self, workspace: &str, id: &SessionId) -> Option<Arc<Session>> {
         let key = (workspace.to_owned(), id.clone());
-        let slot = Arc::clone(lock(&self.slots).get(&key)?);
-        let open = slot.try_lock().ok()?;
+        let entry = Arc::clone(lock(&self.entries).get(&key)?);
+        let open = entry.try_lock().ok()?;
         open.as_ref().map(Arc::clone)
     }
 
@@ -88,8 +88,8 @@ impl SessionStore {
         workspace: &str,
         id: &SessionId,
     ) -> io::Result<Arc<Session>> {
-        self.with_slot(workspace, id, |slot| {
-            if let Some(session) = slot {
+        self.with_entry(workspace, id, |entry| {
+            if let Some(session) = entry {
                 return Ok(Arc::clone(session));
             }
 
@@ -101,7 +101,7 @@ impl SessionStore {
                     self.folders.create(workspace, id, fill)?
                 }
             };
-            self.open_in_slot(slot, workspace, id, folder)
+            self.open_in_entry(entry, workspace, id, folder)
         })
     }
 
@@ -111,12 +111,12 @@ impl SessionStore {
         workspace: &str,
         id: &SessionId,
     ) -> io::Result<Option<Arc<Session>>> {
-        self.with_slot(workspace, id, |slot| {
-            if let Some(session) = slot {
+        self.with_entry(workspace, id, |entry| {
+            if let Some(session) = entry {
                 return Ok(Some(Arc::clone(session)));
             }
             match self.folders.find(workspace, id)? {
-                Some(folder) => self.open_in_slot(slot, workspace, id, folder).map(Some),
+                Some(folder) => self.open_in_entry(entry, workspace, id, folder).map(Some),
                 None => Ok(None),
             }
         })
@@ -219,8 +219,8 @@ impl SessionStore {
 
     /// Returns the sessions that are open. Blocks.
     pub(super) fn open_sessions(&self) -> Vec<Arc<Session>> {
-        let slots: Vec<_> = lock(&self.slots).values().map(Arc::clone).collect();
-        slots.iter().filter_map(|slot| lock(slot).clone()).collect()
+        let entries: Vec<_> = lock(&self.entries).values().map(Arc::clone).collect();
+        entries.iter().filter_map(|entry| lock(entry).clone()).collect()
     }
 
     /// Removes a session with its folder, unless it is in use or `is_unused` returns false for the
@@ -232,8 +232,8 @@ impl SessionStore {
         shutdown: &CancellationToken,
     ) -> io::Result<bool> {
         let SessionLocation { workspace, id, folder } = location;
-        let removed_folder = self.with_slot(workspace, id, |slot| {
-            let in_use = slot.as_ref().is_some_and(|session| Arc::strong_count(session) > 1);
+        let removed_folder = self.with_entry(workspace, id, |entry| {
+            let in_use = entry.as_ref().is_some_and(|session| Arc::strong_count(session) > 1);
             if in_use || !is_unused(Session::last_used(folder)?) {
                 return Ok(None);
             }
@@ -245,7 +245,7 @@ impl SessionStore {
             })?;
 
             let removed_folder = self.folders.mark_removed(folder)?;
-            *slot = None;
+            *entry = None;
             if let Some(sessions) = lock(&self.index).workspaces.get_mut(workspace) {
                 sessions.remove(id);
             }
@@ -345,40 +345,40 @@ impl SessionStore {
     }
 
     /// Calls `f` with the session's lock held.
-    fn with_slot<T>(
+    fn with_entry<T>(
         &self,
         workspace: &str,
         id: &SessionId,
         f: impl FnOnce(&mut Option<Arc<Session>>) -> T,
     ) -> T {
         let key = (workspace.to_owned(), id.clone());
-        let slot = {
-            let mut slots = lock(&self.slots);
-            if slots.len() >= MAX_IDLE_OPEN_SESSIONS && !slots.contains_key(&key) {
+        let entry = {
+            let mut entries = lock(&self.entries);
+            if entries.len() >= MAX_IDLE_OPEN_SESSIONS && !entries.contains_key(&key) {
                 // Closes idle sessions; they are found again by their files.
-                slots.retain(|_, slot| Arc::strong_count(slot) > 1 || is_in_use(slot));
+                entries.retain(|_, entry| Arc::strong_count(entry) > 1 || is_in_use(entry));
             }
-            Arc::clone(slots.entry(key.clone()).or_default())
+            Arc::clone(entries.entry(key.clone()).or_default())
         };
 
-        let mut session = lock(&slot);
+        let mut session = lock(&entry);
         let result = f(&mut session);
         let is_open = session.is_some();
         drop(session);
 
         if !is_open {
-            let mut slots = lock(&self.slots);
-            // Two references, this one and the map's: no other caller is about to use the slot.
-            if Arc::strong_count(&slot) == 2 && lock(&slot).is_none() {
-                slots.remove(&key);
+            let mut entries = lock(&self.entries);
+            // Two references, this one and the map's: no other caller is about to use the entry.
+            if Arc::strong_count(&entry) == 2 && lock(&entry).is_none() {
+                entries.remove(&key);
             }
         }
         result
     }
 
-    fn open_in_slot(
+    fn open_in_entry(
         &self,
-        slot: &mut Option<Arc<Session>>,
+        entry: &mut Option<Arc<Session>>,
         workspace: &str,
         id: &SessionId,
         folder: PathBuf,
@@ -395,7 +395,7 @@ impl SessionStore {
             session.end_lost_steps();
         }
         let session = Arc::new(session);
-        *slot = Some(Arc::clone(&session));
+        *entry = Some(Arc::clone(&session));
 
         let count = {
             let mut index = lock(&self.index);
@@ -410,9 +410,9 @@ impl SessionStore {
     }
 }
 
-/// Whether the slot's session is open and referenced outside the slot.
-fn is_in_use(slot: &SessionSlot) -> bool {
-    lock(slot).as_ref().is_some_and(|session| Arc::strong_count(session) > 1)
+/// Whether the entry's session is open and referenced outside the entry.
+fn is_in_use(entry: &SessionEntry) -> bool {
+    lock(entry).as_ref().is_some_and(|session| Arc::strong_count(session) > 1)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

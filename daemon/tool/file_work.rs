@@ -48,24 +48,28 @@ impl ToolContext {
         response_deadline(Instant::now(), self.default_timeout, self.deadline)
     }
 
-    /// Waits for a file permit, until the call is abandoned or `until` passes. Releases the start
-    /// permit if the call has to queue.
-    async fn acquire_file_permit(&self, until: Option<Instant>) -> Result<BlockingPermit, Error> {
+    /// Waits for a file permit, until the call is abandoned or `soft_deadline` passes. Releases the
+    /// start permit if the call has to queue.
+    async fn acquire_file_permit(
+        &self,
+        soft_deadline: Option<Instant>,
+    ) -> Result<BlockingPermit, Error> {
         let operations = &self.workspace_context.file_limiters.operations;
-        let permit = self.acquire_permit(FILE_WORK, operations, until).await?;
+        let permit = self.acquire_permit(FILE_WORK, operations, soft_deadline).await?;
 
         let (operations, principal) = (Arc::clone(operations), Arc::clone(&self.principal));
         let start_permit = Some(self.start_permit.clone());
         Ok(BlockingPermit::new(operations, principal, permit, start_permit))
     }
 
-    /// Waits for a permit of `limiter`, until the call is abandoned or `until` passes. Releases the
-    /// start permit if the call has to queue. `work` says in errors what the permit is for.
+    /// Waits for a permit of `limiter`, until the call is abandoned or `soft_deadline` passes.
+    /// Releases the start permit if the call has to queue. `work` says in errors what the permit is
+    /// for.
     pub(super) async fn acquire_permit(
         &self,
         work: &str,
         limiter: &Arc<Limiter>,
-        until: Option<Instant>,
+        soft_deadline: Option<Instant>,
     ) -> Result<Permit, Error> {
         match limiter.acquire(&self.principal, usize::MAX) {
             Ok(Acquire::Granted(permit)) => Ok(permit),
@@ -74,7 +78,7 @@ impl ToolContext {
                 tokio::select! {
                     permit = pending.wait() => Ok(permit),
                     () = self.cancel.abandoned.cancelled() => Err(CancelToken::timeout_error()),
-                    () = task::sleep_until(until) => {
+                    () = task::sleep_until(soft_deadline) => {
                         Err(no_permit_error(work, limiter.reject(&self.principal, usize::MAX)))
                     }
                 }
@@ -92,19 +96,19 @@ impl ToolContext {
     }
 }
 
-/// Like [`run_on_files`], for tools that return partial results at `until`.
+/// Like [`run_on_files`], for tools that return partial results at `soft_deadline`.
 ///
 /// Returns `None` if `function` did not notice the cancellation within [`CANCEL_NOTICE_GRACE`]. It
 /// then continues until it does, and holds its permits until then.
 pub(super) async fn run_on_files_until<R: Send + 'static>(
     context: &ToolContext,
-    until: Instant,
+    soft_deadline: Instant,
     function: impl FnOnce(&Workspace, &CancelToken) -> R + Send + 'static,
 ) -> Result<Option<R>, Error> {
-    let file_permit = context.acquire_file_permit(Some(until)).await?;
+    let file_permit = context.acquire_file_permit(Some(soft_deadline)).await?;
     let end = async {
         // Ends at the deadline or when the call is abandoned, whichever comes first.
-        let _either = timeout_at(until.into(), context.cancel.abandoned.cancelled()).await;
+        let _either = timeout_at(soft_deadline.into(), context.cancel.abandoned.cancelled()).await;
     };
 
     let workspace = Arc::clone(&context.workspace_context.workspace);

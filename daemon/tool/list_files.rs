@@ -63,12 +63,12 @@ impl Tool for ListFiles {
         context: ToolContext,
     ) -> Result<ToolOutput<Self::Response>, Error> {
         let request = Arc::new(request);
-        let until = context.soft_deadline();
-        let mut attempts = FdRetry::with_deadline(Some(until));
+        let soft_deadline = context.soft_deadline();
+        let mut attempts = FdRetry::with_deadline(Some(soft_deadline));
         loop {
             let page = Arc::new(Mutex::new(FilePage::default()));
             let (shared, request) = (Arc::clone(&page), Arc::clone(&request));
-            let run = run_on_files_until(&context, until, move |workspace, cancel| {
+            let run = run_on_files_until(&context, soft_deadline, move |workspace, cancel| {
                 fill_page(workspace, &request, &shared, cancel)
             });
             let complete = match run.await?.transpose() {

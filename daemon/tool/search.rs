@@ -60,19 +60,19 @@ impl Tool for SearchFiles {
         context: ToolContext,
     ) -> Result<ToolOutput<Self::Response>, Error> {
         let request = Arc::new(request);
-        let until = context.soft_deadline();
+        let soft_deadline = context.soft_deadline();
         let artifacts = SessionArtifacts::for_call(&context);
-        let mut attempts = FdRetry::with_deadline(Some(until));
+        let mut attempts = FdRetry::with_deadline(Some(soft_deadline));
 
         loop {
             let searches = &context.workspace_context.file_limiters.searches;
-            let permit = context.acquire_permit("searches", searches, Some(until)).await?;
+            let permit = context.acquire_permit("searches", searches, Some(soft_deadline)).await?;
 
             let progress =
                 Arc::new(SearchProgress::new(max_matches(&request), MAX_RESPONSE_LINE_BYTES));
             let (shared, request) = (Arc::clone(&progress), Arc::clone(&request));
             let artifacts = artifacts.clone();
-            let run = run_on_files_until(&context, until, move |workspace, cancel| {
+            let run = run_on_files_until(&context, soft_deadline, move |workspace, cancel| {
                 let _permit = permit;
                 search(workspace, &artifacts, &request, &shared, cancel)
             });

@@ -76,7 +76,7 @@ impl ApprovalStream {
     ///
     /// # Errors
     ///
-    /// Returns the error to end the stream with; `None` if the client has gone.
+    /// Returns the error to end the stream with; `None` if the client has disconnected.
     async fn send_events(
         &mut self,
         sender: &Sender<StreamItem<WatchApprovalsResponse>>,

@@ -92,7 +92,7 @@ struct EventSender {
 
 /// Why a stream ends.
 enum EventStreamEnd {
-    /// Everything was sent, or the client has gone.
+    /// Everything was sent, or the client has disconnected.
     Closed,
     /// The client gets this error.
     Failed(Error),

@@ -60,7 +60,7 @@ struct JobOutputCursor {
 
 /// Why the stream ends.
 enum JobStreamEnd {
-    /// Everything was sent, or the client has gone.
+    /// Everything was sent, or the client has disconnected.
     Closed,
     /// The client gets this error.
     Failed(Error),
@@ -98,7 +98,7 @@ impl JobStream {
         })
     }
 
-    /// Sends updates until the job has ended or the client has gone.
+    /// Sends updates until the job has ended or the client has disconnected.
     ///
     /// Ends earlier at the client's deadline, or when the drain timeout has passed.
     pub(super) async fn run(

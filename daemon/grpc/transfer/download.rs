@@ -127,7 +127,7 @@ async fn open_file(
 }
 
 impl FileDownload {
-    /// Sends the file until its end, or until the client has gone.
+    /// Sends the file until its end, or until the client has disconnected.
     ///
     /// Fails if the client reads nothing for too long, at its deadline, and when the drain timeout
     /// has passed.

@@ -104,26 +104,26 @@ pub(crate) enum WaitDeadline<'a> {
 }
 
 impl WaitDeadline<'_> {
-    /// Waits until `until`, or until just before the deadline, so that the caller still gets the
-    /// error. Returns whether the deadline came first.
-    async fn passes_before(self, until: Instant) -> bool {
+    /// Waits until `queue_deadline`, or until just before the deadline, so that the caller still
+    /// gets the error. Returns whether the deadline came first.
+    async fn passes_before(self, queue_deadline: Instant) -> bool {
         let wait_end = |deadline| {
             let now = Instant::now();
-            response_deadline(now, until.saturating_duration_since(now), deadline)
+            response_deadline(now, queue_deadline.saturating_duration_since(now), deadline)
         };
 
         let mut waiters = match self {
             Self::At(deadline) => {
                 let wait_end = wait_end(deadline);
                 task::sleep_until(Some(wait_end)).await;
-                return wait_end < until;
+                return wait_end < queue_deadline;
             }
             Self::OfLastWaiter(waiters) => waiters.clone(),
         };
         loop {
             let wait_end = wait_end(waiters.borrow_and_update().last_deadline());
             tokio::select! {
-                () = task::sleep_until(Some(wait_end)) => return wait_end < until,
+                () = task::sleep_until(Some(wait_end)) => return wait_end < queue_deadline,
                 // Fails if there can be no more waiters, but the holder of the claim is here.
                 Ok(()) = waiters.changed() => {}
             }
@@ -233,20 +233,21 @@ impl AdmissionControl {
         shutdown: &Shutdown,
     ) -> Result<Admission, Error> {
         shutdown.check_accepting()?;
-        let until = Instant::now() + self.limits.queue_timeout;
+        let queue_deadline = Instant::now() + self.limits.queue_timeout;
         let max_calls = request.principal.concurrent_calls();
-        let permit = self.acquire(&self.call_limiter, request, max_calls, until, shutdown).await?;
+        let permit =
+            self.acquire(&self.call_limiter, request, max_calls, queue_deadline, shutdown).await?;
 
         let awaiting_start = CountGuard::new(&self.awaiting_start);
         let sandbox_permit = match request.sandbox_limiter {
             Some(limiter) => {
                 let _awaiting_sandbox = CountGuard::new(&self.awaiting_sandbox);
-                Some(self.acquire(limiter, request, usize::MAX, until, shutdown).await?)
+                Some(self.acquire(limiter, request, usize::MAX, queue_deadline, shutdown).await?)
             }
             None => None,
         };
 
-        let start_permit = self.acquire_start_permit(request, until, shutdown).await?;
+        let start_permit = self.acquire_start_permit(request, queue_deadline, shutdown).await?;
         drop(awaiting_start);
 
         Ok(Admission {
@@ -279,8 +280,8 @@ impl AdmissionControl {
             Some(limiter) => Some(self.sandbox_permit(limiter, request)?),
             None => None,
         };
-        let until = Instant::now() + self.limits.queue_timeout;
-        let start_permit = self.acquire_start_permit(request, until, shutdown).await?;
+        let queue_deadline = Instant::now() + self.limits.queue_timeout;
+        let start_permit = self.acquire_start_permit(request, queue_deadline, shutdown).await?;
 
         Ok(Admission { permit, sandbox_permit, start_permit })
     }
@@ -291,8 +292,8 @@ impl AdmissionControl {
         request: AdmissionRequest<'_>,
         shutdown: &Shutdown,
     ) -> Result<Permit, Error> {
-        let until = Instant::now() + self.limits.queue_timeout;
-        self.acquire(&self.validation_limiter, request, usize::MAX, until, shutdown).await
+        let queue_deadline = Instant::now() + self.limits.queue_timeout;
+        self.acquire(&self.validation_limiter, request, usize::MAX, queue_deadline, shutdown).await
     }
 
     /// Returns the number of running calls.
@@ -328,10 +329,11 @@ impl AdmissionControl {
     async fn acquire_start_permit(
         &self,
         request: AdmissionRequest<'_>,
-        until: Instant,
+        queue_deadline: Instant,
         shutdown: &Shutdown,
     ) -> Result<SharedPermit, Error> {
-        let permit = self.acquire(&self.start_limiter, request, usize::MAX, until, shutdown);
+        let permit =
+            self.acquire(&self.start_limiter, request, usize::MAX, queue_deadline, shutdown);
         Ok(SharedPermit::new(permit.await?))
     }
 
@@ -340,7 +342,7 @@ impl AdmissionControl {
         limiter: &Arc<Limiter>,
         request: AdmissionRequest<'_>,
         max_in_use: usize,
-        until: Instant,
+        queue_deadline: Instant,
         shutdown: &Shutdown,
     ) -> Result<Permit, Error> {
         let principal = request.principal.shared_name();
@@ -357,7 +359,7 @@ impl AdmissionControl {
             () = draining.cancelled() => Err(Shutdown::draining_error()),
             permit = pending.wait() => Ok(permit),
             // A caller with a deadline gets the error before it.
-            deadline_came_first = request.deadline.passes_before(until) => {
+            deadline_came_first = request.deadline.passes_before(queue_deadline) => {
                 let saturated = limiter.reject(principal, max_in_use);
                 Err(if deadline_came_first {
                     deadline_error(saturated)

@@ -4,7 +4,7 @@
 //! requested ──▶ PENDING ──▶ ALLOWED     an approver or a new rule allowed it: the call continues
 //!                  ├──────▶ DENIED      an approver denied it
 //!                  ├──────▶ EXPIRED     the call's deadline or the longest wait has passed
-//!                  ├──────▶ WITHDRAWN   the caller has gone, or the daemon drains
+//!                  ├──────▶ WITHDRAWN   the client has disconnected, or the daemon drains
 //!                  └──────▶ LOST        the daemon died; the next daemon stores this at its start
 //! ```
 //!

@@ -25,7 +25,7 @@ pub(in crate::daemon::pipeline) struct InvocationTools<'a> {
     context: CallContext,
     /// The claim of the request id, if there is one.
     claim: Option<&'a Claim>,
-    /// Cancelled when all callers have gone.
+    /// Cancelled when all clients have disconnected.
     stop: &'a CancellationToken,
     /// Exit information of the last command.
     exit_info: CommandExitInfo,

@@ -25,7 +25,7 @@ use crate::daemon::{
         level::IsolationLevel,
         limits::RunLimits,
         proxy_listener::ProxyListener,
-        running::{IdleSandbox, SlotRequest},
+        running::{HolderRequest, IdleSandbox},
         slot::{MAX_HANDLE_MESSAGE_BYTES, SANDBOX_HANDLE_MESSAGE},
         stage::{Stage, StageFailure},
         wire::{
@@ -40,7 +40,7 @@ use crate::daemon::{
 #[derive(Debug)]
 pub(super) struct SlotBuilder {
     /// Sends the requests of a sandbox's holder to the slot's task.
-    pub(super) slot_requests: mpsc::Sender<SlotRequest>,
+    pub(super) holder_requests: mpsc::Sender<HolderRequest>,
     /// The slot's listener, with the network `proxy` only.
     pub(super) proxy_listener: Option<Arc<ProxyListener>>,
     pub(super) level: IsolationLevel,
@@ -118,7 +118,7 @@ async fn request_sandbox(
             pidfd,
             command: received.sender,
             slot_outcome,
-            slot_requests: builder.slot_requests.clone(),
+            holder_requests: builder.holder_requests.clone(),
             proxy_listener: builder.proxy_listener.clone(),
             level: builder.level,
             generation: builder.generation,

@@ -35,7 +35,7 @@ use super::{
     limits::RunLimits,
     protected_files::ProtectedFiles,
     proxy_listener::ProxyListener,
-    running::{IdleSandbox, SlotRequest},
+    running::{HolderRequest, IdleSandbox},
     stage::{Stage, StageFailure},
     wire::SandboxIdentity,
 };
@@ -341,10 +341,10 @@ impl SandboxPool {
     /// Serves one slot until the pool does not need it, or the slot is lost.
     async fn serve_slot(self: &Arc<Self>) -> Result<(), StageFailure> {
         let level = self.state().level;
-        let (slot_requests, mut requests) = mpsc::channel(1);
+        let (holder_requests, mut requests) = mpsc::channel(1);
         let (mut slot, proxy_listener, generation) = self.make_slot_uncancelled().await?;
         let mut builder = SlotBuilder {
-            slot_requests,
+            holder_requests,
             proxy_listener,
             level,
             generation,
@@ -452,7 +452,7 @@ impl SandboxPool {
 async fn serve_requests(
     slot: &Channel,
     builder: &SlotBuilder,
-    requests: &mut mpsc::Receiver<SlotRequest>,
+    requests: &mut mpsc::Receiver<HolderRequest>,
     mut slot_outcome: oneshot::Receiver<SlotOutcome>,
 ) -> Result<Option<SlotOutcome>, StageFailure> {
     loop {
@@ -460,16 +460,16 @@ async fn serve_requests(
             biased;
             outcome = &mut slot_outcome => return Ok(outcome.ok()),
             Some(request) = requests.recv() => match request {
-                SlotRequest::Measure { bounds, reply } => {
+                HolderRequest::Measure { bounds, reply } => {
                     let measurement = measure_sandbox(slot, bounds).await?;
                     let _receiver_gone = reply.send(measurement);
                 }
-                SlotRequest::Rebuild { limits, reply } => {
+                HolderRequest::Rebuild { limits, reply } => {
                     match build_sandbox(slot, builder, &limits).await {
                         Ok((sandbox, new_outcome)) => {
                             slot_outcome = new_outcome;
                             if reply.send(Ok(sandbox)).is_err() {
-                                tracing::debug!("a sandbox was rebuilt, but its caller has gone");
+                                tracing::debug!("a sandbox was rebuilt, but its client has disconnected");
                             }
                         }
                         Err(failure) => {

@@ -36,7 +36,7 @@ fn pages_skip_unreadable_sessions_and_end_after_the_last() {
     assert_eq!(listed(&sessions, Some("a"), 9), ["d", "e"]);
     assert_eq!(listed(&sessions, Some("e"), 9), [""; 0]);
     assert_eq!(sessions.all_locations().unwrap().len(), 5);
-    assert!(lock(&sessions.slots).len() <= 2);
+    assert!(lock(&sessions.entries).len() <= 2);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn session_with_the_id_of_a_removed_one_continues_its_counters() {
 fn sessions_do_not_wait_for_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let sessions = Arc::new(SessionStore::new(folder.path().to_owned()));
-    sessions.with_slot("w", &id("slow"), |_| {
+    sessions.with_entry("w", &id("slow"), |_| {
         let other = Arc::clone(&sessions);
         let thread = std::thread::spawn(move || {
             other.open_or_create("w", &id("quick")).unwrap();
@@ -89,5 +89,5 @@ fn sessions_do_not_wait_for_each_other() {
         });
         thread.join().unwrap();
     });
-    assert!(lock(&sessions.slots).len() <= MAX_IDLE_OPEN_SESSIONS);
+    assert!(lock(&sessions.entries).len() <= MAX_IDLE_OPEN_SESSIONS);
 }
