@@ -69,7 +69,7 @@ impl EventServiceHandler {
         let pipeline = &self.pipeline;
         let request = pipeline.catalog.check("jig.v1.WatchEventsRequest", request)?;
         validate_watch_request(&request)?;
-        let workspace = pipeline.workspace_context(&context)?.workspace.name().to_owned();
+        let workspace = pipeline.resolve_workspace(&context)?.workspace.name().to_owned();
 
         // Not a permit of the admission queue: events can be watched however many calls run.
         let session = (workspace.clone(), context.session.clone());
@@ -146,7 +146,7 @@ impl EventServiceHandler {
     ) -> Result<ListSessionsResponse, Error> {
         let pipeline = &self.pipeline;
         let request = pipeline.catalog.check("jig.v1.ListSessionsRequest", request)?;
-        let workspace = pipeline.workspace_context(&context)?.workspace.name().to_owned();
+        let workspace = pipeline.resolve_workspace(&context)?.workspace.name().to_owned();
         let filters = PageFilterHash::new(&["sessions", &workspace], &[]);
         let after = request.page_token.filter(|token| !token.is_empty());
         let after = after.map(|token| decode_page_token(&token, &filters)).transpose()?;

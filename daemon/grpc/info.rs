@@ -53,7 +53,7 @@ impl DaemonService for DaemonServiceHandler {
     ) -> Result<Response<GetInfoResponse>, Status> {
         let context = call_context(&request)?;
         // A key whose workspaces are all gone may still ask, without naming one.
-        let workspace_context = match self.pipeline.workspace_context(&context) {
+        let workspace_context = match self.pipeline.resolve_workspace(&context) {
             Ok(found) => Some(found),
             Err(_) if context.workspace.is_none() => None,
             Err(error) => return Err(to_logged_status(&error, &context.call_id)),

@@ -55,7 +55,7 @@ where
     F: Future<Output = Result<A, Error>> + Send + 'static,
 {
     handle(request, async |context, request| {
-        let call = pipeline.idempotent_call(&context, method, &request)?;
+        let call = pipeline.identify_call(&context, method, &request)?;
         let work = work(context, request);
         pipeline.run_once(call, method, work).await
     })

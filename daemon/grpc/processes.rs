@@ -133,7 +133,7 @@ impl ProcessService for ProcessServiceHandler {
         request: Request<ListProcessesRequest>,
     ) -> Result<Response<ListProcessesResponse>, Status> {
         handle(request, async |context, _| {
-            let workspace = self.0.workspace_context(&context)?.workspace.name();
+            let workspace = self.0.resolve_workspace(&context)?.workspace.name();
             self.0.require_command_access(&context)?;
             let entries = self.0.processes.list(workspace);
             Ok(ListProcessesResponse { processes: entries.iter().map(wire_process).collect() })
@@ -165,7 +165,7 @@ impl ProcessServiceHandler {
 
     /// Finds a running or recently ended process of the workspace.
     fn find_process(&self, context: &CallContext, id: &str) -> Result<Arc<ProcessHandle>, Error> {
-        let workspace = self.0.workspace_context(context)?.workspace.name();
+        let workspace = self.0.resolve_workspace(context)?.workspace.name();
         self.0.require_command_access(context)?;
         let entry = self.0.processes.find(workspace, id);
         entry.map(|entry| entry.process).ok_or_else(|| {
@@ -178,7 +178,7 @@ impl ProcessServiceHandler {
 
     fn isolation_level(&self, context: &CallContext) -> String {
         self.0
-            .workspace_context(context)
+            .resolve_workspace(context)
             .map(|workspace| workspace.isolation.level.to_string())
             .unwrap_or_default()
     }

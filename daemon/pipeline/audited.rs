@@ -42,8 +42,8 @@ impl Pipeline {
         record_params: Value,
         authorization: Authorization,
     ) -> Result<AuditedCall, Error> {
-        let workspace_context = self.workspace_context(&context)?.clone();
-        let session = self.session(&context).await?;
+        let workspace_context = self.resolve_workspace(&context)?.clone();
+        let session = self.open_session(&context).await?;
         let common_record_fields =
             records::common_record_fields(name, &context, workspace_context.workspace.name());
         let started = records::started_record(

@@ -63,7 +63,7 @@ impl Pipeline {
         file: &str,
     ) -> Result<Authorization, Error> {
         context.principal.require_tool(tool)?;
-        let workspace_context = self.workspace_context(context)?;
+        let workspace_context = self.resolve_workspace(context)?;
         let workspace = workspace_context.workspace.name().to_owned();
         let risk = self.catalog.tool(tool).map_or(Risk::Dangerous, |spec| spec.options.risk());
 
@@ -158,7 +158,7 @@ impl Pipeline {
             Some(EncodedRequest { message_name, encoded }) if lacks_params => {
                 let params =
                     self.catalog.decode_explicit_params(request.tool, *message_name, encoded)?;
-                let view = policy_view(&params, self.workspace_context(context)?, canonical);
+                let view = policy_view(&params, self.resolve_workspace(context)?, canonical);
                 &Arc::new(request.with_parameters(view.texts))
             }
             Some(_) | None => request,
@@ -245,7 +245,7 @@ impl Pipeline {
         error: &Error,
         denied_by: &str,
     ) {
-        let Ok(workspace_context) = self.workspace_context(context) else {
+        let Ok(workspace_context) = self.resolve_workspace(context) else {
             return;
         };
 
@@ -299,7 +299,7 @@ impl Pipeline {
         error: &Error,
     ) {
         let denied_by = error.reason.name();
-        if let Ok(workspace_context) = self.workspace_context(context) {
+        if let Ok(workspace_context) = self.resolve_workspace(context) {
             let workspace = workspace_context.workspace.name();
             let fields = records::common_record_fields(tool, context, workspace);
             self.append_record(context, records::denied_record(&fields, denied_by)).await;
@@ -313,7 +313,7 @@ impl Pipeline {
         context: &CallContext,
         record: Map<String, Value>,
     ) {
-        let appended = match self.session(context).await {
+        let appended = match self.open_session(context).await {
             Ok(session) => session.record_without_step(record).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };

@@ -48,8 +48,8 @@ impl Pipeline {
         }
 
         let snapshot = Arc::clone(&policy_input.snapshot);
-        let workspace = Arc::clone(&self.workspace_context(context)?.workspace);
-        let session = self.session(context).await?;
+        let workspace = Arc::clone(&self.resolve_workspace(context)?.workspace);
+        let session = self.open_session(context).await?;
         let identities = path_identities(&workspace, &policy_input).await?;
         let request = self.approval_request(context, policy_input, required_by, session);
         let policy_request = Arc::clone(&request.policy_request);

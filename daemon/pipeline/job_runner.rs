@@ -97,7 +97,7 @@ impl Pipeline {
         submission: ValidatedSubmission,
         is_resumed: bool,
     ) -> Result<Job, Error> {
-        let workspace = self.workspace_context(context)?.workspace.name().to_owned();
+        let workspace = self.resolve_workspace(context)?.workspace.name().to_owned();
         if let Some(request_id) = context.request_id.clone().filter(|_| is_resumed) {
             let principal = context.principal.name();
             let submitted = self.jobs.find_submitted(principal, &workspace, request_id).await?;

@@ -178,7 +178,7 @@ impl Pipeline {
     }
 
     /// Returns the workspace that a call names, or the default one.
-    pub(crate) fn workspace_context(
+    pub(crate) fn resolve_workspace(
         &self,
         context: &CallContext,
     ) -> Result<&WorkspaceContext, Error> {
@@ -205,21 +205,21 @@ impl Pipeline {
         })
     }
 
-    /// Returns the session of a call, and creates it if it is new.
-    pub(crate) async fn session(
+    /// Opens the session of a call, and creates it if it is new.
+    pub(crate) async fn open_session(
         self: &Arc<Self>,
         context: &CallContext,
     ) -> Result<Arc<Session>, Error> {
-        self.session_releasing_start_permit(context, None).await
+        self.open_session_releasing_start_permit(context, None).await
     }
 
-    /// As [`Self::session`], but releases `start_permit` before it waits for file descriptors.
-    async fn session_releasing_start_permit(
+    /// As [`Self::open_session`], but releases `start_permit` before it waits for file descriptors.
+    async fn open_session_releasing_start_permit(
         self: &Arc<Self>,
         context: &CallContext,
         start_permit: Option<&SharedPermit>,
     ) -> Result<Arc<Session>, Error> {
-        let workspace = self.workspace_context(context)?.workspace.name();
+        let workspace = self.resolve_workspace(context)?.workspace.name();
         if let Some(session) = self.state_dir.sessions().get_open(workspace, &context.session) {
             return Ok(session);
         }
@@ -380,7 +380,7 @@ impl Pipeline {
         let common_record_fields = records::common_record_fields(tool, context, workspace);
 
         let start_permit = &admitted.admission.start_permit;
-        let session = self.session_releasing_start_permit(context, Some(start_permit)).await?;
+        let session = self.open_session_releasing_start_permit(context, Some(start_permit)).await?;
         let record = records::started_record(
             &common_record_fields,
             context,

@@ -56,7 +56,7 @@ pub(super) enum PayloadClaimOutcome<P> {
 // Claiming.
 impl Pipeline {
     /// Returns what identifies a call and its duplicates, or `None` without a request id.
-    pub(crate) fn idempotent_call(
+    pub(crate) fn identify_call(
         &self,
         context: &CallContext,
         method: &str,
@@ -66,7 +66,7 @@ impl Pipeline {
             return Ok(None);
         };
 
-        let workspace = self.workspace_context(context)?.workspace.name().to_owned();
+        let workspace = self.resolve_workspace(context)?.workspace.name().to_owned();
         Ok(Some(IdempotentCall {
             key: RequestKey {
                 principal: context.principal.name().to_owned(),

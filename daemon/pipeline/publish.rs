@@ -28,7 +28,7 @@ impl Pipeline {
             return;
         }
 
-        let Ok(workspace_context) = self.workspace_context(context) else {
+        let Ok(workspace_context) = self.resolve_workspace(context) else {
             return;
         };
         let workspace = workspace_context.workspace.name();

@@ -26,7 +26,7 @@ impl Pipeline {
         rejection: DialectRejection<'_>,
     ) {
         let DialectRejection { dialect, tool, record_params, duration, error } = rejection;
-        let Ok(workspace_context) = self.workspace_context(context) else {
+        let Ok(workspace_context) = self.resolve_workspace(context) else {
             return;
         };
 

@@ -32,7 +32,7 @@ impl Pipeline {
         let request = PolicyRequestRef {
             tool: RunCommand::NAME,
             risk: Risk::Dangerous,
-            workspace: self.workspace_context(context)?.workspace.name(),
+            workspace: self.resolve_workspace(context)?.workspace.name(),
             texts: &[],
             dialect_call: None,
         };
@@ -117,7 +117,7 @@ impl Pipeline {
         context: &CallContext,
         id: &str,
     ) -> Result<LiveOrEndedJob, Error> {
-        let workspace = self.workspace_context(context)?.workspace.name();
+        let workspace = self.resolve_workspace(context)?.workspace.name();
         let found = self.jobs.find(workspace, id).await?;
         let job = found.job();
         match self.require_job_tool(context, &job.dialect, &job.tool) {

@@ -23,7 +23,7 @@ impl Pipeline {
         H: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let workspace = self.workspace_context(context)?.workspace.name();
+        let workspace = self.resolve_workspace(context)?.workspace.name();
         let mut attempts = FdRetry::with_deadline(context.deadline);
 
         loop {

@@ -102,7 +102,7 @@ impl Pipeline {
         method: Option<&str>,
     ) -> Result<(Option<IdempotentCall>, ValidatedCall<T>), Error> {
         let idempotent_call = match method {
-            Some(method) => self.idempotent_call(context, method, &request)?,
+            Some(method) => self.identify_call(context, method, &request)?,
             None => None,
         };
         Ok((idempotent_call, self.validate_request::<T>(context, request)?))
@@ -125,7 +125,7 @@ impl Pipeline {
         alias_params: Option<(PolicyView, serde_json::Value)>,
     ) -> Result<ValidatedCall<T>, Error> {
         let request_bytes = request.encoded_len();
-        let workspace_context = self.workspace_context(context)?.clone();
+        let workspace_context = self.resolve_workspace(context)?.clone();
         let workspace = workspace_context.workspace.name().to_owned();
         let tool = context.effective_tool(T::NAME);
         context.principal.require_tool(tool)?;

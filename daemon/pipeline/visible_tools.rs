@@ -20,7 +20,7 @@ impl Pipeline {
         names: &[String],
     ) -> Result<Vec<ToolDefinition>, Error> {
         let principal = &context.principal;
-        self.workspace_context(context)?;
+        self.resolve_workspace(context)?;
         let snapshot = self.policy.snapshot();
         let is_available = |tool: &str, dialect_tool: Option<&str>| {
             principal.require_tool(tool).is_ok()

@@ -92,14 +92,15 @@ impl Tool for FetchUrl {
             return Err(Error::new(Reason::ToolDisabled, text));
         };
         let timeout = params.timeout.unwrap_or(context.default_timeout);
-        let until = response_deadline(Instant::now(), timeout, context.deadline);
+        let soft_deadline = response_deadline(Instant::now(), timeout, context.deadline);
 
-        let permit = context.acquire_permit("fetches", &fetcher.limiter, Some(until)).await?;
+        let permit =
+            context.acquire_permit("fetches", &fetcher.limiter, Some(soft_deadline)).await?;
         // A name resolution cannot be cancelled, so it holds the permits until it ends.
         let permits = (Arc::new(permit), Arc::clone(&context.permit));
         let fetch = fetcher.inner.fetch(&params.url, params.format, params.max_bytes, permits);
         tokio::select! {
-            result = timeout_at(until.into(), fetch) => match result {
+            result = timeout_at(soft_deadline.into(), fetch) => match result {
                 Ok(result) => fetch_output(result?),
                 Err(_) => Err(timeout_error(&params.url, timeout)),
             },

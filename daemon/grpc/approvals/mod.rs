@@ -341,7 +341,7 @@ impl ApprovalServiceHandler {
         let name =
             if request.name.is_empty() { format!("{verb} {}", request.tool) } else { request.name };
 
-        let workspace = self.0.workspace_context(&context)?.workspace.name().to_owned();
+        let workspace = self.0.resolve_workspace(&context)?.workspace.name().to_owned();
         let scope = BTreeSet::from([workspace]);
         let rule = self.0.policy.add(Rule {
             id: ulid::Ulid::generate().to_string(),

@@ -21,7 +21,7 @@ impl CallerScope {
     /// The workspace that a call names, or else all that are visible to its caller.
     pub(super) fn for_call(pipeline: &Pipeline, context: &CallContext) -> Result<Self, Error> {
         let workspaces = match context.workspace {
-            Some(_) => [pipeline.workspace_context(context)?.workspace.name().to_owned()].into(),
+            Some(_) => [pipeline.resolve_workspace(context)?.workspace.name().to_owned()].into(),
             None => pipeline
                 .visible_workspaces(&context.principal)
                 .map(|visible| visible.workspace.name().to_owned())

@@ -49,7 +49,7 @@ impl InvokeService for InvokeServiceHandler {
             let validate = {
                 let pipeline = Arc::clone(&self.0);
                 move |context: &CallContext| {
-                    let call = pipeline.idempotent_call(context, INVOKE_METHOD, &request)?;
+                    let call = pipeline.identify_call(context, INVOKE_METHOD, &request)?;
                     Ok((call, parse_invocation(&pipeline, request)?))
                 }
             };
@@ -78,7 +78,7 @@ impl InvokeService for InvokeServiceHandler {
             let validate = {
                 let pipeline = Arc::clone(&self.0);
                 move |context: &CallContext| {
-                    let call = pipeline.idempotent_call(context, BATCH_METHOD, &request)?;
+                    let call = pipeline.identify_call(context, BATCH_METHOD, &request)?;
                     Ok((call, parse_batch(&pipeline, request)?))
                 }
             };

@@ -69,7 +69,7 @@ impl JobService for JobServiceHandler {
                 let pipeline = Arc::clone(&self.pipeline);
                 move |context: &CallContext| {
                     let method = "jig.v1.JobService/SubmitJob";
-                    let call = pipeline.idempotent_call(context, method, &request)?;
+                    let call = pipeline.identify_call(context, method, &request)?;
                     let submission = parse_submission(&pipeline, request)?;
                     let submission = pipeline.validate_submission(context, submission);
                     Ok((call, submission.map_err(prefix_params_fields)?))
@@ -109,7 +109,7 @@ impl JobService for JobServiceHandler {
     ) -> Result<Response<ListJobsResponse>, Status> {
         handle(request, async |context, request| {
             let request = self.pipeline.catalog.check("jig.v1.ListJobsRequest", request)?;
-            let workspace = self.pipeline.workspace_context(&context)?.workspace.name();
+            let workspace = self.pipeline.resolve_workspace(&context)?.workspace.name();
             let query = parse_job_query(request, workspace)?;
             let page_size = query.limit as usize;
             let query = JobQuery {
@@ -160,7 +160,7 @@ impl JobService for JobServiceHandler {
     ) -> Result<Response<CancelJobResponse>, Status> {
         handle(request, async |context, request| {
             let call =
-                self.pipeline.idempotent_call(&context, "jig.v1.JobService/CancelJob", &request)?;
+                self.pipeline.identify_call(&context, "jig.v1.JobService/CancelJob", &request)?;
             let request = self.pipeline.catalog.check("jig.v1.CancelJobRequest", request)?;
 
             let pipeline = Arc::clone(&self.pipeline);

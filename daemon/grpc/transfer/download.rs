@@ -60,7 +60,7 @@ pub(super) async fn download(
     // The policy gets the request as sent, without defaults.
     let sent_request = request.clone();
     let request = pipeline.catalog.check("jig.v1.DownloadRequest", request)?;
-    let workspace = Arc::clone(&pipeline.workspace_context(&context)?.workspace);
+    let workspace = Arc::clone(&pipeline.resolve_workspace(&context)?.workspace);
     let path = workspace.resolve(&request.path)?;
     let (tool, message) = (ReadFile::NAME, "jig.v1.DownloadRequest");
     pipeline.authorize_as(tool, &context, message, &sent_request, path.as_str()).await?;
@@ -108,7 +108,7 @@ async fn open_file(
     workspace: &Arc<Workspace>,
     path: &RelativePath,
 ) -> Result<(RegularFile, Stat), Error> {
-    let files = &pipeline.workspace_context(context)?.file_limiters;
+    let files = &pipeline.resolve_workspace(context)?.file_limiters;
     let mut attempts = FdRetry::with_deadline(context.deadline);
     loop {
         let (workspace, path) = (Arc::clone(workspace), path.clone());

@@ -63,7 +63,7 @@ impl TransferServiceHandler {
     ) -> Result<(UploadRecord, u64), Error> {
         let catalog = &self.pipeline.catalog;
         let request = catalog.check("jig.v1.GetUploadRequest", request)?;
-        let workspace = Arc::clone(&self.pipeline.workspace_context(&context)?.workspace);
+        let workspace = Arc::clone(&self.pipeline.resolve_workspace(&context)?.workspace);
         context.principal.require_tool(WriteFile::NAME)?;
 
         let (sessions, id) = (Arc::clone(&self.upload_sessions), request.upload_id.clone());

@@ -59,7 +59,7 @@ pub(super) async fn upload(
     context: CallContext,
     mut stream: Streaming<UploadRequest>,
 ) -> Result<UploadResponse, Error> {
-    let workspace_context = pipeline.workspace_context(&context)?;
+    let workspace_context = pipeline.resolve_workspace(&context)?;
     let ReceivedStart { start, sent_start, call } =
         receive_start(pipeline, &context, &mut stream).await?;
 
@@ -131,7 +131,7 @@ async fn receive_start(
     // The idempotency key covers the start message only: the chunks of a repeat depend on what was
     // received before.
     let call = match &sent_start {
-        Some(start) => pipeline.idempotent_call(context, UPLOAD_METHOD, start)?,
+        Some(start) => pipeline.identify_call(context, UPLOAD_METHOD, start)?,
         None => None,
     };
 

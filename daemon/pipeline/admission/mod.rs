@@ -277,7 +277,7 @@ impl AdmissionControl {
         })?;
 
         let sandbox_permit = match request.sandbox_limiter {
-            Some(limiter) => Some(self.sandbox_permit(limiter, request)?),
+            Some(limiter) => Some(self.acquire_sandbox_permit(limiter, request)?),
             None => None,
         };
         let queue_deadline = Instant::now() + self.limits.queue_timeout;
@@ -311,7 +311,7 @@ impl AdmissionControl {
             + self.start_limiter.queued()
     }
 
-    fn sandbox_permit(
+    fn acquire_sandbox_permit(
         &self,
         limiter: &Arc<Limiter>,
         request: AdmissionRequest<'_>,

@@ -49,7 +49,7 @@ impl DynTool for CustomTool {
     ) -> Result<Box<dyn DynValidatedCall>, Error> {
         // Checked first: the errors below reveal the schema of the tool.
         context.principal.require_tool(self.name())?;
-        let workspace = Arc::clone(&pipeline.workspace_context(&context)?.workspace);
+        let workspace = Arc::clone(&pipeline.resolve_workspace(&context)?.workspace);
         let resolve = |path: &str| Some(workspace.resolve(path).ok()?.to_string());
         let CustomCall { argv, policy_view, recorded_params } =
             self.prepare_call(params, resolve)?;

@@ -77,7 +77,7 @@ impl Pipeline {
         tool: &DialectTool,
         params: &Map<String, Value>,
     ) -> Result<Arc<DialectCall>, Error> {
-        let workspace = &self.workspace_context(context)?.workspace;
+        let workspace = &self.resolve_workspace(context)?.workspace;
         let is_needed = || self.policy.snapshot().needs_dialect_params(tool.name, workspace.name());
 
         let mut texts = Vec::new();
@@ -104,7 +104,7 @@ impl Pipeline {
         &self,
         context: &CallContext,
     ) -> Result<String, Error> {
-        let workspace_context = self.workspace_context(context)?;
+        let workspace_context = self.resolve_workspace(context)?;
         Ok(workspace_context.workspace.mount_path().display().to_string())
     }
 
