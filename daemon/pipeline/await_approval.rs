@@ -250,6 +250,6 @@ fn approval_error(
 }
 
 fn draining_error() -> Error {
-    let text = "the daemon is shutting down, and this call was not approved yet: retry on another daemon, or after a restart";
+    let text = "the daemon is shutting down, and this call was not approved yet: retry on another daemon, or when this one is back";
     Error::new(Reason::Draining, text).with_retry_after(Duration::from_secs(1))
 }

@@ -49,7 +49,7 @@ impl Shutdown {
     }
 
     pub(crate) fn draining_error() -> Error {
-        let text = "the daemon is shutting down and takes no new calls: retry on another daemon, or after a restart";
+        let text = "the daemon is shutting down and takes no new calls: retry on another daemon, or when this one is back";
         Error::new(Reason::Draining, text).with_retry_after(DRAINING_RETRY_AFTER)
     }
 

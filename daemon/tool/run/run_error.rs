@@ -105,7 +105,7 @@ pub(super) fn command_error(error: RunError, spec: &CommandSpec) -> Error {
         ),
         RunError::Draining => Error::new(
             Reason::Draining,
-            "the daemon began to shut down before the command started; nothing was run: retry on another daemon, or after a restart",
+            "the daemon began to shut down before the command started; nothing was run: retry on another daemon, or when this one is back",
         ),
         RunError::EndedBeforeStart => Error::new(
             Reason::ProcessEnded,
