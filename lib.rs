@@ -34,7 +34,7 @@
 //!   queue/          fair queues and limiters over callers
 //!   telemetry/      spans, attribute names, propagation, logs
 //!   error.rs error/ errors of calls: reasons, messages, suggestions
-//!   task.rs checksum.rs fd_exhaustion.rs  tasks and blocking threads; SHA-256; retries without file descriptors
+//!   task.rs checksum.rs fd_exhaustion.rs  tasks; SHA-256; waiting for file descriptors
 //!   fuzz.rs         entry points of the fuzz targets
 //! client/           `jig`: connection, subcommands, benchmarks; its library part is the Rust client
 //! tests/            one binary that starts the real daemon; attack/ by the numbers of the attack catalogue

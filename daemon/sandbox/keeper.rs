@@ -385,7 +385,7 @@ impl KeeperState {
             let is_home = workspace.home_bind.as_ref() == Some(bind);
             if is_home && map_to.is_none() && owner.uid != identity.uid {
                 let text = format!(
-                    "{name} belongs to uid {}, but commands run as uid {uid}: change its owner (chown -R {uid}), or remove it",
+                    "{name} belongs to uid {}, but commands run as uid {uid}: change its owner (chown -R {uid} {name}), or remove it",
                     owner.uid,
                     uid = identity.uid
                 );
