@@ -15,7 +15,7 @@ pub(crate) const RUN_FAILED: u8 = 125;
 pub(crate) const TIMED_OUT: u8 = 124;
 /// `jig search` found nothing. Same codes as grep and ripgrep, like the next one.
 pub(crate) const NO_MATCH: u8 = 1;
-/// `jig search` failed, or found nothing and could not search everywhere, or got invalid arguments.
+/// `jig search` failed, got invalid arguments, or found nothing and some files could not be searched.
 pub(crate) const SEARCH_FAILED: u8 = 2;
 /// Cancelled, as if by SIGINT.
 pub(crate) const CANCELLED: u8 = 130;

@@ -43,7 +43,7 @@ pub enum ProcessEvent {
     Stdout(ProcessOutput),
     /// Output on standard error.
     Stderr(ProcessOutput),
-    /// Output that the daemon has already discarded.
+    /// Output that the daemon has already dropped.
     Gap(ProcessGap),
     /// No event for a while; the process may still wait for a sandbox.
     KeepAlive,

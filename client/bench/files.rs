@@ -25,12 +25,12 @@ use super::{
 };
 use crate::{cli_error::CliError, connection, global::GlobalArgs, output};
 
-/// Size of the tree: more than the 20,000 files that the design requires.
+/// Size of the tree: more than the 20,000 files that the target of `search` requires.
 const DIRECTORY_COUNT: usize = 2000;
 const FILES_PER_DIRECTORY: usize = 12;
 /// Lines of each file, of about 40 bytes each.
 const LINES_PER_FILE: usize = 100;
-const _: () = assert!(DIRECTORY_COUNT * FILES_PER_DIRECTORY >= 20_000, "the design's large tree");
+const _: () = assert!(DIRECTORY_COUNT * FILES_PER_DIRECTORY >= 20_000, "the target needs 20,000 files");
 /// One file in so many contains the text that is searched for.
 const FILES_PER_MATCH: usize = 500;
 /// Text that is searched for.

@@ -1,4 +1,4 @@
-//! `jig bench`: benchmarks on this machine against the targets of the design.
+//! `jig bench`: benchmarks on this machine against the targets in docs/performance.md.
 //!
 //! The measurements of a benchmark alternate in blocks within one process, so that their ratios
 //! hold despite other load. Times of different processes must not be compared.

@@ -46,8 +46,8 @@ const DEFAULT_SHELL_COMMAND: &str = "command -v bash > /dev/null && exec bash; e
 ///
 /// Exit codes: that of the command; 128+n after signal n, 124 after a timeout, 130 if cancelled,
 /// 141 if standard output is closed. 125 if jig failed, if a lost connection ended the command, or
-/// if the command succeeded but a part of its output is missing. `jig artifact` then has the
-/// output.
+/// if the command succeeded but a part of its output is missing. `jig artifact` prints the output
+/// that the daemon stored.
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
     /// Pass standard input to the command. Default: the standard input of the command is empty.
@@ -80,8 +80,8 @@ impl ExecArgs {
 /// Attach to a process that `jig ps --all` lists.
 ///
 /// Prints the stored output and then new output. Without -i, Ctrl-C detaches from the command and
-/// does not affect it. With -i, it works as in `jig exec`. Exit codes are those of `jig exec`: 125
-/// if the command succeeded but early output has been discarded.
+/// does not affect it. With -i, it works as in `jig exec`. Exit codes are those of `jig exec`, such
+/// as 125 if the command succeeded but early output was dropped.
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
     /// Pass standard input to the command.

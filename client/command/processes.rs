@@ -36,7 +36,7 @@ pub(crate) struct PsArgs {
     long: bool,
 }
 
-/// Send a signal to processes that `jig exec` started, and to their process groups.
+/// Send a signal to processes that `jig run` and `jig exec` started, and to their process groups.
 #[derive(Debug, Args)]
 pub(crate) struct KillArgs {
     /// Signal to send: `TERM`, `SIGKILL` or `9`.

@@ -19,7 +19,7 @@ const SECONDS_PER_DAY: u32 = 24 * 3600;
 
 /// List, create, delete, enable and disable policy rules.
 ///
-/// A rule allows or denies calls without a person, or requires approval.
+/// A rule allows or denies calls automatically, or requires approval by an administrator.
 #[derive(Debug, Args)]
 pub(crate) struct RulesArgs {
     #[command(subcommand)]

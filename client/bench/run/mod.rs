@@ -41,8 +41,8 @@ pub(crate) struct BenchRunArgs {
     /// Number of concurrent runs that sleep. 0 skips this part.
     #[arg(long, default_value = "1000", value_name = "N")]
     sleeping: usize,
-    /// Number of runs one after the other, to detect leaks. 0 skips this part. The goal is
-    /// defined for 100000.
+    /// Number of sequential runs, to detect leaks. 0 skips this part. The target is defined for
+    /// 100000.
     #[arg(long, default_value = "5000", value_name = "N")]
     sequence: usize,
 }

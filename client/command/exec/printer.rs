@@ -96,7 +96,7 @@ impl Printer {
             ProcessEvent::Stdout(part) => Some(PrinterPage::Stdout(part.data.to_vec())),
             ProcessEvent::Stderr(part) => Some(PrinterPage::Stderr(part.data.to_vec())),
             ProcessEvent::Gap(gap) => Some(PrinterPage::Stderr(format_note(&format!(
-                "earlier output has been discarded; continuing at byte {} of stdout and {} of stderr",
+                "earlier output was dropped; continuing at byte {} of stdout and {} of stderr",
                 gap.stdout_offset, gap.stderr_offset
             )))),
             ProcessEvent::Started(_) | ProcessEvent::KeepAlive | ProcessEvent::Exited(_) | _ => {
