@@ -206,8 +206,8 @@ impl Client {
 
 methods! { tools {
     /// Runs one command and waits until it and all its child processes have ended.
-        ///
-        /// A command that ran is a normal response, whatever its exit code.
+    ///
+    /// A command that ran is a normal response, whatever its exit code.
     run(RunRequest) -> RunResponse;
     /// Returns the last command of the session and its result.
     last_command(LastCommandRequest) -> LastCommandResponse;

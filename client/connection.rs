@@ -148,7 +148,7 @@ async fn connect(address: &str, global: &GlobalArgs) -> Result<Client, CliError>
 /// Prints the isolation of the daemon for this call, if it is not the strongest. If no command can
 /// run, the error reports it.
 async fn note_weak_isolation(client: &Client) {
-    // A failure current_dir does not prevent the call.
+    // A failure of GetInfo does not prevent the call.
     let info = client.get_info().await.ok();
     let isolation = info.and_then(|info| info.isolation);
     if let Some(isolation) = isolation.filter(|isolation| isolation.ready)
@@ -173,8 +173,8 @@ async fn until_signal<T>(
 
 impl TerminationSignals {
     fn listen() -> Result<Self, CliError> {
-        let fails = |error| LocalError::new("cannot listen for signals", &error);
-        let listen = |kind| signal(kind).map_err(fails);
+        let to_error = |error| LocalError::new("cannot listen for signals", &error);
+        let listen = |kind| signal(kind).map_err(to_error);
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
@@ -250,8 +250,8 @@ where
     Calling: Future<Output = Result<T, CliError>> + Send + 'static,
 {
     global.reject_request_id("without --address the daemon ends with the call")?;
-    let fails = |error| LocalError::new("cannot find the current directory", &error);
-    let current_dir = std::env::current_dir().map_err(fails)?;
+    let to_error = |error| LocalError::new("cannot find the current directory", &error);
+    let current_dir = std::env::current_dir().map_err(to_error)?;
 
     home::check(&current_dir, global.allow_home)?;
     let options = jig::daemon::EmbeddedOptions {

@@ -15,7 +15,8 @@ pub(crate) const RUN_FAILED: u8 = 125;
 pub(crate) const TIMED_OUT: u8 = 124;
 /// `jig search` found nothing. Same codes as grep and ripgrep, like the next one.
 pub(crate) const NO_MATCH: u8 = 1;
-/// `jig search` failed, got invalid arguments, or found nothing and some files could not be searched.
+/// `jig search` failed, got invalid arguments, or found nothing and some files could not be
+/// searched.
 pub(crate) const SEARCH_FAILED: u8 = 2;
 /// Cancelled, as if by SIGINT.
 pub(crate) const CANCELLED: u8 = 130;
@@ -28,7 +29,7 @@ pub(crate) const HEALTH_CONNECT: u8 = 2;
 /// `jig health`: the call failed.
 pub(crate) const HEALTH_CALL: u8 = 3;
 /// `jig health`: the service is not serving.
-pub(crate) const HEALTH_UNHEALTHY: u8 = 4;
+pub(crate) const HEALTH_NOT_SERVING: u8 = 4;
 
 /// Returns the exit code for a finished command.
 pub(crate) fn of_run(response: &RunResponse) -> u8 {

@@ -44,13 +44,13 @@ impl InputSource {
 /// Reads a local file; `-` is standard input.
 pub(crate) fn read_file(path: PathBuf) -> Result<Vec<u8>, CliError> {
     if path.as_os_str() == "-" {
-        let fails = |error| LocalError::new("cannot read standard input", &error);
-        return read_limited("standard input", io::stdin().lock(), fails);
+        let to_error = |error| LocalError::new("cannot read standard input", &error);
+        return read_limited("standard input", io::stdin().lock(), to_error);
     }
 
-    let fails = |error| LocalError::file(&path, &error);
-    let file = File::open(&path).map_err(fails)?;
-    read_limited(&format!("the local file {path:?}"), file, fails)
+    let to_error = |error| LocalError::file(&path, &error);
+    let file = File::open(&path).map_err(to_error)?;
+    read_limited(&format!("the local file {path:?}"), file, to_error)
 }
 
 /// Converts the input to text.
@@ -61,10 +61,10 @@ pub(crate) fn utf8_string(bytes: Vec<u8>) -> Result<String, CliError> {
 fn read_limited(
     name: &str,
     source: impl Read,
-    fails: impl FnOnce(io::Error) -> LocalError,
+    to_error: impl FnOnce(io::Error) -> LocalError,
 ) -> Result<Vec<u8>, CliError> {
     let mut bytes = Vec::new();
-    source.take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes).map_err(fails)?;
+    source.take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes).map_err(to_error)?;
     if bytes.len() as u64 > MAX_INPUT_BYTES {
         return Err(CliError::Usage(format!(
             "{name} is larger than 10 MiB: copy whole files with `jig cp`"

@@ -98,11 +98,11 @@ mod tests {
     #[test]
     fn only_sockets_have_an_owner() {
         let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
-        let address = |name: &str| format!("unix:{}", at(name).display());
-        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
-        std::os::unix::fs::symlink("socket", at("link")).unwrap();
-        fs::write(at("file"), "").unwrap();
+        let path_of = |name: &str| folder.path().join(name);
+        let address = |name: &str| format!("unix:{}", path_of(name).display());
+        let _socket = std::os::unix::net::UnixListener::bind(path_of("socket")).unwrap();
+        std::os::unix::fs::symlink("socket", path_of("link")).unwrap();
+        fs::write(path_of("file"), "").unwrap();
 
         assert!(is_trusted(&address("socket")));
         for name in ["link", "file", "none"] {

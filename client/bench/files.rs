@@ -30,7 +30,10 @@ const DIRECTORY_COUNT: usize = 2000;
 const FILES_PER_DIRECTORY: usize = 12;
 /// Lines of each file, of about 40 bytes each.
 const LINES_PER_FILE: usize = 100;
-const _: () = assert!(DIRECTORY_COUNT * FILES_PER_DIRECTORY >= 20_000, "the target needs 20,000 files");
+const _: () = assert!(
+    DIRECTORY_COUNT * FILES_PER_DIRECTORY >= 20_000,
+    "the target of search is defined for 20,000 files"
+);
 /// One file in so many contains the text that is searched for.
 const FILES_PER_MATCH: usize = 500;
 /// Text that is searched for.

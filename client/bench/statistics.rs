@@ -8,7 +8,7 @@ pub(super) struct Samples {
     sorted: Vec<Duration>,
 }
 
-/// A target of the design, and its measurement.
+/// A target of docs/performance.md, and its measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct BenchTarget {
     /// Description of the target.

@@ -113,8 +113,8 @@ fn invoke_tool(global: &GlobalArgs, args: CallArgs) -> Result<u8, CliError> {
 
 /// Returns the workspace of a daemon that runs for this call.
 fn current_directory() -> Result<PathBuf, CliError> {
-    let fails = |error| LocalError::new("cannot find the current directory", &error);
-    Ok(std::env::current_dir().map_err(fails)?)
+    let to_error = |error| LocalError::new("cannot find the current directory", &error);
+    Ok(std::env::current_dir().map_err(to_error)?)
 }
 
 /// Returns the path at which commands see the workspace of the call.

@@ -44,7 +44,7 @@ fn exit_code(result: &Result<ServingStatus, CliError>) -> u8 {
 
     match result {
         Ok(ServingStatus::Serving) => exit::SUCCESS,
-        Ok(_) => exit::HEALTH_UNHEALTHY,
+        Ok(_) => exit::HEALTH_NOT_SERVING,
         Err(
             CliError::Usage(_)
             | CliError::Connect(ConnectError::Address(_) | ConnectError::Option { .. }),

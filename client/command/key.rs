@@ -121,7 +121,7 @@ mod keys {
 
     fn new(path: &Path, args: NewArgs, as_json: bool) -> Result<(), CliError> {
         let expires = args.expires.map(SystemTime::try_from).transpose();
-        let grant = KeyInfo {
+        let info = KeyInfo {
             name: args.name,
             role: args.role,
             workspaces: args.for_workspace,
@@ -132,9 +132,9 @@ mod keys {
             expires: expires.map_err(|error| CliError::Usage(error.to_string()))?,
             created: None,
         };
-        let key = key_admin::add(path, &grant, args.config.as_deref()).map_err(failed)?;
+        let key = key_admin::add(path, &info, args.config.as_deref()).map_err(failed)?;
         if as_json {
-            let mut json = grant_json(&grant);
+            let mut json = key_json(&info);
             json["key"] = key.into();
             return output::write_json(&json);
         }
@@ -142,69 +142,69 @@ mod keys {
         output::write_stdout(format!("{key}\n").as_bytes())?;
         output::note(&format!(
             "key {:?} ({}) created. It is shown once; {} stores only its digest. A running daemon accepts it after SIGHUP",
-            grant.name,
-            grant.role,
+            info.name,
+            info.role,
             path.display()
         ));
         Ok(())
     }
 
     fn list(path: &Path, as_json: bool) -> Result<(), CliError> {
-        let grants = key_admin::list(path).map_err(failed)?;
+        let keys = key_admin::list(path).map_err(failed)?;
         if as_json {
-            let keys: Vec<_> = grants.iter().map(grant_json).collect();
+            let keys: Vec<_> = keys.iter().map(key_json).collect();
             return output::write_json(&json!({ "keys": keys }));
         }
 
         let mut text = String::new();
-        for grant in &grants {
-            push_grant_line(&mut text, grant);
+        for key in &keys {
+            push_key_line(&mut text, key);
         }
 
         output::write_stdout(text.as_bytes())
     }
 
-    fn push_grant_line(text: &mut String, grant: &KeyInfo) {
+    fn push_key_line(text: &mut String, key: &KeyInfo) {
         let listed = |names: &[String]| match names {
             [] => "all".to_owned(),
             names => names.join(","),
         };
         let mut parts = vec![
-            format!("workspaces={}", listed(&grant.workspaces)),
-            format!("tools={}", listed(&grant.tools)),
+            format!("workspaces={}", listed(&key.workspaces)),
+            format!("tools={}", listed(&key.tools)),
         ];
 
         let numbers = [
-            ("calls_per_second", grant.calls_per_second),
-            ("burst", grant.burst),
-            ("concurrent_calls", grant.concurrent_calls),
+            ("calls_per_second", key.calls_per_second),
+            ("burst", key.burst),
+            ("concurrent_calls", key.concurrent_calls),
         ];
         for (name, number) in numbers {
             parts.extend(number.map(|number| format!("{name}={number}")));
         }
 
-        parts.extend(expiry_text(grant).map(|time| format!("expires={time}")));
-        parts.extend(grant.created.iter().map(|time| format!("created={time}")));
+        parts.extend(expiry_text(key).map(|time| format!("expires={time}")));
+        parts.extend(key.created.iter().map(|time| format!("created={time}")));
         // Writing to a String cannot fail.
-        let _written = writeln!(text, "{}\t{}\t{}", grant.name, grant.role, parts.join(" "));
+        let _written = writeln!(text, "{}\t{}\t{}", key.name, key.role, parts.join(" "));
     }
 
-    fn grant_json(grant: &KeyInfo) -> Value {
+    fn key_json(key: &KeyInfo) -> Value {
         json!({
-            "name": grant.name,
-            "role": grant.role,
-            "workspaces": grant.workspaces,
-            "tools": grant.tools,
-            "calls_per_second": grant.calls_per_second,
-            "burst": grant.burst,
-            "concurrent_calls": grant.concurrent_calls,
-            "expires": expiry_text(grant),
-            "created": grant.created,
+            "name": key.name,
+            "role": key.role,
+            "workspaces": key.workspaces,
+            "tools": key.tools,
+            "calls_per_second": key.calls_per_second,
+            "burst": key.burst,
+            "concurrent_calls": key.concurrent_calls,
+            "expires": expiry_text(key),
+            "created": key.created,
         })
     }
 
-    fn expiry_text(grant: &KeyInfo) -> Option<String> {
-        let time = grant.expires.map(prost_types::Timestamp::from);
+    fn expiry_text(key: &KeyInfo) -> Option<String> {
+        let time = key.expires.map(prost_types::Timestamp::from);
         time.map(|time| time.to_string())
     }
 }

@@ -54,9 +54,9 @@ fn parse_named(words: &[String]) -> Result<Map<String, Value>, CliError> {
         let (name, value) = match name.strip_suffix(':') {
             None => (name, value.into()),
             Some(name) => {
-                let fails =
+                let to_error =
                     |error| CliError::Usage(format!("{name}: {value:?} is not JSON: {error}"));
-                (name, serde_json::from_str(value).map_err(fails)?)
+                (name, serde_json::from_str(value).map_err(to_error)?)
             }
         };
         if name.is_empty() {

@@ -349,7 +349,7 @@ mod tests {
         }
     }
 
-    fn shown(matches: Vec<SearchMatch>) -> String {
+    fn render(matches: Vec<SearchMatch>) -> String {
         let response = SearchResponse { matches, ..SearchResponse::default() };
         matches_text(&response, Style::plain())
     }
@@ -358,7 +358,7 @@ mod tests {
     fn matches_are_printed_like_grep() {
         let none: (&[&str], &[&str]) = (&[], &[]);
         assert_eq!(
-            shown(vec![found("a", 1, "x", none), found("b", 9, "y\nz", none)]),
+            render(vec![found("a", 1, "x", none), found("b", 9, "y\nz", none)]),
             "a:1:2:x\nb:9:2:y\nb:10:1:z\n"
         );
     }
@@ -394,10 +394,10 @@ mod tests {
             let mut response =
                 SearchResponse { matches: lines.to_vec(), ..SearchResponse::default() };
             view.trim_context(&mut response);
-            let shown = response.matches.first().unwrap();
-            let end: Vec<_> = shown.context_before.iter().collect();
-            assert_eq!(shown.context_before.len(), before as usize, "{words}");
-            assert_eq!(shown.context_after.len(), after as usize, "{words}");
+            let first_match = response.matches.first().unwrap();
+            let end: Vec<_> = first_match.context_before.iter().collect();
+            assert_eq!(first_match.context_before.len(), before as usize, "{words}");
+            assert_eq!(first_match.context_after.len(), after as usize, "{words}");
             assert!(end.last().is_none_or(|line| *line == "l2"), "{words}");
         }
         for (words, case_sensitive, max_results) in [
@@ -460,7 +460,7 @@ mod tests {
             found("b", 1, "m1", (&[], &["l2"])),
         ];
         assert_eq!(
-            shown(matches),
+            render(matches),
             "a-1-l1\na-2-l2\na:3:2:m3\na-4-l4\na:5:2:m5\na-6-l6\na-7-l7\na:8:2:m8\n--\n\
              a-19-l19\na:20:2:m20\n--\nb:1:2:m1\nb-2-l2\n"
         );

@@ -130,7 +130,7 @@ async fn failed_edit_leaves_the_notebook_unchanged() {
     let daemon = start_with_notebook().await;
     fs::write(daemon.file("text"), "no notebook").unwrap();
     fs::write(daemon.file("old"), r#"{"nbformat": 3, "worksheets": []}"#).unwrap();
-    let at = |path: &str| EditNotebookRequest {
+    let request_for = |path: &str| EditNotebookRequest {
         path: path.to_owned(),
         ..edit_request(CellEdit::Replace, "first", "x")
     };
@@ -140,11 +140,11 @@ async fn failed_edit_leaves_the_notebook_unchanged() {
     };
 
     for (request, reason, message_part) in [
-        (at("none"), "FILE_NOT_FOUND", "none"),
-        (at("text"), "INVALID_PARAMS", "must be a Jupyter notebook"),
-        (at("old"), "INVALID_PARAMS", "its nbformat is 3"),
-        (at("."), "NOT_A_FILE", "a directory"),
-        (at("/etc/passwd"), "PATH_ESCAPE", "/etc/passwd"),
+        (request_for("none"), "FILE_NOT_FOUND", "none"),
+        (request_for("text"), "INVALID_PARAMS", "must be a Jupyter notebook"),
+        (request_for("old"), "INVALID_PARAMS", "its nbformat is 3"),
+        (request_for("."), "NOT_A_FILE", "a directory"),
+        (request_for("/etc/passwd"), "PATH_ESCAPE", "/etc/passwd"),
         (both_selectors, "INVALID_PARAMS", "cell_index"),
         (edit_request(CellEdit::Delete, "", ""), "INVALID_PARAMS", "cell_id"),
         (edit_request(CellEdit::Insert, "", "x"), "INVALID_PARAMS", "cell_type"),

@@ -57,7 +57,7 @@ async fn search_reports_why_a_request_fails() {
     fs::write(daemon.file("text"), "x").unwrap();
     symlink("text", daemon.file("link")).unwrap();
     let valid = || search_request("x");
-    let at = |path: &str| SearchRequest { path: Some(path.to_owned()), ..valid() };
+    let request_for = |path: &str| SearchRequest { path: Some(path.to_owned()), ..valid() };
 
     for (request, reason) in [
         (search_request(""), "INVALID_PARAMS"),
@@ -74,9 +74,9 @@ async fn search_reports_why_a_request_fails() {
         (search_request("a\nb"), "INVALID_REGEX"),
         (SearchRequest { globs: vec!["[".to_owned()], ..valid() }, "INVALID_GLOB"),
         (SearchRequest { exclude_globs: vec!["{a".to_owned()], ..valid() }, "INVALID_GLOB"),
-        (at("none"), "FILE_NOT_FOUND"),
-        (at("link"), "SYMLINK_BLOCKED"),
-        (at("../x"), "PATH_ESCAPE"),
+        (request_for("none"), "FILE_NOT_FOUND"),
+        (request_for("link"), "SYMLINK_BLOCKED"),
+        (request_for("../x"), "PATH_ESCAPE"),
     ] {
         let request_text = format!("{request:.200?}");
         let status = daemon.tools().search(request).await.unwrap_err();

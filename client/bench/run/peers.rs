@@ -17,7 +17,8 @@ pub(super) struct PeerServer {
     pub(super) rates: Option<[f64; 2]>,
 }
 
-/// Median of a bare process in the same hour, in milliseconds.
+/// Median of a bare process (`posix_spawn` and wait, without a sandbox) in the same hour, in
+/// milliseconds.
 const BARE_P50_MS: f64 = 0.60;
 /// Bare processes per second in the same hour, with eight clients.
 const BARE_RUNS_PER_SECOND: f64 = 2750.0;
@@ -52,7 +53,7 @@ impl PeerServer {
 }
 
 /// Returns the smallest median of all peers, relative to a bare process.
-pub(super) fn least_p50_to_bare() -> f64 {
+pub(super) fn min_p50_to_bare() -> f64 {
     let ratios = PEERS.iter().map(PeerServer::p50_to_bare);
     ratios.fold(f64::INFINITY, f64::min)
 }

@@ -10,7 +10,7 @@ use super::{
     },
     calls::{RunBenchCase, RunMeasurements, RunScale},
     own_daemon::OwnDaemonReport,
-    peers::{PEERS, least_p50_to_bare},
+    peers::{PEERS, min_p50_to_bare},
 };
 
 /// Results of the benchmark.
@@ -184,7 +184,7 @@ impl RunReport {
             ),
             ratio_target(
                 "p50 of jig / fastest peer, each / bare",
-                self.p50_to_bare().map(|jig| jig / least_p50_to_bare()),
+                self.p50_to_bare().map(|jig| jig / min_p50_to_bare()),
                 TargetBound::AtMost(1.0),
                 None,
             ),

@@ -13,8 +13,8 @@ struct DocumentErrors(Vec<String>);
 
 /// Parses the document. The daemon validates the calls themselves.
 pub(super) fn parse_request(text: &str) -> Result<InvokeBatchRequest, CliError> {
-    let fails = |error| CliError::Usage(format!("the file is not JSON: {error}"));
-    let Value::Object(mut document) = serde_json::from_str(text).map_err(fails)? else {
+    let to_error = |error| CliError::Usage(format!("the file is not JSON: {error}"));
+    let Value::Object(mut document) = serde_json::from_str(text).map_err(to_error)? else {
         let text = r#"the file must be a JSON object: {"calls": [{"call_id": …, "name": …, "arguments": {…}}]}"#;
         return Err(CliError::Usage(text.to_owned()));
     };

@@ -47,16 +47,16 @@ pub(super) fn resolve_destination(
             return Err(LocalError::symlink(to));
         }
 
-        let fails = |error| LocalError::file(to, &error);
+        let to_error = |error| LocalError::file(to, &error);
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let parent = fs::canonicalize(parent.unwrap_or(Path::new("."))).map_err(fails)?;
+        let parent = fs::canonicalize(parent.unwrap_or(Path::new("."))).map_err(to_error)?;
         // A link to an open file, such as /dev/stdout. A regular file there must be written in
         // place, not replaced.
         if parent.starts_with("/proc") {
             return Err(LocalError::not_a_destination(to));
         }
 
-        path = parent.join(fs::read_link(&path).map_err(fails)?);
+        path = parent.join(fs::read_link(&path).map_err(to_error)?);
     }
     Err(LocalError::dangling_symlink(to))
 }
@@ -70,9 +70,9 @@ mod tests {
     #[test]
     fn only_files_and_missing_paths_are_destinations() {
         let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
-        fs::create_dir(at("dir")).unwrap();
-        fs::write(at("dir/file"), "").unwrap();
+        let path_of = |name: &str| folder.path().join(name);
+        fs::create_dir(path_of("dir")).unwrap();
+        fs::write(path_of("dir/file"), "").unwrap();
         for (link, to) in [
             ("link", "dir/file"),
             ("dir/back", "../link"),
@@ -81,15 +81,15 @@ mod tests {
             ("null", "/dev/null"),
             ("output", "/dev/stdout"),
         ] {
-            symlink(to, at(link)).unwrap();
+            symlink(to, path_of(link)).unwrap();
         }
         let resolve = |name: &str, links| {
-            let path = resolve_destination(&at(name), links);
+            let path = resolve_destination(&path_of(name), links);
             path.map_err(|error| error.reason.unwrap_or(error.code))
         };
         for name in ["none", "dir/file"] {
             for links in [DestinationSymlinks::Follow, DestinationSymlinks::Reject] {
-                assert_eq!(resolve(name, links), Ok(at(name)));
+                assert_eq!(resolve(name, links), Ok(path_of(name)));
             }
         }
         for (name, reason) in [
@@ -104,7 +104,10 @@ mod tests {
         }
         for name in ["link", "dir/back"] {
             let path = resolve(name, DestinationSymlinks::Follow).unwrap();
-            assert_eq!(fs::canonicalize(path).unwrap(), fs::canonicalize(at("dir/file")).unwrap());
+            assert_eq!(
+                fs::canonicalize(path).unwrap(),
+                fs::canonicalize(path_of("dir/file")).unwrap()
+            );
             assert_eq!(resolve(name, DestinationSymlinks::Reject), Err("SYMLINK_BLOCKED"));
         }
     }

@@ -75,10 +75,10 @@ pub(super) fn becomes_repository<'a>(
     Ok(is_repository(all))
 }
 
-/// Rejects a source or destination with such a name. `shown` is its name in the error.
-pub(super) fn check_name(path: &str, shown: &str) -> Result<(), LocalError> {
+/// Rejects a source or destination with such a name. `display_path` is its name in the error.
+pub(super) fn check_name(path: &str, display_path: &str) -> Result<(), LocalError> {
     match base_name(path).and_then(skip_reason) {
-        Some(reason) => Err(vcs_path_error(Path::new(shown), &reason)),
+        Some(reason) => Err(vcs_path_error(Path::new(display_path), &reason)),
         None => Ok(()),
     }
 }
@@ -334,11 +334,11 @@ mod tests {
     #[test]
     fn destinations_in_a_repository_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
-        fs::create_dir_all(at("bare/refs/heads")).unwrap();
-        fs::create_dir(at("half")).unwrap();
-        fs::write(at("bare/HEAD"), "").unwrap();
-        fs::write(at("half/HEAD"), "").unwrap();
+        let path_of = |name: &str| folder.path().join(name);
+        fs::create_dir_all(path_of("bare/refs/heads")).unwrap();
+        fs::create_dir(path_of("half")).unwrap();
+        fs::write(path_of("bare/HEAD"), "").unwrap();
+        fs::write(path_of("half/HEAD"), "").unwrap();
         for name in [
             ".git",
             "x/.GIT/config",
@@ -349,21 +349,21 @@ mod tests {
             "half/refs/heads/x",
             "half/commondir",
         ] {
-            assert!(check_destination(&at(name)).is_err(), "{name}");
+            assert!(check_destination(&path_of(name)).is_err(), "{name}");
         }
         for name in ["x", "x/y", "half/objects", "half/x/refs"] {
-            assert_eq!(check_destination(&at(name)), Ok(()), "{name}");
+            assert_eq!(check_destination(&path_of(name)), Ok(()), "{name}");
         }
     }
 
     #[test]
     fn links_into_a_repository_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
-        fs::create_dir_all(at("r/.git/hooks")).unwrap();
-        fs::create_dir_all(at("bare/refs")).unwrap();
-        fs::create_dir_all(at("plain/sub")).unwrap();
-        fs::write(at("bare/HEAD"), "").unwrap();
+        let path_of = |name: &str| folder.path().join(name);
+        fs::create_dir_all(path_of("r/.git/hooks")).unwrap();
+        fs::create_dir_all(path_of("bare/refs")).unwrap();
+        fs::create_dir_all(path_of("plain/sub")).unwrap();
+        fs::write(path_of("bare/HEAD"), "").unwrap();
         for (target, link) in [
             ("r/.git/hooks", "hooks"),
             ("hooks", "chain"),
@@ -375,7 +375,7 @@ mod tests {
             ("plain/new", "free"),
             ("loop", "loop"),
         ] {
-            symlink(target, at(link)).unwrap();
+            symlink(target, path_of(link)).unwrap();
         }
         for name in [
             "hooks",
@@ -390,10 +390,10 @@ mod tests {
             "new/../hooks/x",
             "loop",
         ] {
-            assert!(check_destination(&at(name)).is_err(), "{name}");
+            assert!(check_destination(&path_of(name)).is_err(), "{name}");
         }
         for name in ["sub", "sub/x", "sub/../x", "free", "new/../x"] {
-            assert_eq!(check_destination(&at(name)), Ok(()), "{name}");
+            assert_eq!(check_destination(&path_of(name)), Ok(()), "{name}");
         }
     }
 }

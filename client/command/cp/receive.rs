@@ -70,6 +70,7 @@ pub(super) async fn receive(
     );
     Ok(())
 }
+
 async fn receive_tree(
     client: &Client,
     (from, listed): (String, ListDirectoryResponse),
@@ -134,34 +135,34 @@ impl TreeReceiver<'_> {
             }
         };
         let (from, to) = (join(from, name), to.join(name));
-        let shown = format!(":{from}");
+        let display_path = format!(":{from}");
         let is_too_long = from.len().max(to.as_os_str().len()) > MAX_PATH_BYTES;
         if !self.options.with_git
             && let Some(reason) = skip_reason(name)
         {
-            self.log.record_skipped(shown, reason);
+            self.log.record_skipped(display_path, reason);
             return Ok(());
         }
 
         match entry.r#type() {
             FileType::File | FileType::Directory if is_too_long => {
-                self.log.record_skipped(shown, SkipReason::TooLong);
+                self.log.record_skipped(display_path, SkipReason::TooLong);
             }
             FileType::Directory => self.pending.push((from, to, entry.mode)),
             FileType::File => {
                 let to = (&*to, DestinationSymlinks::Reject);
                 match receive_file(self.client, from, to, self.options).await {
                     Ok(file) => self.log.record_copied(file),
-                    Err(failure) => self.log.record_failed(shown, failure)?,
+                    Err(failure) => self.log.record_failed(display_path, failure)?,
                 }
             }
-            FileType::Symlink => self.log.record_skipped(shown, SkipReason::Symlink),
+            FileType::Symlink => self.log.record_skipped(display_path, SkipReason::Symlink),
             FileType::Fifo
             | FileType::Socket
             | FileType::CharacterDevice
             | FileType::BlockDevice
             | FileType::Unspecified => {
-                self.log.record_skipped(shown, SkipReason::NotRegularFile);
+                self.log.record_skipped(display_path, SkipReason::NotRegularFile);
             }
         }
         Ok(())
@@ -249,7 +250,7 @@ async fn receive_file(
     (to, links): (&Path, DestinationSymlinks),
     options: &CopyOptions,
 ) -> Result<CopiedFile, CliError> {
-    let fails = |error| LocalError::file(to, &error);
+    let to_error = |error| LocalError::file(to, &error);
 
     if options.no_clobber && to.symlink_metadata().is_ok() {
         return Err(LocalError::file_exists(to).into());
@@ -260,21 +261,22 @@ async fn receive_file(
         check_destination(&target)?;
     }
 
-    let partial = LocalPartialFile::create(&target).map_err(fails)?;
-    let mut file = partial.file.try_clone().map_err(fails)?;
+    let partial = LocalPartialFile::create(&target).map_err(to_error)?;
+    let mut file = partial.file.try_clone().map_err(to_error)?;
     let progress = ProgressLine::new(&from, options.quiet);
     let show = |bytes, size| progress.update(bytes, size);
     let received = client.receive_file(&from, &mut file, show).await;
     let summary = received.map_err(|error| CliError::from_transfer(to, error))?;
-    file.set_permissions(Permissions::from_mode(summary.mode & 0o777 & !umask())).map_err(fails)?;
+    file.set_permissions(Permissions::from_mode(summary.mode & 0o777 & !umask()))
+        .map_err(to_error)?;
     if options.no_clobber {
         let linked = fs::hard_link(&partial.path, &target);
         if linked.as_ref().map_err(io::Error::kind) == Err(ErrorKind::AlreadyExists) {
             return Err(LocalError::file_exists(to).into());
         }
-        linked.map_err(fails)?;
+        linked.map_err(to_error)?;
     } else {
-        fs::rename(&partial.path, &target).map_err(fails)?;
+        fs::rename(&partial.path, &target).map_err(to_error)?;
     }
 
     Ok(CopiedFile {

@@ -130,9 +130,9 @@ impl TreeSender<'_> {
         kind: FileType,
     ) -> Result<bool, CliError> {
         let path = directory.join(name);
-        let shown = path.display().to_string();
+        let display_path = path.display().to_string();
         let Some(name) = name.to_str() else {
-            self.log.record_skipped(shown, SkipReason::NotUtf8);
+            self.log.record_skipped(display_path, SkipReason::NotUtf8);
             return Ok(false);
         };
         let to = join(to, name);
@@ -151,7 +151,7 @@ impl TreeSender<'_> {
             match send_file(self.client, &path, to, self.options).await {
                 Ok(file) => self.log.record_copied(file),
                 Err(failure) => {
-                    self.log.record_failed(shown, failure)?;
+                    self.log.record_failed(display_path, failure)?;
                     return Ok(false);
                 }
             }
@@ -162,7 +162,7 @@ impl TreeSender<'_> {
             SkipReason::NotRegularFile
         };
 
-        self.log.record_skipped(shown, reason);
+        self.log.record_skipped(display_path, reason);
         Ok(false)
     }
 }
@@ -184,15 +184,15 @@ async fn send_file(
     to: String,
     options: &CopyOptions,
 ) -> Result<CopiedFile, CliError> {
-    let fails = |error| LocalError::file(from, &error);
+    let to_error = |error| LocalError::file(from, &error);
     // Opening a FIFO could block for ever.
-    if !fs::metadata(from).map_err(fails)?.is_file() {
+    if !fs::metadata(from).map_err(to_error)?.is_file() {
         return Err(LocalError::not_a_file(from).into());
     }
 
-    let file = File::open(from).map_err(fails)?;
-    let mode = file.metadata().map_err(fails)?.permissions().mode() & 0o777;
-    let (size, sha256) = sha256_of(&file).await.map_err(fails)?;
+    let file = File::open(from).map_err(to_error)?;
+    let mode = file.metadata().map_err(to_error)?.permissions().mode() & 0o777;
+    let (size, sha256) = sha256_of(&file).await.map_err(to_error)?;
 
     let mut start = UploadStart {
         path: to.clone(),

@@ -17,9 +17,9 @@ use super::{
 };
 use crate::{cli_error::CliError, local_error::LocalError};
 
-/// Maximum time to retry input that the daemon refuses although the stream is connected. A daemon
+/// Maximum time to retry input that the daemon rejects although the stream is connected. A daemon
 /// that shuts down accepts no new calls but continues open streams.
-const MAX_REFUSAL_TIME: Duration = Duration::from_secs(3);
+const MAX_REJECTED_INPUT_RETRY: Duration = Duration::from_secs(3);
 
 /// Input in the order in which it was typed.
 struct LocalStdinReader {
@@ -85,7 +85,7 @@ async fn write_part(
     process: &mut FollowedProcessWatch,
     request: WriteStdinRequest,
 ) -> Result<bool, CliError> {
-    // Counts from the first refusal: a call may wait as long as the process reads nothing.
+    // Counts from the first rejection: a call may wait as long as the process reads nothing.
     let mut retries: Option<ReconnectAttempts> = None;
     loop {
         let client = process.started().await.client;
@@ -99,8 +99,8 @@ async fn write_part(
         let is_lost = is_connection_loss(&error);
         let is_connected = process.current().is_none_or(|process| process.is_connected);
         let attempts = retries.get_or_insert_with(ReconnectAttempts::start);
-        let is_refused = is_lost && is_connected && attempts.have_lasted(MAX_REFUSAL_TIME);
-        if error.name() == "DRAINING" || is_refused {
+        let is_rejected = is_lost && is_connected && attempts.have_lasted(MAX_REJECTED_INPUT_RETRY);
+        if error.name() == "DRAINING" || is_rejected {
             note_in_background(&format!(
                 "input is no longer accepted, output continues: {}",
                 error.message

@@ -38,12 +38,12 @@ enum PrinterPage {
 impl Printer {
     /// Starts the writer thread.
     pub(super) fn start(as_json: bool) -> Result<Self, CliError> {
-        let fails = |error| LocalError::new("cannot write the output", &error);
+        let to_error = |error| LocalError::new("cannot write the output", &error);
 
         // Duplicates the descriptors. A blocked write to the library's handles would hold their
         // locks, and notes at the end would block too.
-        let stdout = io::stdout().as_fd().try_clone_to_owned().map_err(fails)?;
-        let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(fails)?;
+        let stdout = io::stdout().as_fd().try_clone_to_owned().map_err(to_error)?;
+        let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(to_error)?;
 
         let (pages, queue) = mpsc::channel(MAX_QUEUED_PAGES);
         let (end, ended) = oneshot::channel();

@@ -45,18 +45,18 @@ impl RawTerminal {
             return Ok(None);
         }
 
-        let fails =
+        let to_error =
             |error: io::Error| LocalError::new("cannot set the terminal to raw mode", &error);
-        let original = tcgetattr(&stdin).map_err(|errno| fails(errno.into()))?;
+        let original = tcgetattr(&stdin).map_err(|errno| to_error(errno.into()))?;
         let mut raw = original.clone();
         raw.make_raw();
-        let terminal = stdin.as_fd().try_clone_to_owned().map_err(fails)?;
+        let terminal = stdin.as_fd().try_clone_to_owned().map_err(to_error)?;
 
         restore_on_panic();
         // Saved before the change, so that a panic in between restores it too.
         *saved_terminal() = Some((terminal, original));
         let raw_terminal = Self { raw };
-        raw_terminal.make_raw().map_err(fails)?;
+        raw_terminal.make_raw().map_err(to_error)?;
         Ok(Some(raw_terminal))
     }
 
