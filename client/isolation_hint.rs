@@ -4,14 +4,18 @@ use std::env;
 
 use crate::{cli_error::CliError, global::GlobalArgs};
 
-/// Adds a command line that would work, if the daemon for this call could not isolate the command.
+/// Adds a command line that works on this host, if the daemon for this call could not isolate the
+/// command.
 pub(crate) fn with_isolation_hint(global: &GlobalArgs, mut failure: CliError) -> CliError {
     if let CliError::Call(error) = &mut failure
         && global.address().is_none()
         && error.name() == "SANDBOX_UNAVAILABLE"
         && let Some(flags) = error.metadata.get("flags")
     {
-        let line = format!("\nThis would work: jig {} {flags} …", subcommand());
+        let line = format!(
+            "\nRetry with the isolation that this host permits: jig {} {flags} …",
+            subcommand()
+        );
         error.message += &line;
     }
     failure

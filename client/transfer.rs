@@ -297,7 +297,7 @@ impl DownloadParts {
             if self.complete {
                 return Ok(None);
             }
-            let text = "the daemon ended the download before its last part";
+            let text = "the daemon ended the download before its last part: retry";
             return Err(CallError::local(Code::Unavailable, text));
         };
         if part.offset != self.next_offset {

@@ -134,7 +134,10 @@ fn print_item(item: Item, as_json: bool) -> Result<(), CliError> {
         Item::CallResult(result) if as_json => output::write_json(&result_json(&result)),
         Item::CallResult(result) => output::write_stdout(result_line(&result).as_bytes()),
         Item::CallResultGap(gap) => {
-            output::note(&format!("{} results are omitted: they came too fast", gap.results));
+            output::note(&format!(
+                "{} results were dropped: jig read them too slowly",
+                gap.results
+            ));
             Ok(())
         }
         Item::KeepAlive(_) => Ok(()),

@@ -2,6 +2,9 @@
 
 use jig::api::v1::Outcome;
 
+/// Note about a command with `kill_pending`.
+pub(super) const KILL_PENDING_NOTE: &str = "a process of the command could not be killed yet; the daemon does not reuse its sandbox until the process is gone";
+
 /// Returns a description for people. `None` if the exit code says everything.
 pub(super) fn exit_note(outcome: i32, signal: &str, limit: &str) -> Option<String> {
     let is_limited = !limit.is_empty();

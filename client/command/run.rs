@@ -249,7 +249,7 @@ fn outcome_notes(response: &RunResponse) -> Vec<String> {
     let mut notes = Vec::new();
     notes.extend(exit_note::exit_note(response.outcome, &response.signal, &response.limit));
     if response.kill_pending {
-        notes.push("a process of the command could not be killed yet".to_owned());
+        notes.push(exit_note::KILL_PENDING_NOTE.to_owned());
     }
     notes
 }

@@ -30,7 +30,7 @@ async fn jobs_are_submitted_watched_and_listed() {
 
     for (arguments, expected) in [
         (&["ls"][..], "jig: there are no jobs\n"),
-        (&["ls", "--state", "failed"], "jig: there are no such jobs\n"),
+        (&["ls", "--state", "failed"], "jig: no job matches --state\n"),
     ] {
         let output = run_jig_job(&daemon, arguments);
         assert_eq!(String::from_utf8(output.stderr).unwrap(), expected);

@@ -80,7 +80,7 @@ impl ApprovalSession {
             tokio::select! {
                 event = events.next() => match event {
                     Ok(Some(event)) => self.apply_event(event)?,
-                    Ok(None) => return Err(CliError::Daemon("the daemon has ended the stream of approvals".to_owned())),
+                    Ok(None) => return Err(CliError::Daemon("the daemon ended the stream of approvals: run `jig approvals` again".to_owned())),
                     Err(error) => {
                         events = self.watch_again(&client, error).await?;
                     }

@@ -143,8 +143,9 @@ async fn next_event(
         // Detects a closed output even while the command writes nothing.
         failure = printer.wait_for_failure() => return Err(failure),
     };
-    let no_end =
-        || CliError::Daemon("the daemon ended the stream without an exit event".to_owned());
+    let no_end = || {
+        CliError::Daemon("the daemon ended the stream without an exit event: list the process with `jig ps --all`, and run `jig attach`".to_owned())
+    };
     event.transpose().ok_or_else(no_end)
 }
 

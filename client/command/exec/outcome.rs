@@ -158,7 +158,7 @@ impl ObservedExit {
             notes.push(format!("the complete output was not stored: {}", exited.artifact_error));
         }
         if exited.kill_pending {
-            notes.push("a process of the command could not be killed yet".to_owned());
+            notes.push(exit_note::KILL_PENDING_NOTE.to_owned());
         }
 
         (notes, code)

@@ -247,8 +247,12 @@ fn list(address: &str, global: &GlobalArgs, args: JobLsArgs) -> Result<u8, CliEr
         let jobs: Vec<_> = jobs.iter().map(job_json).collect();
         output::write_json(&json!({ "jobs": jobs }))?;
     } else if jobs.is_empty() {
-        let has_filter = !args.state.is_empty() || args.queue.is_some();
-        output::note(if has_filter { "there are no such jobs" } else { "there are no jobs" });
+        output::note(match (args.state.is_empty(), args.queue.is_some()) {
+            (true, false) => "there are no jobs",
+            (false, false) => "no job matches --state",
+            (true, true) => "no job matches --queue",
+            (false, true) => "no job matches --state and --queue",
+        });
     } else {
         print_list(&jobs)?;
     }

@@ -336,7 +336,7 @@ fn jig_run_suggests_flags_that_work() {
         cd /work
         refused=$(/jig/jig run -- id -u 2>&1)
         echo "$refused"
-        flags=$(echo "$refused" | sed -n 's/.*This would work: jig run \(.*\) …/\1/p')
+        flags=$(echo "$refused" | sed -n 's/.*Retry with the isolation that this host permits: jig run \(.*\) …/\1/p')
         /jig/jig run $flags -- sh -c 'id -u; echo written > file; cat file'
         ls -n file | cut -d' ' -f3
     "#;
@@ -353,7 +353,7 @@ fn jig_run_suggests_flags_that_work() {
         "this host (Podman container, root without CAP_SYS_ADMIN, seccomp profile, masked /proc)";
     assert!(stdout.contains(host), "{stdout}");
 
-    let suggestion = "This would work: jig run --chown-workspace --minimum-level L1 …\n";
+    let suggestion = "Retry with the isolation that this host permits: jig run --chown-workspace --minimum-level L1 …\n";
     assert!(stdout.contains(suggestion), "{stdout}");
     assert!(stdout.ends_with("61000\nwritten\n61000\n"), "{stdout}");
 
