@@ -13,7 +13,7 @@ use crate::support::{KeyFile, Refusal, Setup, promptly, shell, with_metadata};
 
 #[tokio::test]
 async fn approval_expires_without_a_decision() {
-    let daemon = start_with_policy(&format!("{ASK_POLICY}\n[approvals]\nwait = \"200ms\"")).await;
+    let daemon = start_with_policy(&format!("{ASK_POLICY}\n[approvals]\ntimeout = \"200ms\"")).await;
     let refusal = daemon.run_failing(shell("touch ran"), "APPROVAL_DENIED").await;
     assert!(refusal.message.contains("not approved in time"), "{refusal:?}");
     assert_eq!(refusal.metadata["state"], "EXPIRED");

@@ -23,7 +23,7 @@ async fn request_ids_are_limited_by_max_entries() {
 
 #[tokio::test]
 async fn request_ids_expire_after_retention() {
-    let table = "[requests]\nretention = \"1ms\"\nkept = 100";
+    let table = "[requests]\nretention = \"1ms\"\nmax_entries = 100";
     let daemon = Setup::new().workspace_table(table).start().await;
     let first = run_counted(&daemon, "first").await;
 

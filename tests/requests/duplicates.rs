@@ -158,7 +158,7 @@ async fn rejected_call_can_be_corrected_under_same_id() {
 
 #[tokio::test]
 async fn expired_approval_can_be_requested_again_under_same_id() {
-    let table = "[policy]\ndangerous = \"ask\"\n[approvals]\nwait = \"200ms\"";
+    let table = "[policy]\ndangerous = \"ask\"\n[approvals]\ntimeout = \"200ms\"";
     let daemon = Setup::new().workspace_table(table).start().await;
 
     let mut approval_ids = Vec::new();

@@ -13,7 +13,7 @@ use crate::{
 #[tokio::test]
 async fn retention_counts_from_the_end_of_a_call() {
     // Retention is applied after every call.
-    let table = "[requests]\nretention = \"5s\"\nkept = 10";
+    let table = "[requests]\nretention = \"5s\"\nmax_entries = 10";
     let daemon = Setup::new().workspace_table(table).start().await;
 
     let long = || with_request_id("long", counted_command(WAIT_FOR_GO_FILE));
