@@ -40,7 +40,7 @@ enum CallKind {
 }
 
 impl CallKind {
-    async fn make(self, channel: &Channel, key: &str) {
+    async fn send(self, channel: &Channel, key: &str) {
         let mut tools = tool_client(channel.clone());
         match self {
             Self::Read => {
@@ -102,7 +102,7 @@ async fn start_flood(
         let (channel, key, ended) = (daemon.channel(), key.to_owned(), Arc::clone(&ended));
         flood.spawn(async move {
             loop {
-                call.make(&channel, &key).await;
+                call.send(&channel, &key).await;
                 ended.fetch_add(1, Ordering::Relaxed);
             }
         });
@@ -127,7 +127,7 @@ async fn median_flood_calls_during(
     let mut counts = Vec::new();
     for _ in 0..21 {
         let before = ended.load(Ordering::Relaxed);
-        promptly("the daemon answers", call.make(&channel, other)).await;
+        promptly("the daemon answers", call.send(&channel, other)).await;
         counts.push(ended.load(Ordering::Relaxed) - before);
     }
 

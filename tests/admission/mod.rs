@@ -83,7 +83,7 @@ async fn stat(daemon: &Daemon, key: &str) -> Result<(), Status> {
 }
 
 /// Waits until an approval is pending, and returns the decision that allows it.
-async fn await_pending_approval(daemon: &Daemon, key: &str) -> DecideApprovalRequest {
+async fn wait_for_approval_to_allow(daemon: &Daemon, key: &str) -> DecideApprovalRequest {
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
     let mut approval_id = String::new();
     eventually("an approval is pending", async || {

@@ -15,7 +15,7 @@ use jig::api::v1::{
 };
 use tonic::Status;
 
-use super::{await_pending_approval, call_counts, start_limited, stat};
+use super::{call_counts, start_limited, stat, wait_for_approval_to_allow};
 use crate::{
     callers::start_daemon_with_keys,
     support::{Daemon, KeyFile, Refusal, Setup, shell, start_request, with_key},
@@ -197,7 +197,7 @@ async fn approved_call_is_not_rate_limited() {
     let daemon = start_daemon_with_keys(setup, &keys).await;
 
     let pending_run = daemon.spawn_run(with_key(&key, shell("echo done")));
-    let decision = await_pending_approval(&daemon, &admin).await;
+    let decision = wait_for_approval_to_allow(&daemon, &admin).await;
     call_until_refused(&daemon, &key).await;
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
     approvals.decide_approval(with_key(&admin, decision)).await.unwrap();

@@ -9,7 +9,7 @@ use jig::api::v1::{
 };
 use tonic::Status;
 
-use super::{await_pending_approval, run_until, start_limited, wait_for_call_counts};
+use super::{run_until, start_limited, wait_for_approval_to_allow, wait_for_call_counts};
 use crate::{
     callers::start_daemon_with_keys,
     support::{
@@ -185,7 +185,7 @@ async fn running_work_can_be_controlled_at_full_capacity() {
     };
     let (mut tools, write) = (daemon.tools(), with_key(&key, write));
     let pending_write = tokio::spawn(async move { tools.write_file(write).await });
-    let decision = await_pending_approval(&daemon, &key).await;
+    let decision = wait_for_approval_to_allow(&daemon, &key).await;
     let assert_saturated = |refused: Result<(), Status>| {
         let refusal = Refusal::from_status(&refused.unwrap_err());
         assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");

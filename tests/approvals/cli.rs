@@ -21,8 +21,9 @@ use rustix::{
 use serde_json::Value;
 
 use super::{
-    ASK_POLICY, await_decided, await_pending, await_pending_approval, decide, decide_request,
-    find_approval, rules::fill_rule_store, spawn_write, start_with_policy, write_request,
+    ASK_POLICY, decide, decide_request, find_approval, rules::fill_rule_store, spawn_write,
+    start_with_policy, wait_for_decision, wait_for_pending_approval, wait_for_pending_approvals,
+    write_request,
 };
 use crate::support::{Daemon, KeyFile, Setup, eventually, promptly, shell};
 
@@ -147,9 +148,9 @@ async fn approver_decides_calls_at_a_terminal() {
 
     // With two pending calls, jig prompts for one after the other.
     let second = spawn_write(&daemon, write_request("b", "x"));
-    await_pending_approval(&daemon).await;
+    wait_for_pending_approval(&daemon).await;
     let third = spawn_write(&daemon, write_request("c", "x"));
-    await_pending(&daemon, 2).await;
+    wait_for_pending_approvals(&daemon, 2).await;
     terminal.await_text(APPROVE_PROMPT, 3).await;
     terminal.type_text("n\n");
     terminal.await_text(APPROVE_PROMPT, 4).await;
@@ -180,7 +181,7 @@ async fn approver_decides_calls_at_a_terminal() {
     terminal.await_text("no decision about this call: it is still pending", 1).await;
     assert_eq!(terminal.await_exit().await, Some(130));
 
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     last.await.unwrap().unwrap();
 }
@@ -191,9 +192,9 @@ async fn answer_applies_only_to_the_displayed_call() {
     let mut terminal = ApproverTerminal::open_approvals(&daemon);
     let first = spawn_write(&daemon, write_request("a", "x"));
     terminal.await_text(APPROVE_PROMPT, 1).await;
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let second = spawn_write(&daemon, write_request("b", "x"));
-    await_pending(&daemon, 2).await;
+    wait_for_pending_approvals(&daemon, 2).await;
 
     // Another approver decides first.
     decide(&daemon, decide_request(&approval, Decision::Deny)).await.unwrap();
@@ -218,9 +219,9 @@ async fn answer_applies_only_to_the_displayed_call() {
 async fn typed_ahead_input_decides_no_unseen_call() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let first = spawn_write(&daemon, write_request("a", "x"));
-    await_pending_approval(&daemon).await;
+    wait_for_pending_approval(&daemon).await;
     let second = spawn_write(&daemon, write_request("b", "x"));
-    await_pending(&daemon, 2).await;
+    wait_for_pending_approvals(&daemon, 2).await;
     let mut terminal = ApproverTerminal::open_approvals(&daemon);
     terminal.await_text(APPROVE_PROMPT, 1).await;
     terminal.type_text("y\ny\ny\n");
@@ -318,7 +319,7 @@ async fn exec_reports_its_pending_approval() {
     let mut terminal =
         ApproverTerminal::spawn(jig_command(&daemon, &["exec", "--", "echo", "ran"]));
     terminal.await_text("or pending approval (jig approvals)", 1).await;
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let decided = run_jig(&daemon, &["approvals", "decide", &approval.approval_id, "y"]);
     assert!(decided.status.success(), "{decided:?}");
 
@@ -359,7 +360,7 @@ async fn jig_lists_and_decides_without_a_terminal() {
     );
 
     let run = daemon.spawn_run(shell("echo hello"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let listed = stdout_json(&run_jig(&daemon, &["approvals", "list", "--json"]));
     let listed = &listed["approvals"][0];
     assert_eq!(listed["approval_id"], approval.approval_id.as_str());
@@ -428,7 +429,7 @@ async fn approvals_command_reports_daemon_shutdown() {
     let mut terminal = ApproverTerminal::open_approvals(&daemon);
     let run = daemon.spawn_run(shell("true"));
     terminal.await_text(APPROVE_PROMPT, 1).await;
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     daemon.signal(Signal::TERM);
     assert_eq!(terminal.await_exit().await, Some(1));
 
@@ -437,12 +438,12 @@ async fn approvals_command_reports_daemon_shutdown() {
     assert!(daemon.wait_for_exit().await.success());
 
     let daemon = daemon.restart().await;
-    let decided = await_decided(&daemon, &approval.approval_id).await;
+    let decided = wait_for_decision(&daemon, &approval.approval_id).await;
     assert_eq!(decided.state(), ApprovalState::Withdrawn);
 }
 
 #[tokio::test]
-async fn d13_always_is_one_answer_for_a_call_in_cli_agent() {
+async fn d13_cli_agent_always_decides_without_confirmation() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let mut terminal = ApproverTerminal::open_approvals(&daemon);
     terminal.await_text("no calls are pending approval", 1).await;

@@ -47,7 +47,7 @@ pub(crate) async fn pending_approvals(daemon: &Daemon) -> Vec<Approval> {
 }
 
 /// Waits until `count` calls are pending approval.
-async fn await_pending(daemon: &Daemon, count: usize) -> Vec<Approval> {
+async fn wait_for_pending_approvals(daemon: &Daemon, count: usize) -> Vec<Approval> {
     let mut approvals = Vec::new();
     eventually("the calls are pending approval", async || {
         approvals = pending_approvals(daemon).await;
@@ -58,8 +58,8 @@ async fn await_pending(daemon: &Daemon, count: usize) -> Vec<Approval> {
 }
 
 /// Waits until exactly one call is pending approval.
-pub(crate) async fn await_pending_approval(daemon: &Daemon) -> Approval {
-    await_pending(daemon, 1).await.remove(0)
+pub(crate) async fn wait_for_pending_approval(daemon: &Daemon) -> Approval {
+    wait_for_pending_approvals(daemon, 1).await.remove(0)
 }
 
 /// The approval with this id, pending or decided.
@@ -71,7 +71,7 @@ async fn find_approval(daemon: &Daemon, id: &str) -> Approval {
 }
 
 /// Waits until the approval is no longer pending.
-async fn await_decided(daemon: &Daemon, id: &str) -> Approval {
+async fn wait_for_decision(daemon: &Daemon, id: &str) -> Approval {
     let mut decided = None;
     eventually("the approval is decided", async || {
         let approval = find_approval(daemon, id).await;
@@ -126,29 +126,29 @@ fn rule_request(tool: &str, pattern: &str, action: Action) -> CreateRuleRequest 
     }
 }
 
-/// The events of a session.
+/// The records of a session.
 fn session_records(folder: &Path) -> Vec<Value> {
     let text = fs::read_to_string(folder.join("events.jsonl")).unwrap_or_default();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The events of the default session with this name.
-fn events_named(daemon: &Daemon, name: &str) -> Vec<Value> {
+/// The records of the default session with this type.
+fn records_of_type(daemon: &Daemon, record_type: &str) -> Vec<Value> {
     let records = session_records(&daemon.state_dir().join("sessions/default"));
-    records.into_iter().filter(|record| record["event"] == name).collect()
+    records.into_iter().filter(|record| record["event"] == record_type).collect()
 }
 
-/// Checks that the approval was decided exactly once, in the event log and in the database. Returns
-/// the event.
+/// Checks that the approval was decided exactly once, in the records of the session and in the
+/// database. Returns the record.
 fn assert_decided_once(daemon: &Daemon, id: &str) -> Value {
-    let requested = events_named(daemon, "approval_requested");
+    let requested = records_of_type(daemon, "approval_requested");
     let of_approval = |records: Vec<Value>| {
         let matching = records.into_iter().filter(|record| record["approval_id"] == id);
         matching.collect::<Vec<_>>()
     };
     assert_eq!(of_approval(requested).len(), 1);
 
-    let mut decided = of_approval(events_named(daemon, "approval_decided"));
+    let mut decided = of_approval(records_of_type(daemon, "approval_decided"));
     assert_eq!(decided.len(), 1, "{decided:?}");
 
     let decided = decided.remove(0);

@@ -5,15 +5,16 @@ use rustix::process::Signal;
 use tonic::Code;
 
 use super::{
-    ASK_POLICY, approval_client, assert_decided_once, await_decided, await_pending,
-    await_pending_approval, decide, decide_request, find_approval, session_records, spawn_write,
-    start_with_policy, write_request,
+    ASK_POLICY, approval_client, assert_decided_once, decide, decide_request, find_approval,
+    session_records, spawn_write, start_with_policy, wait_for_decision, wait_for_pending_approval,
+    wait_for_pending_approvals, write_request,
 };
 use crate::support::{KeyFile, Refusal, Setup, promptly, shell, with_metadata};
 
 #[tokio::test]
 async fn approval_expires_without_a_decision() {
-    let daemon = start_with_policy(&format!("{ASK_POLICY}\n[approvals]\ntimeout = \"200ms\"")).await;
+    let daemon =
+        start_with_policy(&format!("{ASK_POLICY}\n[approvals]\ntimeout = \"200ms\"")).await;
     let refusal = daemon.run_failing(shell("touch ran"), "APPROVAL_DENIED").await;
     assert!(refusal.message.contains("not approved in time"), "{refusal:?}");
     assert_eq!(refusal.metadata["state"], "EXPIRED");
@@ -48,10 +49,10 @@ async fn approval_expires_at_the_call_deadline() {
     );
     assert_eq!(refusal.metadata["state"], "EXPIRED");
 
-    await_pending(&daemon, 0).await;
-    let records = super::events_named(&daemon, "approval_requested");
+    wait_for_pending_approvals(&daemon, 0).await;
+    let records = super::records_of_type(&daemon, "approval_requested");
     let id = records[0]["approval_id"].as_str().unwrap().to_owned();
-    let approval = await_decided(&daemon, &id).await;
+    let approval = wait_for_decision(&daemon, &id).await;
     assert_eq!(refusal.metadata["approval_id"], id);
     assert_eq!(approval.state(), ApprovalState::Expired, "{approval:?}");
     assert_decided_once(&daemon, &id);
@@ -67,12 +68,12 @@ async fn approval_expires_at_a_very_short_deadline() {
     // The client may notice the deadline before the daemon does.
     assert!([Code::DeadlineExceeded, Code::Cancelled].contains(&status.code()), "{status}");
 
-    await_pending(&daemon, 0).await;
-    let records = super::events_named(&daemon, "approval_requested");
+    wait_for_pending_approvals(&daemon, 0).await;
+    let records = super::records_of_type(&daemon, "approval_requested");
     let id = records[0]["approval_id"].as_str().unwrap();
 
     // The approval expires in either case.
-    assert_eq!(await_decided(&daemon, id).await.state(), ApprovalState::Expired);
+    assert_eq!(wait_for_decision(&daemon, id).await.state(), ApprovalState::Expired);
     assert!(!daemon.file("ran").exists());
 }
 
@@ -80,16 +81,16 @@ async fn approval_expires_at_a_very_short_deadline() {
 async fn daemon_withdraws_approval_when_its_caller_disconnects() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let run = daemon.spawn_run(shell("touch ran"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     run.abort();
     assert!(run.await.is_err());
 
-    let decided = await_decided(&daemon, &approval.approval_id).await;
+    let decided = wait_for_decision(&daemon, &approval.approval_id).await;
     assert_eq!(decided.state(), ApprovalState::Withdrawn);
     assert_eq!(decided.decided_by, "daemon");
     assert_decided_once(&daemon, &approval.approval_id);
 
-    await_pending(&daemon, 0).await;
+    wait_for_pending_approvals(&daemon, 0).await;
     assert!(!daemon.file("ran").exists());
 }
 
@@ -98,14 +99,14 @@ async fn daemon_withdraws_approval_when_all_repeats_disconnect() {
     let daemon =
         start_with_policy(&format!("{ASK_POLICY}\n[requests]\ndetached_timeout = \"100ms\"")).await;
     let run = daemon.spawn_run(with_metadata("jig-request-id", "one", shell("touch ran")));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     run.abort();
-    let decided = await_decided(&daemon, &approval.approval_id).await;
+    let decided = wait_for_decision(&daemon, &approval.approval_id).await;
     assert_eq!(decided.state(), ApprovalState::Withdrawn);
 
     // The call was not started, so the same id requests approval again.
     let run = daemon.spawn_run(with_metadata("jig-request-id", "one", shell("touch ran")));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     assert_eq!(run.await.unwrap().unwrap().exit_code, Some(0));
     assert!(daemon.file("ran").exists());
@@ -115,7 +116,7 @@ async fn daemon_withdraws_approval_when_all_repeats_disconnect() {
 async fn second_decision_fails() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let run = daemon.spawn_run(shell("true"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let decide_once =
         || with_metadata("jig-request-id", "decided", decide_request(&approval, Decision::Allow));
     let first = decide(&daemon, decide_once()).await.unwrap();
@@ -145,7 +146,7 @@ async fn second_decision_fails() {
 async fn one_of_concurrent_decisions_wins() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let run = daemon.spawn_run(shell("true"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
 
     let decisions: Vec<_> = (0..20)
         .map(|number| {
@@ -177,7 +178,7 @@ async fn one_of_concurrent_decisions_wins() {
 async fn draining_daemon_withdraws_approvals() {
     let mut daemon = start_with_policy(ASK_POLICY).await;
     let run = daemon.spawn_run(shell("touch ran"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     daemon.signal(Signal::TERM);
     let status = promptly("the call fails", run).await.unwrap().unwrap_err();
     assert_eq!(Refusal::from_status(&status).reason, "DRAINING");
@@ -194,7 +195,7 @@ async fn draining_daemon_withdraws_approvals() {
 async fn restarted_daemon_marks_approvals_lost() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let run = daemon.spawn_run(with_metadata("jig-session", "other", shell("touch ran")));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let mut daemon = daemon.restart().await;
     assert!(run.await.unwrap().is_err());
 
@@ -243,13 +244,13 @@ async fn approved_call_that_cannot_start_is_recorded_as_denied() {
     let mut daemon = start_with_policy(config).await;
     let blocker = daemon.spawn_run(shell("until [ -e go ]; do sleep 0.01; done"));
     let call = spawn_write(&daemon, write_request("asked", "text"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     daemon.signal(Signal::TERM);
     let result = promptly("the call is rejected", call).await.unwrap();
     assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "DRAINING");
 
-    let denied = super::events_named(&daemon, "tool_call_denied");
+    let denied = super::records_of_type(&daemon, "tool_call_denied");
     assert_eq!(denied.len(), 1, "{denied:?}");
     assert_eq!(denied[0]["denied_by"], "DRAINING");
     assert_eq!(denied[0]["tool"], "write_file");

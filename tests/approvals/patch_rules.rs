@@ -4,7 +4,7 @@ use std::fs;
 
 use jig::api::v1::{ApplyPatchRequest, Decision};
 
-use super::{ASK_POLICY, await_pending_approval, decide, decide_request, start_with_policy};
+use super::{ASK_POLICY, decide, decide_request, start_with_policy, wait_for_pending_approval};
 use crate::support::{Daemon, Refusal, promptly};
 
 fn patch_request(unified_diff: &str) -> ApplyPatchRequest {
@@ -87,7 +87,7 @@ async fn always_creates_no_rule_for_patches_with_parent_paths() {
         let diff = "--- /dev/null\n+++ b/a/../x\n@@ -0,0 +1 @@\n+x\n";
         tools.apply_patch(patch_request(diff)).await
     });
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     assert_eq!(approval.files_affected, ["x"]);
     assert_eq!(approval.suggested_pattern, "");
 

@@ -10,8 +10,8 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    ASK_POLICY, assert_decided_once, await_pending, await_pending_approval, decide, decide_request,
-    events_named, spawn_write, start_with_policy, write_request,
+    ASK_POLICY, assert_decided_once, decide, decide_request, records_of_type, spawn_write,
+    start_with_policy, wait_for_pending_approval, wait_for_pending_approvals, write_request,
 };
 use crate::invoke::call;
 use crate::support::{Refusal, describe_status, promptly, shell, start_request, with_metadata};
@@ -20,7 +20,7 @@ use crate::support::{Refusal, describe_status, promptly, shell, start_request, w
 async fn call_waits_until_an_approver_allows_it() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let run = daemon.spawn_run(shell("echo hello"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     assert_eq!(approval.state(), ApprovalState::Pending);
     assert_eq!((approval.tool.as_str(), approval.risk()), ("run", Risk::Dangerous));
     assert_eq!(approval.title, "Run a command");
@@ -49,7 +49,7 @@ async fn call_waits_until_an_approver_allows_it() {
     assert_eq!(event["decided_by"], "uid:0");
     assert_eq!(event["call_id"], approval.call_id.as_str());
 
-    let started = &events_named(&daemon, "tool_call_started")[0];
+    let started = &records_of_type(&daemon, "tool_call_started")[0];
     let allowed_by = format!("approval:{}", approval.approval_id);
     assert_eq!(started["allowed_by"], allowed_by.as_str());
     assert_eq!(started["call_id"], approval.call_id.as_str());
@@ -62,7 +62,7 @@ async fn call_waits_until_an_approver_allows_it() {
 async fn denied_caller_gets_the_approver_and_comment() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let run = daemon.spawn_run(shell("touch ran"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let mut request = decide_request(&approval, Decision::Deny);
     request.comment = "not on a Friday".to_owned();
     decide(&daemon, request).await.unwrap();
@@ -76,7 +76,7 @@ async fn denied_caller_gets_the_approver_and_comment() {
 
     let event = assert_decided_once(&daemon, &approval.approval_id);
     assert_eq!(event["comment"], "not on a Friday");
-    assert_eq!(events_named(&daemon, "tool_call_started").len(), 0);
+    assert_eq!(records_of_type(&daemon, "tool_call_started").len(), 0);
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn every_kind_of_call_requires_approval() {
     // A command that no rule matches needs no approval.
     daemon.run(shell("true")).await;
     let allow_next = async |tool: &str, required_by: &str, files: &[&str]| {
-        let approval = await_pending_approval(&daemon).await;
+        let approval = wait_for_pending_approval(&daemon).await;
         assert_eq!((approval.tool.as_str(), approval.required_by.as_str()), (tool, required_by));
         assert_eq!(approval.files_affected, files);
         decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
@@ -130,7 +130,7 @@ async fn every_kind_of_call_requires_approval() {
     let part = download.await.unwrap().unwrap().unwrap();
     assert_eq!(part.data, "text");
 
-    let started = events_named(&daemon, "tool_call_started");
+    let started = records_of_type(&daemon, "tool_call_started");
     let upload = started.iter().find(|record| record["tool"] == "upload").unwrap();
     assert!(upload["allowed_by"].as_str().unwrap().starts_with("approval:"));
 }
@@ -162,7 +162,7 @@ async fn approval_lists_normalized_paths_of_the_call() {
         let invocation = tokio::spawn(async move {
             InvokeServiceClient::new(channel).invoke(call("", tool, params)).await
         });
-        let approval = await_pending_approval(&daemon).await;
+        let approval = wait_for_pending_approval(&daemon).await;
         assert_eq!(approval.tool, tool);
         assert_eq!(approval.files_affected, files, "{tool}");
 
@@ -183,7 +183,7 @@ async fn approval_lists_files_that_a_patch_changes() {
     let request =
         jig::api::v1::ApplyPatchRequest { unified_diff: patch.to_owned(), ..Default::default() };
     let applying = tokio::spawn(async move { tools.apply_patch(request).await });
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     assert_eq!(approval.files_affected, ["one", "two"]);
     assert_eq!(approval.parameters[0].value, patch);
 
@@ -197,7 +197,7 @@ async fn approval_wait_does_not_count_toward_the_timeout() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let request = RunRequest { timeout_sec: Some(1), ..shell("echo hello") };
     let run = daemon.spawn_run(request);
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let pending_since = std::time::Instant::now();
     crate::support::eventually("more time passes than the command's timeout", async || {
         pending_since.elapsed().as_millis() > 1200
@@ -213,7 +213,7 @@ async fn repeated_call_waits_for_the_same_decision() {
         start_with_policy(&format!("{ASK_POLICY}\n[requests]\ndetached_timeout = \"10s\"")).await;
     let request = || with_metadata("jig-request-id", "one", shell("echo ran >> runs; cat runs"));
     let first = daemon.spawn_run(request());
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let second = daemon.spawn_run(request());
 
     // The first caller disconnects; the call stays pending for the second.
@@ -235,7 +235,7 @@ async fn repeated_call_waits_for_the_same_decision() {
     let request = || with_metadata("jig-request-id", "two", shell("touch denied"));
     let denied = daemon.spawn_run(request());
     let repeated = daemon.spawn_run(request());
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     decide(&daemon, decide_request(&approval, Decision::Deny)).await.unwrap();
     let third = daemon.spawn_run(request());
 
@@ -251,7 +251,7 @@ async fn repeated_call_waits_for_the_same_decision() {
 
     assert!(!daemon.file("denied").exists());
 
-    await_pending(&daemon, 0).await;
+    wait_for_pending_approvals(&daemon, 0).await;
 }
 
 #[tokio::test]
@@ -265,7 +265,7 @@ async fn repeated_start_waits_for_the_same_decision() {
         jig::api::v1::process_service_client::ProcessServiceClient::new(daemon.channel());
     let mut client = processes.clone();
     let first = tokio::spawn(async move { client.start(request()).await.map(drop) });
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     first.abort();
     assert!(first.await.is_err());
 
@@ -298,7 +298,7 @@ async fn job_waits_for_approval() {
         [(Decision::Deny, JobState::Failed), (Decision::Allow, JobState::Succeeded)]
     {
         let job = jobs.submit_job(submit.clone()).await.unwrap().into_inner();
-        let approval = await_pending_approval(&daemon).await;
+        let approval = wait_for_pending_approval(&daemon).await;
         assert_eq!(approval.tool, "run");
 
         decide(&daemon, decide_request(&approval, decision)).await.unwrap();
@@ -320,10 +320,10 @@ async fn unapproved_job_asks_again_after_a_daemon_restart() {
     let mut jobs = JobServiceClient::new(daemon.channel());
     let submitted = jobs.submit_job(submit).await.unwrap().into_inner();
     let job_id = submitted.job.unwrap().job_id;
-    let first = await_pending_approval(&daemon).await;
+    let first = wait_for_pending_approval(&daemon).await;
     let daemon = daemon.restart().await;
     let mut jobs = JobServiceClient::new(daemon.channel());
-    let second = await_pending_approval(&daemon).await;
+    let second = wait_for_pending_approval(&daemon).await;
     assert_ne!(first.approval_id, second.approval_id);
 
     let job = GetJobRequest { job_id: job_id.clone() };

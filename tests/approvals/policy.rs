@@ -7,7 +7,7 @@ use jig::api::v1::{
     transfer_service_client::TransferServiceClient, upload_request::Part,
 };
 
-use super::{events_named, pending_approvals, spawn_write, start_with_policy, write_request};
+use super::{pending_approvals, records_of_type, spawn_write, start_with_policy, write_request};
 use crate::support::{
     KeyFile, Refusal, Setup, run_jigd, shell, start_request, with_key, with_metadata,
 };
@@ -45,7 +45,7 @@ async fn disabled_tool_rejects_every_kind_of_call() {
         assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "TOOL_DISABLED");
         assert!(!daemon.file("ran").exists() && !daemon.file("g").exists());
 
-        let denied = events_named(&daemon, "tool_call_denied");
+        let denied = records_of_type(&daemon, "tool_call_denied");
         assert_eq!(denied.len(), 6);
         assert_eq!(denied[0]["tool"], "run");
         assert_eq!(denied[0]["principal"], "uid:0");
@@ -72,11 +72,11 @@ async fn rules_and_risk_levels_decide_calls() {
 
     daemon.run(crate::support::argv(&["true"])).await;
     daemon.run(shell("true")).await;
-    let started = events_named(&daemon, "tool_call_started");
+    let started = records_of_type(&daemon, "tool_call_started");
     let deciders: Vec<_> = started.iter().map(|record| record["allowed_by"].as_str()).collect();
     assert_eq!(deciders, [None, Some("rule:file:readme"), Some("rule:file:tests"), None]);
 
-    let denied = events_named(&daemon, "tool_call_denied");
+    let denied = records_of_type(&daemon, "tool_call_denied");
     let deciders: Vec<_> = denied.iter().map(|record| record["denied_by"].as_str()).collect();
     assert_eq!(deciders, [Some("rule:file:no-secrets"), Some("risk:read_only")]);
     assert!(denied.iter().all(|record| record["step"] == 0));
@@ -88,7 +88,7 @@ async fn rules_and_risk_levels_decide_calls() {
         assert_eq!(Refusal::from_status(&result.unwrap_err()).reason, "POLICY_DENIED");
     }
 
-    assert_eq!(events_named(&daemon, "tool_call_denied").len(), 4);
+    assert_eq!(records_of_type(&daemon, "tool_call_denied").len(), 4);
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
 };
 
-use super::{ASK_POLICY, await_pending_approval, decide, decide_request, start_with_policy};
+use super::{ASK_POLICY, decide, decide_request, start_with_policy, wait_for_pending_approval};
 use crate::support::{Daemon, KeyFile, Refusal, Setup, daemon_binary, eventually, shell, with_key};
 
 fn count_in_log(daemon: &Daemon, text: &str) -> usize {
@@ -32,7 +32,7 @@ fn rewrite_config(daemon: &Daemon, lines: &str) {
 async fn reloaded_policy_applies_to_new_and_approved_calls() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let pending_call = daemon.spawn_run(shell("echo waited"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     rewrite_config(&daemon, "[policy]\ndangerous = \"allow\"");
     daemon.reload_config(Daemon::RELOADED).await;
     assert_eq!(daemon.run(shell("echo free")).await.stdout, "free\n");

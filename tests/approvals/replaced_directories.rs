@@ -12,8 +12,8 @@ use tokio::task::JoinHandle;
 use tonic::Status;
 
 use super::{
-    ASK_POLICY, await_pending_approval, decide, decide_request, events_named, spawn_write,
-    start_with_policy, write_request,
+    ASK_POLICY, decide, decide_request, records_of_type, spawn_write, start_with_policy,
+    wait_for_pending_approval, write_request,
 };
 use crate::support::{Daemon, Refusal, eventually, promptly, shell, snapshot_tree};
 
@@ -83,7 +83,7 @@ async fn assert_call_is_denied<T: std::fmt::Debug>(
     swap: Swap,
     call: JoinHandle<Result<T, Status>>,
 ) {
-    let approval = await_pending_approval(daemon).await;
+    let approval = wait_for_pending_approval(daemon).await;
     swap(daemon);
     decide(daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     let status = promptly("the call is denied", call).await.unwrap().unwrap_err();
@@ -93,9 +93,9 @@ async fn assert_call_is_denied<T: std::fmt::Debug>(
     let part = "was replaced while it waited";
     assert!(refusal.message.contains(part), "{refusal:?}");
 
-    let denied = events_named(daemon, "tool_call_denied");
+    let denied = records_of_type(daemon, "tool_call_denied");
     assert_eq!(denied[0]["denied_by"], "policy:directory_replaced");
-    assert!(events_named(daemon, "tool_call_started").is_empty());
+    assert!(records_of_type(daemon, "tool_call_started").is_empty());
 
     for folder in [daemon.workspace(), daemon.sibling_path("outside")] {
         let mut paths = snapshot_tree(&folder).into_keys();
@@ -160,7 +160,7 @@ async fn case_n9_daemon_rejects_commands_in_linked_directories() {
 async fn approved_command_runs_in_an_unreplaced_directory() {
     let daemon = start_with_directories(ASK_POLICY).await;
     let call = daemon.spawn_run(approved_request());
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
 
     // New entries do not make it another directory.
     fs::write(daemon.file("a/b/new"), "").unwrap();
@@ -187,7 +187,7 @@ async fn case_n9_command_does_not_enter_a_directory_replaced_after_approval() {
         let daemon = start_with_directories(ONE_AT_A_TIME).await;
         let request = RunRequest { cwd: Some("a/b".to_owned()), ..shell("touch asked-ran") };
         let pending_call = daemon.spawn_run(request);
-        let approval = await_pending_approval(&daemon).await;
+        let approval = wait_for_pending_approval(&daemon).await;
         let blocker = daemon.spawn_run(shell("touch begun; until [ -e go ]; do sleep 0.01; done"));
         eventually("the command runs", async || daemon.file("begun").exists()).await;
         decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();

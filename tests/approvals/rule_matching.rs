@@ -20,9 +20,9 @@ use tokio::task::JoinHandle;
 use tonic::Status;
 
 use super::{
-    ASK_POLICY, approval_client, assert_decided_once, await_pending, await_pending_approval,
-    decide, decide_request, events_named, find_approval, pending_approvals, rule_request,
-    spawn_write, start_with_policy, write_request,
+    ASK_POLICY, approval_client, assert_decided_once, decide, decide_request, find_approval,
+    pending_approvals, records_of_type, rule_request, spawn_write, start_with_policy,
+    wait_for_pending_approval, wait_for_pending_approvals, write_request,
 };
 use crate::support::{
     Daemon, KeyFile, Refusal, Setup, eventually, promptly, shell, start_request, with_key,
@@ -91,7 +91,7 @@ async fn rules_match_normalized_paths() {
 async fn rule_created_from_a_run_allows_no_start() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let run = daemon.spawn_run(shell("cat"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     decide(&daemon, decide_request(&approval, Decision::Always)).await.unwrap();
     run.await.unwrap().unwrap();
     daemon.run(shell("cat")).await;
@@ -103,7 +103,7 @@ async fn rule_created_from_a_run_allows_no_start() {
         ..start_request(shell("cat"))
     };
     let start = tokio::spawn(async move { processes.start(request).await.map(drop) });
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     assert_eq!(parameter_value(&approval, "on_disconnect"), Some("ON_DISCONNECT_KILL"));
 
     decide(&daemon, decide_request(&approval, Decision::Deny)).await.unwrap();
@@ -123,7 +123,7 @@ async fn always_creates_no_rule_for_hidden_input() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let request = RunRequest { stdin: "rm -rf x".into(), ..shell("sh") };
     let run = daemon.spawn_run(request);
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     assert_eq!(approval.suggested_pattern, "");
 
     let result = decide(&daemon, decide_request(&approval, Decision::Always)).await;
@@ -150,7 +150,7 @@ async fn get_approval_returns_the_whole_command() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let command = format!("true first {}; rm -rf last", "x".repeat(120_000));
     let run = daemon.spawn_run(shell(&command));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let parameter = &approval.parameters[0];
     assert!(parameter.value.starts_with("true first x"));
     assert!(parameter.ending.ends_with("x; rm -rf last"));
@@ -183,7 +183,7 @@ async fn get_approval_returns_the_whole_command() {
     let request = jig::api::v1::ApplyPatchRequest { unified_diff: patch, ..Default::default() };
     let mut tools = daemon.tools();
     let applying = tokio::spawn(async move { tools.apply_patch(request).await });
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     assert_eq!((approval.files_affected.len(), approval.more_files), (100, 150));
 
     applying.abort();
@@ -199,7 +199,7 @@ async fn upload_rule_matches_given_fields_and_any_content() {
     assert_eq!(reason(&result.unwrap_err()), "POLICY_DENIED");
 
     let uploading = spawn_upload(&daemon, "f", None);
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let names: Vec<_> =
         approval.parameters.iter().map(|parameter| parameter.name.as_str()).collect();
     assert_eq!(names, ["path", "sha256"]);
@@ -293,11 +293,11 @@ async fn new_rule_or_revoked_key_denies_an_approved_call() {
 async fn always_approves_similar_pending_calls() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let first = spawn_write(&daemon, write_request("a", "1"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let similar = spawn_write(&daemon, write_request("a", "2"));
-    let pending = await_pending(&daemon, 2).await;
+    let pending = wait_for_pending_approvals(&daemon, 2).await;
     let other_call = spawn_write(&daemon, write_request("b", "1"));
-    await_pending(&daemon, 3).await;
+    wait_for_pending_approvals(&daemon, 3).await;
     let decided = decide(&daemon, decide_request(&approval, Decision::Always)).await;
     let rule_id = decided.unwrap().rule.unwrap().rule_id;
     for call in [first, similar] {
@@ -312,7 +312,7 @@ async fn always_approves_similar_pending_calls() {
     );
     assert_decided_once(&daemon, &approval_of_similar.approval_id);
 
-    let started = events_named(&daemon, "tool_call_started");
+    let started = records_of_type(&daemon, "tool_call_started");
     let call =
         started.iter().find(|record| record["call_id"] == approval_of_similar.call_id.as_str());
     assert_eq!(call.unwrap()["allowed_by"], decided_by.as_str());
@@ -421,7 +421,7 @@ async fn approved_call_waits_for_a_permit() {
     )
     .await;
     let pending_call = daemon.spawn_run(shell("echo asked"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let blocker = daemon.spawn_run(shell("touch begun; until [ -e go ]; do sleep 0.01; done"));
     eventually("the command runs", async || daemon.file("begun").exists()).await;
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();

@@ -8,9 +8,9 @@ use jig::api::v1::{
 };
 
 use super::{
-    ASK_POLICY, approval_client, assert_decided_once, await_pending, await_pending_approval,
-    decide, decide_request, events_named, find_approval, pending_approvals, rule_request,
-    spawn_write, start_with_policy, write_request,
+    ASK_POLICY, approval_client, assert_decided_once, decide, decide_request, find_approval,
+    pending_approvals, records_of_type, rule_request, spawn_write, start_with_policy,
+    wait_for_pending_approval, wait_for_pending_approvals, write_request,
 };
 use crate::support::{
     Daemon, KeyFile, Refusal, Setup, eventually, promptly, shell, with_key, with_metadata,
@@ -108,9 +108,9 @@ async fn expired_rules_make_room() {
 async fn new_or_enabled_rule_approves_pending_calls() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let first = daemon.spawn_run(shell("echo one"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let other_call = spawn_write(&daemon, write_request("f", "x"));
-    await_pending(&daemon, 2).await;
+    wait_for_pending_approvals(&daemon, 2).await;
 
     // Neither rule approves the call: one matches other calls, the other requires approval.
     for rule in [rule_request("run", "two", Action::Allow), rule_request("run", "one", Action::Ask)]
@@ -130,7 +130,7 @@ async fn new_or_enabled_rule_approves_pending_calls() {
 
     set_enabled(&daemon, &rule.rule_id, false).await;
     let second = daemon.spawn_run(shell("echo one"));
-    await_pending(&daemon, 2).await;
+    wait_for_pending_approvals(&daemon, 2).await;
     set_enabled(&daemon, &rule.rule_id, true).await;
     promptly("the command runs", second).await.unwrap().unwrap();
     assert!(!other_call.is_finished());
@@ -142,7 +142,7 @@ async fn new_or_enabled_rule_approves_pending_calls() {
 async fn always_creates_a_rule_for_similar_calls() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let writing = spawn_write(&daemon, write_request("hello.py", "print(1)"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let decided = decide(&daemon, decide_request(&approval, Decision::Always)).await.unwrap();
     writing.await.unwrap().unwrap();
     let rule = decided.rule.unwrap();
@@ -164,19 +164,19 @@ async fn always_creates_a_rule_for_similar_calls() {
     spawn_write(&daemon, write_request("hello.py", "print(2)")).await.unwrap().unwrap();
     let allowed_by = format!("rule:{}", rule.rule_id);
     assert_eq!(
-        events_named(&daemon, "tool_call_started").last().unwrap()["allowed_by"],
+        records_of_type(&daemon, "tool_call_started").last().unwrap()["allowed_by"],
         allowed_by.as_str()
     );
 
     let other_call = spawn_write(&daemon, write_request("other.py", "print(1)"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     decide(&daemon, decide_request(&approval, Decision::Deny)).await.unwrap();
     other_call.await.unwrap().unwrap_err();
 
     // A disabled rule allows nothing until it is enabled again.
     set_enabled(&daemon, &rule.rule_id, false).await;
     let approved = spawn_write(&daemon, write_request("hello.py", "print(3)"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     approved.await.unwrap().unwrap();
     set_enabled(&daemon, &rule.rule_id, true).await;
@@ -185,7 +185,7 @@ async fn always_creates_a_rule_for_similar_calls() {
     // An expired rule allows nothing.
     expire(&daemon, &rule.rule_id).await;
     let pending = spawn_write(&daemon, write_request("hello.py", "print(5)"));
-    await_pending_approval(&daemon).await;
+    wait_for_pending_approval(&daemon).await;
     pending.abort();
 
     let request = DeleteRuleRequest { rule_id: rule.rule_id.clone() };
@@ -199,7 +199,7 @@ async fn always_creates_a_rule_for_similar_calls() {
 async fn always_accepts_only_patterns_that_match_the_call() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let run = daemon.spawn_run(shell("make test"));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     let with_pattern = |pattern: &str| {
         let mut request = decide_request(&approval, Decision::Always);
         request.pattern = Some(pattern.to_owned());
@@ -228,7 +228,7 @@ async fn always_accepts_only_patterns_that_match_the_call() {
     run.await.unwrap().unwrap();
     daemon.run(shell("make clean")).await;
     let other_call = daemon.spawn_run(shell("make clean; rm -rf x"));
-    await_pending_approval(&daemon).await;
+    wait_for_pending_approval(&daemon).await;
     other_call.abort();
 }
 

@@ -5,8 +5,8 @@ use std::{fs, path::Path};
 use jig::api::v1::{Decision, RunRequest, WatchApprovalsRequest};
 
 use super::{
-    ASK_POLICY, approval_client, await_pending_approval, decide, decide_request, spawn_write,
-    start_with_policy, write_request,
+    ASK_POLICY, approval_client, decide, decide_request, spawn_write, start_with_policy,
+    wait_for_pending_approval, write_request,
 };
 use crate::support::{shell, start_request};
 
@@ -60,7 +60,7 @@ async fn daemon_neither_stores_nor_displays_secrets() {
         .into_inner();
     for decision in [Decision::Deny, Decision::Allow, Decision::Always] {
         let run = daemon.spawn_run(request());
-        let approval = await_pending_approval(&daemon).await;
+        let approval = wait_for_pending_approval(&daemon).await;
         let mut request = decide_request(&approval, decision);
         // The daemon suggests no pattern for parameters that it does not display.
         assert_eq!(approval.suggested_pattern, "");
@@ -77,7 +77,7 @@ async fn daemon_neither_stores_nor_displays_secrets() {
     let process =
         daemon.start_process(start_request(RunRequest { cwd: Some(".".to_owned()), ..request() }));
     let decision_task = async {
-        let approval = await_pending_approval(&daemon).await;
+        let approval = wait_for_pending_approval(&daemon).await;
         displayed += &format!("{approval:?}");
         decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
     };
@@ -87,7 +87,7 @@ async fn daemon_neither_stores_nor_displays_secrets() {
 
     for decision in [Decision::Deny, Decision::Always] {
         let write = spawn_write(&daemon, write_request("f", "hunter2-in-a-file"));
-        let approval = await_pending_approval(&daemon).await;
+        let approval = wait_for_pending_approval(&daemon).await;
         assert!(approval.parameters.iter().any(|parameter| parameter.value == "<17 bytes>"));
         let decided = decide(&daemon, decide_request(&approval, decision)).await.unwrap();
         displayed += &format!("{approval:?} {decided:?} {:?}", write.await.unwrap());

@@ -10,8 +10,8 @@ use rustix::process::Signal;
 use tonic::Streaming;
 
 use super::{
-    ASK_POLICY, approval_client, await_pending, decide, decide_request, spawn_write,
-    start_with_policy, write_request,
+    ASK_POLICY, approval_client, decide, decide_request, spawn_write, start_with_policy,
+    wait_for_pending_approvals, write_request,
 };
 use crate::support::{
     Daemon, KeyFile, Refusal, Setup, eventually, promptly, shell, with_key, with_metadata,
@@ -58,7 +58,7 @@ async fn read_ended(mut events: Streaming<WatchApprovalsResponse>, count: usize)
 async fn watchers_receive_every_change() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let first = daemon.spawn_run(shell("true"));
-    let pending = await_pending(&daemon, 1).await;
+    let pending = wait_for_pending_approvals(&daemon, 1).await;
     let mut events = watch_approvals(&daemon, 3600).await;
     assert_eq!(next_approval(&mut events).await, pending[0]);
     assert!(matches!(next_event(&mut events).await, Event::Listed(listed) if listed.count == 1));
@@ -204,7 +204,7 @@ async fn list_approvals_returns_pages() {
     let mut calls = Vec::new();
     for count in 1..=5 {
         calls.push(daemon.spawn_run(shell("true")));
-        await_pending(&daemon, count).await;
+        wait_for_pending_approvals(&daemon, count).await;
     }
 
     let pages = async |decided: bool| {

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::{TOOLS, invoke_stdout, read_note, start_with_config, start_with_tools};
 use crate::{
-    approvals::await_pending_approval,
+    approvals::wait_for_pending_approval,
     events::records,
     invoke::{call, invoke, try_invoke},
     jobs::Jobs,
@@ -97,7 +97,7 @@ async fn b9_tool_risk_decides_whether_approval_is_required() {
         let mut client = InvokeServiceClient::new(channel);
         client.invoke(call("", "leave_note", params)).await
     });
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     assert_eq!((approval.tool.as_str(), approval.risk()), ("leave_note", Risk::SafeWrite));
 
     let parameters: Vec<_> = approval

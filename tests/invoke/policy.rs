@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{call, invoke};
 use crate::{
-    approvals::{ASK_POLICY, await_pending_approval},
+    approvals::{ASK_POLICY, wait_for_pending_approval},
     events::records,
     support::{Setup, eventually},
 };
@@ -61,7 +61,7 @@ async fn d13_approval_shows_the_call_as_the_agent_made_it() {
         let params = json!({"path": "hello.py", "content": "print('hello world')"});
         client.invoke(call("cli_agent", "create_file", params)).await
     });
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     assert_eq!(
         (approval.tool.as_str(), approval.called_name.as_str()),
         ("write_file", "cli_agent/create_file")

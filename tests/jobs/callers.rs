@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{
     Jobs, WAIT_FOR_GO_FILE, command_job, expect_result,
-    start_blocked::{allow, pending_approvals, wait_for_pending_approvals},
+    start_blocked::{allow, pending_approvals_with_key, wait_for_pending_approvals_with_key},
     tool_job,
 };
 use crate::{
@@ -232,7 +232,7 @@ async fn job_pending_approval_does_not_block_its_queue() {
         pending_ids.push(jobs.submit(command_job(&line)).await);
     }
 
-    wait_for_pending_approvals(&daemon, None, 3).await;
+    wait_for_pending_approvals_with_key(&daemon, None, 3).await;
     let allowed = jobs.submit(tool_job("list_files", json!({}))).await;
     let job = promptly("the allowed job ends", jobs.wait(&allowed)).await;
     expect_result(job, JobState::Succeeded);
@@ -243,9 +243,9 @@ async fn job_pending_approval_does_not_block_its_queue() {
 
     // Cancelling a job withdraws its approval request.
     jobs.cancel(&pending_ids[1]).await;
-    wait_for_pending_approvals(&daemon, None, 2).await;
+    wait_for_pending_approvals_with_key(&daemon, None, 2).await;
 
-    for approval in pending_approvals(&daemon, None).await {
+    for approval in pending_approvals_with_key(&daemon, None).await {
         allow(&daemon, None, &approval).await;
     }
 

@@ -17,7 +17,11 @@ use crate::{
     support::{Daemon, KeyFile, Setup, eventually, promptly, shell, with_key},
 };
 
-pub(super) async fn pending_approvals(daemon: &Daemon, key: Option<&str>) -> Vec<Approval> {
+/// The pending approvals that the holder of `key` sees.
+pub(super) async fn pending_approvals_with_key(
+    daemon: &Daemon,
+    key: Option<&str>,
+) -> Vec<Approval> {
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
     let request = with_key(key.unwrap_or_default(), ListApprovalsRequest::default());
     let response = approvals.list_approvals(request).await;
@@ -25,14 +29,14 @@ pub(super) async fn pending_approvals(daemon: &Daemon, key: Option<&str>) -> Vec
 }
 
 /// Waits until exactly `count` approvals are pending.
-pub(super) async fn wait_for_pending_approvals(
+pub(super) async fn wait_for_pending_approvals_with_key(
     daemon: &Daemon,
     key: Option<&str>,
     count: usize,
 ) -> Vec<Approval> {
     let mut pending = Vec::new();
     eventually(&format!("{count} approvals are pending"), async || {
-        pending = pending_approvals(daemon, key).await;
+        pending = pending_approvals_with_key(daemon, key).await;
         pending.len() == count
     })
     .await;
@@ -63,7 +67,7 @@ async fn jobs_beyond_approval_quota_stay_queued() {
     }
 
     // One caller may have three of the four pending approvals: one stays free for others.
-    wait_for_pending_approvals(&daemon, None, 3).await;
+    wait_for_pending_approvals_with_key(&daemon, None, 3).await;
     for id in &ids {
         assert_eq!(jobs.get(id).await.state(), JobState::Queued);
     }
@@ -71,7 +75,7 @@ async fn jobs_beyond_approval_quota_stay_queued() {
     // A job cancelled before it gets a permit requests no approval.
     jobs.cancel(&ids[6]).await;
     for index in (0..7).rev() {
-        let pending = wait_for_pending_approvals(&daemon, None, (index + 1).min(3)).await;
+        let pending = wait_for_pending_approvals_with_key(&daemon, None, (index + 1).min(3)).await;
         // Approvals appear one after the other, in the order of submission.
         let oldest = pending.iter().min_by_key(|approval| &approval.approval_id);
         allow(&daemon, None, oldest.unwrap()).await;
@@ -117,14 +121,14 @@ impl BusyCaller {
             daemon.spawn_run(with_key(&key, shell(&format!("touch begun; {WAIT_FOR_GO_FILE}"))));
         let needs_approval = table.contains("ask");
         if needs_approval {
-            let pending = wait_for_pending_approvals(&daemon, Some(&admin.key), 1).await;
+            let pending = wait_for_pending_approvals_with_key(&daemon, Some(&admin.key), 1).await;
             allow(&daemon, Some(&admin.key), &pending[0]).await;
         }
 
         eventually("the call runs", async || daemon.file("begun").exists()).await;
         let job = caller.submit("q", command_job("echo ran >> runs")).await;
         if needs_approval {
-            let pending = wait_for_pending_approvals(&daemon, Some(&admin.key), 1).await;
+            let pending = wait_for_pending_approvals_with_key(&daemon, Some(&admin.key), 1).await;
             allow(&daemon, Some(&admin.key), &pending[0]).await;
         }
 
@@ -200,7 +204,7 @@ async fn approved_job_needs_no_second_approval() {
     busy.release();
     expect_result(busy.caller.wait(&busy.job).await, JobState::Succeeded);
     assert_eq!(busy.runs(), "ran\n");
-    assert_eq!(pending_approvals(&busy.daemon, Some(&busy.admin.key)).await, []);
+    assert_eq!(pending_approvals_with_key(&busy.daemon, Some(&busy.admin.key)).await, []);
 
     busy.call.await.unwrap().unwrap();
 }

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use super::{run_count, run_counted};
 use crate::{
-    approvals::{await_pending_approval, decide, decide_request, spawn_write, write_request},
+    approvals::{decide, decide_request, spawn_write, wait_for_pending_approval, write_request},
     jobs::{Jobs, command_job},
     support::{Daemon, Refusal, Setup, daemon_binary, eventually},
 };
@@ -85,7 +85,7 @@ async fn daemon_restarts_on_full_disk_and_reports_losses() {
     eventually("the job runs", async || daemon.file("begun").exists()).await;
 
     let pending_write = spawn_write(&daemon, write_request("asked", ""));
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     disks.fill_disk(&daemon);
 
     daemon.signal(Signal::KILL);

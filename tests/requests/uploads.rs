@@ -13,7 +13,7 @@ use tonic::Status;
 
 use super::with_request_id;
 use crate::{
-    approvals::{ASK_POLICY, await_pending_approval, decide, decide_request},
+    approvals::{ASK_POLICY, decide, decide_request, wait_for_pending_approval},
     files::transfer::{
         await_upload_offset, chunk, pseudo_random_bytes, resumable_start, transfer_client,
         upload_start,
@@ -260,14 +260,14 @@ async fn repeated_upload_waits_for_the_same_approval() {
         // The first call times out, and the second one is aborted.
         let timeout = Some(Duration::from_millis(1500));
         let first = PendingUpload::begin_with_timeout(&daemon, name, parts(), timeout).await;
-        let approval = await_pending_approval(&daemon).await;
+        let approval = wait_for_pending_approval(&daemon).await;
         let second = PendingUpload::begin(&daemon, name, parts()).await;
         let third = PendingUpload::begin(&daemon, name, parts()).await;
         let answer = promptly("the first call times out", first.answer).await.unwrap();
         assert!(answer.is_err(), "{answer:?}");
         second.abort().await;
         let fourth = PendingUpload::begin(&daemon, name, parts()).await;
-        assert_eq!(await_pending_approval(&daemon).await, approval);
+        assert_eq!(wait_for_pending_approval(&daemon).await, approval);
         decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
         // One of the two sends the chunks and ends its stream.
         let (third, fourth) = tokio::join!(third.end(), fourth.end());
@@ -287,7 +287,7 @@ async fn takeover_of_approved_upload_needs_no_new_approval() {
     let daemon = Setup::new().workspace_table(ASK_POLICY).start().await;
     let begin = || Part::Start(resumable_start("file", &bytes, "upload"));
     let first = PendingUpload::begin(&daemon, "id", vec![begin(), chunk(0, &bytes[..400])]).await;
-    let approval = await_pending_approval(&daemon).await;
+    let approval = wait_for_pending_approval(&daemon).await;
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
 
     await_upload_offset(&daemon, "upload", 400).await;
