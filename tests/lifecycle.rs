@@ -1,5 +1,5 @@
-//! Ends of runs from outside: deadlines and shutdown. Callers and daemons that die are attacks 12
-//! to 14.
+//! Ends of runs from outside: deadlines and shutdown. `attack::killed_processes` covers callers
+//! and daemons that die.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use tonic::{Code, Request};
 use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::support::{
-    Daemon, Mark, PROMPT_TIMEOUT, Refusal, Setup, descendants, eventually, is_alive, promptly,
+    Daemon, MAX_REACTION_TIME, Mark, Refusal, Setup, descendants, eventually, is_alive, promptly,
     run_jigd, shell, wait_timeout,
 };
 
@@ -312,7 +312,7 @@ async fn shutdown_does_not_wait_for_half_open_connection() {
 
     daemon.signal(Signal::TERM);
     run_blocking(move || wait_until_closed(incomplete)).await;
-    assert!(began.elapsed() < PROMPT_TIMEOUT, "{:?}", began.elapsed());
+    assert!(began.elapsed() < MAX_REACTION_TIME, "{:?}", began.elapsed());
     assert!(!mark.processes().is_empty(), "the command still runs");
 
     fs::write(daemon.file("end"), "").unwrap();

@@ -6,9 +6,10 @@
 //! and what the `install.sh` scripts of their directories install: ripgrep, crun, qemu and two
 //! kernels. No test is skipped: on a machine that cannot build sandboxes, tests fail.
 //!
-//! `JIG_TEST_PATIENCE_SEC` is the timeout of waits (20 s by default), and `JIG_FULL=1` runs tests
-//! at full size. `JIG_TEST_CONTAINER=docker` or `podman` starts every root daemon in a container
-//! with the defaults of that engine. `attack::containers` lists what holds there.
+//! `JIG_TEST_TIMEOUT_SEC` is the timeout of waits (20 s by default). `JIG_FULL=1` runs tests with
+//! full sizes and numbers of rounds. `JIG_TEST_CONTAINER=docker` or `podman` starts every root
+//! daemon in a container with the defaults of that engine. `attack::containers` lists what holds
+//! there.
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "tests name expected values; all others fail")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue fails")]
@@ -21,7 +22,7 @@
 mod admission;
 /// Policy rules and approvals.
 mod approvals;
-/// Hostile commands, by the numbers of the catalogue of attacks.
+/// Attacks of hostile commands.
 mod attack;
 /// Clients that send a socket path as authority.
 mod authority;

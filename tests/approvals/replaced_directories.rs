@@ -1,5 +1,5 @@
-//! A command in the workspace replaces a directory while a call that uses it is pending approval. The
-//! daemon denies the call, because the approver saw another directory (N9).
+//! A command in the workspace replaces a directory while a call that uses it is pending approval.
+//! The daemon denies the call, because the approver saw another directory (attack N9 of `attack`).
 
 use std::{
     fs,

@@ -1,5 +1,6 @@
-//! Attacks of hostile commands, by their numbers in the catalogue of attacks that the design is
-//! made from.
+//! Attacks of hostile commands. The numbers, such as 63 or N16, are those of the attack catalogue
+//! from which the project was designed. The catalogue is not in the repository: the name or the
+//! comment of each test describes its attack.
 //!
 //! The programs in `programs/` make system calls that no shell command makes. The tests list their
 //! attempts and the answers that are right.

@@ -16,8 +16,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
 
 use crate::support::{
-    Daemon, Mark, PROMPT_TIMEOUT, Setup, argv, check_answers, compile_in_workspace, copy_program,
-    eventually, promptly, shell, with_metadata,
+    Daemon, MAX_REACTION_TIME, Mark, Setup, argv, check_answers, compile_in_workspace,
+    copy_program, eventually, promptly, shell, with_metadata,
 };
 
 /// Addresses on the loopback interface of the daemon's network in these tests, so that every
@@ -120,7 +120,7 @@ async fn case_75_command_fails_promptly_to_reach_the_daemons_network() {
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
     }
 
-    assert!(start.elapsed() < PROMPT_TIMEOUT, "{:?}", start.elapsed());
+    assert!(start.elapsed() < MAX_REACTION_TIME, "{:?}", start.elapsed());
 
     for (listener, datagrams) in listeners {
         datagrams.set_nonblocking(true).unwrap();

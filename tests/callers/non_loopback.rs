@@ -1,5 +1,5 @@
-//! Addresses that other machines can reach (case N20). The daemon rejects callers without a valid
-//! key, and an unreadable key file admits no caller.
+//! Addresses that other machines can reach (attack N20 of `attack`). The daemon rejects callers
+//! without a valid key, and an unreadable key file admits no caller.
 
 use std::{
     fs,

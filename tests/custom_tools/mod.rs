@@ -1,4 +1,5 @@
-//! B9: custom tools, which the configuration registers without a change of the daemon's code.
+//! Custom tools, which the configuration registers without a change of the daemon's code: row B9 of
+//! tests/seeds/README.md.
 
 /// Parameters as command arguments.
 mod arguments;

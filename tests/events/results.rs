@@ -1,4 +1,4 @@
-//! C15, C17: results of calls in watches.
+//! Results of calls in watches: rows C15 and C17 of tests/seeds/README.md.
 
 use std::{fs, sync::Arc};
 

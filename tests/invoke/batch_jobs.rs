@@ -136,7 +136,7 @@ async fn task_call_returns_its_job_id() {
     assert_eq!(job.state(), JobState::Succeeded, "{job:?}");
 }
 
-/// C9: a background command is watched and cancelled later.
+/// A background command is watched and cancelled later: row C9 of tests/seeds/README.md.
 #[tokio::test]
 async fn c09_a_task_is_a_job() {
     let daemon = Daemon::start().await;

@@ -108,7 +108,7 @@ if [ -e /dev/loop-control ]; then
   chmod 1777 /var/tmp
   export TMPDIR=/var/tmp
 fi
-export JIG_TEST_GUEST="$(uname -r)" JIG_TEST_PROGRAMS=/programs JIG_TEST_PATIENCE_SEC=120 RUST_BACKTRACE=0
+export JIG_TEST_GUEST="$(uname -r)" JIG_TEST_PROGRAMS=/programs JIG_TEST_TIMEOUT_SEC=120 RUST_BACKTRACE=0
 /tests "$@"
 echo "guest: exit code $?"
 busybox poweroff -f

@@ -23,6 +23,7 @@ async fn assert_nothing_outlives_daemon(setup: Setup, names: &[&str]) {
         let long_run = daemon.spawn_run(mark.on(argv(&["sleep", "1000"])));
         let name = names[round % names.len()];
         let delay = Duration::from_micros(u64::try_from(round * 397 % 9000).unwrap());
+        // Kills at another moment of the sandbox in each round.
         tokio::time::sleep(delay).await;
 
         if let Some(process) = find_descendant(daemon.pid(), name) {

@@ -57,6 +57,7 @@ fn measure_health_checks(
             let status = promptly("the daemon answers a health check", daemon.health()).await;
             times.push(start.elapsed());
             assert_eq!(status, ServingStatus::Serving);
+            // Leaves CPU time for the runs.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         times

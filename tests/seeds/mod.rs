@@ -1,4 +1,4 @@
-//! The source documents, row by row (`design/SEEDS.md`), checked on a running daemon. Also, tool by
+//! The five source documents, row by row (README.md), checked on a running daemon. Also, tool by
 //! tool, the contract and the dialects that vendors train their models on. The scenarios are
 //! data: one file or folder per document. Each test runs one row and has its name.
 

@@ -51,5 +51,5 @@ pub(crate) use test_network::{
     ReceivedRequests, TestNetwork, run_in_network_of, start_http_server, start_name_server,
 };
 pub(crate) use tree::{Tree, snapshot_tree};
-pub(crate) use wait::{PROMPT_TIMEOUT, eventually, probe_while_waiting, promptly, wait_timeout};
+pub(crate) use wait::{MAX_REACTION_TIME, eventually, probe_while_waiting, promptly, wait_timeout};
 pub(crate) use watched_process::{WatchedProcess, start_request, wait_for_process_exit};

@@ -1,4 +1,7 @@
-//! Waits for conditions. Nothing else in the tests sleeps.
+//! Waits for conditions. Tests use these instead of `sleep`.
+//!
+//! A few tests must sleep, and say why: they check an advertised delay, act at a random moment,
+//! pace a measurement, or let a time limit pass.
 
 use std::{
     env,
@@ -13,9 +16,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Upper bound of a prompt reaction on a machine that is busy with other tests. Well below the 100
-/// s or 1,000 s that a command sleeps.
-pub(crate) const PROMPT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum duration of a reaction that a test measures, on a machine that is busy with other tests.
+/// Well below the 100 s or 1,000 s that a command sleeps. [`wait_timeout`] limits waits instead.
+pub(crate) const MAX_REACTION_TIME: Duration = Duration::from_secs(5);
 /// Interval between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -41,13 +44,14 @@ impl MachineLock {
     }
 }
 
-/// Time limit of all waits.
+/// Time limit of all waits: `JIG_TEST_TIMEOUT_SEC`, or 20 seconds.
 pub(crate) fn wait_timeout() -> Duration {
-    let seconds = env::var("JIG_TEST_PATIENCE_SEC").ok().and_then(|text| text.parse().ok());
+    let seconds = env::var("JIG_TEST_TIMEOUT_SEC").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(20))
 }
 
-/// Waits until `condition` holds. `what` names the condition in the failure message.
+/// Waits until `condition` holds, for at most [`wait_timeout`]. `what` names the condition in the
+/// failure message.
 pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !condition().await {
@@ -56,7 +60,7 @@ pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> b
     }
 }
 
-/// Awaits `future` with the time limit. `what` names the event in the failure message.
+/// Awaits `future`, for at most [`wait_timeout`]. `what` names the event in the failure message.
 pub(crate) async fn promptly<T>(what: &str, future: impl Future<Output = T>) -> T {
     match timeout(wait_timeout(), future).await {
         Ok(value) => value,
