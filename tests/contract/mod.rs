@@ -8,7 +8,7 @@ mod error_coverage;
 mod lint;
 /// Options of tools and fields: completeness and consistency.
 mod options;
-/// Names, defaults and limits that clients rely on.
-mod promises;
 /// Compatibility with released contracts.
 mod released;
+/// API stability: names, defaults and limits that clients rely on.
+mod stability;

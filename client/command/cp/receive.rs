@@ -255,6 +255,7 @@ async fn receive_file(
     if options.no_clobber && to.symlink_metadata().is_ok() {
         return Err(LocalError::file_exists(to).into());
     }
+
     let target = resolve_destination(to, links)?;
     // Checks the target of a link. The names in a directory have been checked.
     if links == DestinationSymlinks::Follow && !options.with_git {
@@ -269,6 +270,7 @@ async fn receive_file(
     let summary = received.map_err(|error| CliError::from_transfer(to, error))?;
     file.set_permissions(Permissions::from_mode(summary.mode & 0o777 & !umask()))
         .map_err(to_error)?;
+
     if options.no_clobber {
         let linked = fs::hard_link(&partial.path, &target);
         if linked.as_ref().map_err(io::Error::kind) == Err(ErrorKind::AlreadyExists) {

@@ -1,4 +1,4 @@
-//! Promises to clients: names, defaults and limits that must not change.
+//! API stability: names, defaults and limits on which clients rely and that must not change.
 
 use jig::api::v1::{Risk, field_rules::DefaultValue};
 use prost_reflect::{EnumDescriptor, Kind, MethodDescriptor};
@@ -7,39 +7,39 @@ use super::descriptors::{field_rules, fields_of, methods, pool, tool_options, up
 use crate::tidy::assert_none;
 
 /// Default and range of a number.
-const fn number(default: i64, minimum: i64, maximum: i64) -> Promise {
-    Promise { default: Some(PromisedDefault::Number(default)), range: Some((minimum, maximum)) }
+const fn number(default: i64, minimum: i64, maximum: i64) -> StableRules {
+    StableRules { default: Some(StableDefault::Number(default)), range: Some((minimum, maximum)) }
 }
 
-const fn range(minimum: i64, maximum: i64) -> Promise {
-    Promise { default: None, range: Some((minimum, maximum)) }
+const fn range(minimum: i64, maximum: i64) -> StableRules {
+    StableRules { default: None, range: Some((minimum, maximum)) }
 }
 
-const fn text(default: &'static str) -> Promise {
-    Promise { default: Some(PromisedDefault::Text(default)), range: None }
+const fn text(default: &'static str) -> StableRules {
+    StableRules { default: Some(StableDefault::Text(default)), range: None }
 }
 
-const fn flag(default: bool) -> Promise {
-    Promise { default: Some(PromisedDefault::Flag(default)), range: None }
+const fn flag(default: bool) -> StableRules {
+    StableRules { default: Some(StableDefault::Flag(default)), range: None }
 }
 
-/// The promised default and range of a request field.
+/// The stable default and range of a request field.
 #[derive(Debug, Clone, Copy)]
-struct Promise {
-    default: Option<PromisedDefault>,
+struct StableRules {
+    default: Option<StableDefault>,
     range: Option<(i64, i64)>,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum PromisedDefault {
+enum StableDefault {
     Number(i64),
     Text(&'static str),
     Flag(bool),
 }
 
-/// RPC, name, risk and default timeout in seconds of every promised tool. They bind tools that are
-/// not built yet, too.
-const PROMISED_TOOLS: &[(&str, &str, Risk, u32)] = &[
+/// RPC, name, risk and default timeout in seconds of every stable tool. A tool that does not
+/// exist yet must match its entry.
+const STABLE_TOOLS: &[(&str, &str, Risk, u32)] = &[
     ("ListFiles", "list_files", Risk::ReadOnly, 30),
     ("ListDirectory", "list_dir", Risk::ReadOnly, 30),
     ("ReadFile", "read_file", Risk::ReadOnly, 10),
@@ -60,7 +60,7 @@ const PROMISED_TOOLS: &[(&str, &str, Risk, u32)] = &[
 ];
 
 /// RPCs that must exist: service, RPC, and whether the response is a stream.
-const PROMISED_RPCS: &[(&str, &str, bool)] = &[
+const STABLE_RPCS: &[(&str, &str, bool)] = &[
     ("ToolService", "ListFiles", false),
     ("ToolService", "ReadFile", false),
     ("ToolService", "Run", false),
@@ -77,7 +77,7 @@ const PROMISED_RPCS: &[(&str, &str, bool)] = &[
 ];
 
 /// Fields that messages must have.
-const PROMISED_FIELDS: &[(&str, &[&str])] = &[
+const STABLE_FIELDS: &[(&str, &[&str])] = &[
     (
         "ListFilesRequest",
         &["root", "glob", "max_results", "respect_ignore", "hidden", "max_depth", "page_token"],
@@ -146,7 +146,7 @@ const PROMISED_FIELDS: &[(&str, &[&str])] = &[
 ];
 
 /// Defaults and limits of request fields.
-const PROMISED_LIMITS: &[(&str, &str, Promise)] = &[
+const STABLE_LIMITS: &[(&str, &str, StableRules)] = &[
     ("ListFilesRequest", "root", text(".")),
     ("ListFilesRequest", "max_results", number(1000, 1, 10_000)),
     ("ListFilesRequest", "respect_ignore", flag(false)),
@@ -162,7 +162,7 @@ const PROMISED_LIMITS: &[(&str, &str, Promise)] = &[
 ];
 
 /// Values of enums, without prefix and `UNSPECIFIED`.
-const PROMISED_ENUM_VALUES: &[(&str, &[&str])] = &[
+const STABLE_ENUM_VALUES: &[(&str, &[&str])] = &[
     ("Decision", &["ALLOW", "DENY", "ALWAYS"]),
     ("Encoding", &["UTF8", "BASE64"]),
     (
@@ -182,41 +182,41 @@ const PROMISED_ENUM_VALUES: &[(&str, &[&str])] = &[
 ];
 
 #[test]
-fn tools_match_the_promised_ones() {
+fn tools_match_the_stable_list() {
     let mut found = Vec::new();
     for method in methods() {
         let Some(tool) = tool_options(&method) else { continue };
         let actual = (method.name(), tool.name.as_str(), tool.risk(), tool.default_timeout_sec);
-        if !PROMISED_TOOLS.contains(&actual) {
+        if !STABLE_TOOLS.contains(&actual) {
             found.push(format!("{actual:?}"));
         }
     }
 
-    assert_none("tools that differ from the promised ones", found);
+    assert_none("tools that differ from the stable list", found);
 }
 
 #[test]
-fn promised_names_exist() {
+fn stable_names_exist() {
     let mut missing = Vec::new();
     let methods = methods();
-    for (service, rpc, streams) in PROMISED_RPCS {
-        let is_promised = |method: &&MethodDescriptor| {
+    for (service, rpc, streams) in STABLE_RPCS {
+        let is_stable = |method: &&MethodDescriptor| {
             method.full_name() == format!("jig.v1.{service}.{rpc}")
                 && method.is_server_streaming() == *streams
                 && !method.is_client_streaming()
         };
-        if !methods.iter().any(|method| is_promised(&method)) {
+        if !methods.iter().any(|method| is_stable(&method)) {
             missing.push(format!("rpc {service}.{rpc}"));
         }
     }
 
-    for (message, fields) in PROMISED_FIELDS {
+    for (message, fields) in STABLE_FIELDS {
         let existing = fields_of(message);
         let absent = fields.iter().filter(|field| !existing.contains_key(**field));
         missing.extend(absent.map(|field| format!("field {message}.{field}")));
     }
 
-    for (kind, values) in PROMISED_ENUM_VALUES {
+    for (kind, values) in STABLE_ENUM_VALUES {
         let prefix = format!("{}_", upper_snake(kind));
         let descriptor = pool().get_enum_by_name(&format!("jig.v1.{kind}"));
         let existing: Vec<String> = descriptor
@@ -228,33 +228,32 @@ fn promised_names_exist() {
         missing.extend(absent.map(|value| format!("value {prefix}{value}")));
     }
 
-    assert_none("promised names that are missing", missing);
+    assert_none("stable names that are missing", missing);
 }
 
 #[test]
-fn promised_defaults_and_limits_hold() {
+fn stable_defaults_and_limits_hold() {
     let mut found = Vec::new();
-    for (message, name, promise) in PROMISED_LIMITS {
+    for (message, name, expected_rules) in STABLE_LIMITS {
         let rules = fields_of(message).get(*name).and_then(field_rules);
         let rules = rules.unwrap_or_default();
 
-        let default = match (&rules.default_value, promise.default) {
-            (
-                Some(DefaultValue::DefaultNumber(actual)),
-                Some(PromisedDefault::Number(promised)),
-            ) => *actual == promised,
-            (Some(DefaultValue::DefaultText(actual)), Some(PromisedDefault::Text(promised))) => {
-                actual == promised
+        let default = match (&rules.default_value, expected_rules.default) {
+            (Some(DefaultValue::DefaultNumber(actual)), Some(StableDefault::Number(expected))) => {
+                *actual == expected
             }
-            (Some(DefaultValue::DefaultBool(actual)), Some(PromisedDefault::Flag(promised))) => {
-                *actual == promised
+            (Some(DefaultValue::DefaultText(actual)), Some(StableDefault::Text(expected))) => {
+                actual == expected
             }
-            (actual, promised) => actual.is_none() && promised.is_none(),
+            (Some(DefaultValue::DefaultBool(actual)), Some(StableDefault::Flag(expected))) => {
+                *actual == expected
+            }
+            (actual, expected) => actual.is_none() && expected.is_none(),
         };
 
-        let limits = rules.minimum.zip(rules.maximum) == promise.range;
+        let limits = rules.minimum.zip(rules.maximum) == expected_rules.range;
         if !default || !limits {
-            found.push(format!("{message}.{name}: {rules:?}, promised {promise:?}"));
+            found.push(format!("{message}.{name}: {rules:?}, expected {expected_rules:?}"));
         }
     }
 
