@@ -88,7 +88,7 @@ impl ApproverTerminal {
     }
 
     /// Waits until the screen shows `text` at least `count` times. Returns the whole screen.
-    pub(super) async fn await_text(&self, text: &str, count: usize) -> String {
+    pub(super) async fn wait_for_text(&self, text: &str, count: usize) -> String {
         let screen = || self.screen.lock().unwrap().clone();
         eventually(text, async || screen().matches(text).count() >= count).await;
         screen()
@@ -98,7 +98,7 @@ impl ApproverTerminal {
         self.keyboard.write_all(text.as_bytes()).unwrap();
     }
 
-    async fn await_exit(&mut self) -> Option<i32> {
+    async fn wait_for_exit(&mut self) -> Option<i32> {
         let mut code = None;
         let child = &mut self.child;
         eventually("jig ends", async || match child.try_wait().unwrap() {
@@ -130,37 +130,37 @@ pub(super) const RULE_PROMPT: &str = "Create this rule? (y/n, or another pattern
 async fn approver_decides_calls_at_a_terminal() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let mut terminal = ApproverTerminal::open_approvals(&daemon);
-    terminal.await_text("no calls are pending approval", 1).await;
+    terminal.wait_for_text("no calls are pending approval", 1).await;
     let first = spawn_write(&daemon, write_request("hello.py", "print('hello, you')!"));
-    let screen = terminal.await_text(APPROVE_PROMPT, 1).await;
+    let screen = terminal.wait_for_text(APPROVE_PROMPT, 1).await;
     let expected = "Tool: write_file\nParameters:\n  path: hello.py\n  content: <20 bytes>\nFiles affected: hello.py\nRisk level: safe_write\n\nApprove? (y/n/always): ";
     assert!(screen.ends_with(expected), "{screen}");
     assert!(screen.contains("call by uid:0 in workspace workspace, session default"), "{screen}");
 
     terminal.type_text("maybe\n");
-    terminal.await_text("answer y (allow this call), n (deny it)", 1).await;
+    terminal.wait_for_text("answer y (allow this call), n (deny it)", 1).await;
     assert!(!first.is_finished());
 
-    terminal.await_text(APPROVE_PROMPT, 2).await;
+    terminal.wait_for_text(APPROVE_PROMPT, 2).await;
     terminal.type_text("y\n");
     promptly("the file is written", first).await.unwrap().unwrap();
-    terminal.await_text("jig: allowed", 1).await;
+    terminal.wait_for_text("jig: allowed", 1).await;
 
     // With two pending calls, jig prompts for one after the other.
     let second = spawn_write(&daemon, write_request("b", "x"));
     wait_for_pending_approval(&daemon).await;
     let third = spawn_write(&daemon, write_request("c", "x"));
     wait_for_pending_approvals(&daemon, 2).await;
-    terminal.await_text(APPROVE_PROMPT, 3).await;
+    terminal.wait_for_text(APPROVE_PROMPT, 3).await;
     terminal.type_text("n\n");
-    terminal.await_text(APPROVE_PROMPT, 4).await;
+    terminal.wait_for_text(APPROVE_PROMPT, 4).await;
     promptly("the call is denied", second).await.unwrap().unwrap_err();
     assert!(!third.is_finished());
 
     terminal.type_text("always\n");
 
     // The approver sees the rule before it is created.
-    let screen = terminal.await_text(RULE_PROMPT, 1).await;
+    let screen = terminal.wait_for_text(RULE_PROMPT, 1).await;
     assert!(
         screen.contains("Rule for 30 days: allow write_file in workspace workspace, where\n  ^"),
         "{screen}"
@@ -169,17 +169,17 @@ async fn approver_decides_calls_at_a_terminal() {
 
     terminal.type_text("y\n");
     promptly("the file is written", third).await.unwrap().unwrap();
-    terminal.await_text("and similar calls by the rule", 1).await;
+    terminal.wait_for_text("and similar calls by the rule", 1).await;
     spawn_write(&daemon, write_request("c", "y")).await.unwrap().unwrap();
     assert_eq!(rule_patterns(&daemon).await.len(), 1);
 
     // On Ctrl-C, jig reports that the call is still pending.
     let last = spawn_write(&daemon, write_request("d", "x"));
-    terminal.await_text(APPROVE_PROMPT, 5).await;
+    terminal.wait_for_text(APPROVE_PROMPT, 5).await;
     let pid = Pid::from_child(&terminal.child);
     kill_process(pid, Signal::INT).unwrap();
-    terminal.await_text("no decision about this call: it is still pending", 1).await;
-    assert_eq!(terminal.await_exit().await, Some(130));
+    terminal.wait_for_text("no decision about this call: it is still pending", 1).await;
+    assert_eq!(terminal.wait_for_exit().await, Some(130));
 
     let approval = wait_for_pending_approval(&daemon).await;
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
@@ -191,7 +191,7 @@ async fn answer_applies_only_to_the_displayed_call() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let mut terminal = ApproverTerminal::open_approvals(&daemon);
     let first = spawn_write(&daemon, write_request("a", "x"));
-    terminal.await_text(APPROVE_PROMPT, 1).await;
+    terminal.wait_for_text(APPROVE_PROMPT, 1).await;
     let approval = wait_for_pending_approval(&daemon).await;
     let second = spawn_write(&daemon, write_request("b", "x"));
     wait_for_pending_approvals(&daemon, 2).await;
@@ -199,11 +199,11 @@ async fn answer_applies_only_to_the_displayed_call() {
     // Another approver decides first.
     decide(&daemon, decide_request(&approval, Decision::Deny)).await.unwrap();
     first.await.unwrap().unwrap_err();
-    terminal.await_text("denied by uid:0. Press Enter to continue", 1).await;
+    terminal.wait_for_text("denied by uid:0. Press Enter to continue", 1).await;
 
     // This answer was meant for the first call.
     terminal.type_text("y\n");
-    let screen = terminal.await_text(APPROVE_PROMPT, 2).await;
+    let screen = terminal.wait_for_text(APPROVE_PROMPT, 2).await;
     assert!(screen.contains("path: b"), "{screen}");
     assert!(!second.is_finished() && !daemon.file("b").exists());
 
@@ -212,7 +212,7 @@ async fn answer_applies_only_to_the_displayed_call() {
 
     // Ctrl-D ends jig.
     terminal.type_text("\u{4}");
-    assert_eq!(terminal.await_exit().await, Some(0));
+    assert_eq!(terminal.wait_for_exit().await, Some(0));
 }
 
 #[tokio::test]
@@ -223,16 +223,16 @@ async fn typed_ahead_input_decides_no_unseen_call() {
     let second = spawn_write(&daemon, write_request("b", "x"));
     wait_for_pending_approvals(&daemon, 2).await;
     let mut terminal = ApproverTerminal::open_approvals(&daemon);
-    terminal.await_text(APPROVE_PROMPT, 1).await;
+    terminal.wait_for_text(APPROVE_PROMPT, 1).await;
     terminal.type_text("y\ny\ny\n");
-    let screen = terminal.await_text(APPROVE_PROMPT, 2).await;
+    let screen = terminal.wait_for_text(APPROVE_PROMPT, 2).await;
     assert!(screen.contains("path: b"), "{screen}");
 
     promptly("the file is written", first).await.unwrap().unwrap();
 
     // jig reads only input that is typed after the prompt.
     terminal.type_text("n\n");
-    terminal.await_text("jig: denied", 1).await;
+    terminal.wait_for_text("jig: denied", 1).await;
     promptly("the call is denied", second).await.unwrap().unwrap_err();
     assert!(!daemon.file("b").exists());
 }
@@ -243,22 +243,22 @@ async fn approver_can_view_the_whole_call_and_change_its_rule() {
     let mut terminal = ApproverTerminal::open_approvals(&daemon);
     let command = format!("echo {} >&2; echo the-end", "x".repeat(40_000));
     let run = daemon.spawn_run(shell(&command));
-    let screen = terminal.await_text(APPROVE_PROMPT, 1).await;
+    let screen = terminal.wait_for_text(APPROVE_PROMPT, 1).await;
     assert!(screen.contains("bytes of command are not shown"), "{screen}");
     assert!(screen.contains("the-end"), "{screen}");
 
     terminal.type_text("all\n");
-    let screen = terminal.await_text(APPROVE_PROMPT, 2).await;
+    let screen = terminal.wait_for_text(APPROVE_PROMPT, 2).await;
     assert!(screen.matches('x').count() > 40_000);
 
     terminal.type_text("always\n");
-    terminal.await_text("Pattern (n for no rule): ", 1).await;
+    terminal.wait_for_text("Pattern (n for no rule): ", 1).await;
     terminal.type_text("n\n");
-    terminal.await_text(APPROVE_PROMPT, 3).await;
+    terminal.wait_for_text(APPROVE_PROMPT, 3).await;
     terminal.type_text("always\n");
-    terminal.await_text("Pattern (n for no rule): ", 2).await;
+    terminal.wait_for_text("Pattern (n for no rule): ", 2).await;
     terminal.type_text("the-end\n");
-    terminal.await_text(RULE_PROMPT, 1).await;
+    terminal.wait_for_text(RULE_PROMPT, 1).await;
     terminal.type_text("y\n");
     promptly("the command runs", run).await.unwrap().unwrap();
     daemon.run(shell("echo the-end")).await;
@@ -269,13 +269,13 @@ async fn jig_creates_only_rules_that_were_displayed() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let mut terminal = ApproverTerminal::open_approvals(&daemon);
     let run = daemon.spawn_run(shell("true"));
-    terminal.await_text(APPROVE_PROMPT, 1).await;
+    terminal.wait_for_text(APPROVE_PROMPT, 1).await;
     terminal.type_text("always\n");
-    terminal.await_text(RULE_PROMPT, 1).await;
+    terminal.wait_for_text(RULE_PROMPT, 1).await;
 
     // A typing error.
     terminal.type_text("m\n");
-    let screen = terminal.await_text(RULE_PROMPT, 2).await;
+    let screen = terminal.wait_for_text(RULE_PROMPT, 2).await;
     assert!(
         screen.ends_with(&format!("workspace workspace, where\n  m\n{RULE_PROMPT}")),
         "{screen}"
@@ -284,13 +284,13 @@ async fn jig_creates_only_rules_that_were_displayed() {
     assert_eq!(rule_patterns(&daemon).await, [""; 0]);
 
     terminal.type_text("n\n");
-    terminal.await_text(APPROVE_PROMPT, 2).await;
+    terminal.wait_for_text(APPROVE_PROMPT, 2).await;
 
     // A pattern that the approver enters on purpose.
     terminal.type_text("always\n");
-    terminal.await_text(RULE_PROMPT, 3).await;
+    terminal.wait_for_text(RULE_PROMPT, 3).await;
     terminal.type_text("\"command\":\"true\"\n");
-    terminal.await_text(RULE_PROMPT, 4).await;
+    terminal.wait_for_text(RULE_PROMPT, 4).await;
     terminal.type_text("y\n");
     promptly("the command runs", run).await.unwrap().unwrap();
     assert_eq!(rule_patterns(&daemon).await, ["\"command\":\"true\""]);
@@ -302,11 +302,11 @@ async fn jig_prompts_again_when_the_rule_store_is_full() {
     fill_rule_store(&daemon, None).await;
     let mut terminal = ApproverTerminal::open_approvals(&daemon);
     let run = daemon.spawn_run(shell("true"));
-    terminal.await_text(APPROVE_PROMPT, 1).await;
+    terminal.wait_for_text(APPROVE_PROMPT, 1).await;
     terminal.type_text("always\n");
-    terminal.await_text(RULE_PROMPT, 1).await;
+    terminal.wait_for_text(RULE_PROMPT, 1).await;
     terminal.type_text("y\n");
-    let screen = terminal.await_text(APPROVE_PROMPT, 2).await;
+    let screen = terminal.wait_for_text(APPROVE_PROMPT, 2).await;
     assert!(screen.contains("unexpired rules have"), "{screen}");
 
     terminal.type_text("y\n");
@@ -318,13 +318,13 @@ async fn exec_reports_its_pending_approval() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let mut terminal =
         ApproverTerminal::spawn(jig_command(&daemon, &["exec", "--", "echo", "ran"]));
-    terminal.await_text("or pending approval (jig approvals)", 1).await;
+    terminal.wait_for_text("or pending approval (jig approvals)", 1).await;
     let approval = wait_for_pending_approval(&daemon).await;
     let decided = run_jig(&daemon, &["approvals", "decide", &approval.approval_id, "y"]);
     assert!(decided.status.success(), "{decided:?}");
 
-    terminal.await_text("ran\n", 1).await;
-    assert_eq!(terminal.await_exit().await, Some(0));
+    terminal.wait_for_text("ran\n", 1).await;
+    assert_eq!(terminal.wait_for_exit().await, Some(0));
 }
 
 async fn rule_patterns(daemon: &Daemon) -> Vec<String> {
@@ -338,7 +338,7 @@ async fn call_cannot_forge_its_displayed_approval() {
     let terminal = ApproverTerminal::open_approvals(&daemon);
     let command = "true\x1b[2J\x1b[H\nFiles affected: none\rRisk level: read_only\u{202e}";
     let run = daemon.spawn_run(shell(command));
-    let screen = terminal.await_text(APPROVE_PROMPT, 1).await;
+    let screen = terminal.wait_for_text(APPROVE_PROMPT, 1).await;
     assert!(!screen.contains(['\x1b', '\u{202e}']), "{screen:?}");
     assert_eq!(screen.matches("\nRisk level: ").count(), 1, "{screen}");
     assert_eq!(screen.matches("\nFiles affected: ").count(), 1, "{screen}");
@@ -418,9 +418,9 @@ async fn approvals_command_reports_a_missing_admin_role() {
     let mut command = jig_command(&daemon, &["approvals"]);
     command.env("JIG_KEY", &key);
     let mut terminal = ApproverTerminal::spawn(command);
-    let screen = terminal.await_text("FORBIDDEN", 1).await;
+    let screen = terminal.wait_for_text("FORBIDDEN", 1).await;
     assert!(screen.contains("needs the role admin"), "{screen}");
-    assert_eq!(terminal.await_exit().await, Some(1));
+    assert_eq!(terminal.wait_for_exit().await, Some(1));
 }
 
 #[tokio::test]
@@ -428,12 +428,12 @@ async fn approvals_command_reports_daemon_shutdown() {
     let mut daemon = start_with_policy(ASK_POLICY).await;
     let mut terminal = ApproverTerminal::open_approvals(&daemon);
     let run = daemon.spawn_run(shell("true"));
-    terminal.await_text(APPROVE_PROMPT, 1).await;
+    terminal.wait_for_text(APPROVE_PROMPT, 1).await;
     let approval = wait_for_pending_approval(&daemon).await;
     daemon.signal(Signal::TERM);
-    assert_eq!(terminal.await_exit().await, Some(1));
+    assert_eq!(terminal.wait_for_exit().await, Some(1));
 
-    terminal.await_text("DRAINING", 1).await;
+    terminal.wait_for_text("DRAINING", 1).await;
     run.await.unwrap().unwrap_err();
     assert!(daemon.wait_for_exit().await.success());
 
@@ -446,7 +446,7 @@ async fn approvals_command_reports_daemon_shutdown() {
 async fn d13_cli_agent_always_decides_without_confirmation() {
     let daemon = start_with_policy(ASK_POLICY).await;
     let mut terminal = ApproverTerminal::open_approvals(&daemon);
-    terminal.await_text("no calls are pending approval", 1).await;
+    terminal.wait_for_text("no calls are pending approval", 1).await;
     let mut client = InvokeServiceClient::new(daemon.channel());
     let request = InvokeRequest {
         tool: "create_file".to_owned(),
@@ -455,14 +455,14 @@ async fn d13_cli_agent_always_decides_without_confirmation() {
         ..InvokeRequest::default()
     };
     let call = tokio::spawn(async move { client.invoke(request).await });
-    let screen = terminal.await_text(APPROVE_PROMPT, 1).await;
+    let screen = terminal.wait_for_text(APPROVE_PROMPT, 1).await;
     assert!(screen.contains("Tool: create_file\n"), "{screen}");
 
     terminal.type_text("always\n");
     let response = promptly("the file is written", call).await.unwrap().unwrap();
     assert_eq!(response.into_inner().status(), InvokeStatus::Success);
 
-    let screen = terminal.await_text("and similar calls by the rule", 1).await;
+    let screen = terminal.wait_for_text("and similar calls by the rule", 1).await;
     assert!(screen.contains("Rule for 30 days: allow write_file"), "{screen}");
     assert!(!screen.contains(RULE_PROMPT), "{screen}");
     assert_eq!(rule_patterns(&daemon).await.len(), 1);

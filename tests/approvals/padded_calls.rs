@@ -14,7 +14,7 @@ async fn padding_hides_nothing_and_long_calls_require_full_display() {
     let padding = format!("{}{}", "\n".repeat(61), " ".repeat(3000));
     let padded_command = format!("echo EVIL{padding}rm -rf nothing{padding}#fine");
     let run = daemon.spawn_run(shell(&padded_command));
-    let screen = terminal.await_text(APPROVE_PROMPT, 1).await;
+    let screen = terminal.wait_for_text(APPROVE_PROMPT, 1).await;
 
     let lines = [
         "  command: echo EVIL",
@@ -37,19 +37,19 @@ async fn padding_hides_nothing_and_long_calls_require_full_display() {
     // Visible lines are not folded: they push the lines above them off the screen.
     let long_command = format!("echo EVIL\n{}", "# fine\n".repeat(30));
     let run = daemon.spawn_run(shell(&long_command));
-    terminal.await_text("lines, and the terminal has 24: type all", 1).await;
-    terminal.await_text(APPROVE_PROMPT, 2).await;
+    terminal.wait_for_text("lines, and the terminal has 24: type all", 1).await;
+    terminal.wait_for_text(APPROVE_PROMPT, 2).await;
 
     for (answer, prompts) in [("y\n", 3), ("always\n", 4)] {
         terminal.type_text(answer);
-        terminal.await_text(APPROVE_PROMPT, prompts).await;
+        terminal.wait_for_text(APPROVE_PROMPT, prompts).await;
     }
 
-    let screen = terminal.await_text("not allowed yet", 2).await;
+    let screen = terminal.wait_for_text("not allowed yet", 2).await;
     assert!(!screen.contains(RULE_PROMPT) && !run.is_finished(), "{screen}");
 
     terminal.type_text("all\n");
-    let screen = terminal.await_text(APPROVE_PROMPT, 5).await;
+    let screen = terminal.wait_for_text(APPROVE_PROMPT, 5).await;
     assert_eq!(screen.matches("command: echo EVIL\n    # fine").count(), 2, "{screen}");
 
     terminal.type_text("y\n");

@@ -19,8 +19,8 @@ use super::{
     RESERVED_NAME,
     client_fixture::ClientFixture,
     transfer::{
-        await_upload_offset, chunk, pseudo_random_bytes, resumable_start, start_manual_upload,
-        upload_offset,
+        chunk, pseudo_random_bytes, resumable_start, start_manual_upload, upload_offset,
+        wait_for_upload_offset,
     },
 };
 use crate::support::ConnectionProxy;
@@ -292,7 +292,7 @@ async fn repeated_cp_resumes_its_interrupted_upload() {
         let parts =
             vec![Part::Start(resumable_start("file", &bytes, &id)), chunk(0, &bytes[..1_000_000])];
         let (sender, call) = start_manual_upload(daemon, parts).await;
-        await_upload_offset(daemon, &id, 1_000_000).await;
+        wait_for_upload_offset(daemon, &id, 1_000_000).await;
         call.abort();
         drop(sender);
         fs::write(daemon.file("file"), "changed").unwrap();

@@ -15,8 +15,8 @@ use jig::api::v1::{
 use rustix::process::Signal;
 
 use super::transfer::{
-    await_upload_offset, chunk, partial_files, pseudo_random_bytes, resumable_start,
-    start_manual_upload, upload, upload_failing, upload_offset, upload_start,
+    chunk, partial_files, pseudo_random_bytes, resumable_start, start_manual_upload, upload,
+    upload_failing, upload_offset, upload_start, wait_for_upload_offset,
 };
 use crate::support::{Daemon, Refusal, Setup, eventually, promptly, shell};
 
@@ -27,7 +27,7 @@ async fn tools_do_not_list_partial_files() {
     let bytes = [b"needle\n".repeat(10), pseudo_random_bytes(1000)].concat();
     let parts = vec![Part::Start(resumable_start("other", &bytes, "id")), chunk(0, &bytes[..70])];
     let (_sender, _call) = start_manual_upload(&daemon, parts).await;
-    await_upload_offset(&daemon, "id", 70).await;
+    wait_for_upload_offset(&daemon, "id", 70).await;
     let [partial_file] = partial_files(&daemon.workspace()).try_into().unwrap();
 
     // On file systems that cannot swap two files, a second name exists for a moment.
@@ -81,7 +81,7 @@ async fn tampered_upload_can_be_sent_again() {
             let begin = || Part::Start(resumable_start(&path, &bytes, &directory));
             let (sender, call) =
                 start_manual_upload(&daemon, vec![begin(), chunk(0, &bytes[..10])]).await;
-            await_upload_offset(&daemon, &directory, 10).await;
+            wait_for_upload_offset(&daemon, &directory, 10).await;
             let [name] = partial_files(&daemon.file(&directory)).try_into().unwrap();
             let partial_file = daemon.file(&directory).join(name);
             tamper(&partial_file);
@@ -195,7 +195,7 @@ async fn daemon_keeps_uploads_in_unreachable_directories() {
     let begin = || Part::Start(resumable_start("d/file", &bytes, "id"));
     let (_sender, _call) =
         start_manual_upload(&daemon, vec![begin(), chunk(0, &bytes[..10])]).await;
-    await_upload_offset(&daemon, "id", 10).await;
+    wait_for_upload_offset(&daemon, "id", 10).await;
     let directory = daemon.file("d");
     let set_mode = |mode| fs::set_permissions(&directory, fs::Permissions::from_mode(mode));
     set_mode(0o000).unwrap();
@@ -250,7 +250,7 @@ async fn daemon_deletes_expired_uploads() {
     let bytes = pseudo_random_bytes(1000);
     let begin = Part::Start(resumable_start("file", &bytes, "id"));
     let (_sender, _call) = start_manual_upload(&daemon, vec![begin, chunk(0, &bytes[..10])]).await;
-    await_upload_offset(&daemon, "id", 10).await;
+    wait_for_upload_offset(&daemon, "id", 10).await;
     let entries = fs::read_dir(daemon.state_dir().join("uploads")).unwrap();
     let [path] = entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>().try_into().unwrap();
 

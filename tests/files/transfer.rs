@@ -115,7 +115,7 @@ pub(crate) async fn upload_offset(daemon: &Daemon, id: &str) -> Option<u64> {
     }
 }
 
-pub(crate) async fn await_upload_offset(daemon: &Daemon, id: &str, bytes: u64) {
+pub(crate) async fn wait_for_upload_offset(daemon: &Daemon, id: &str, bytes: u64) {
     eventually("the daemon receives the bytes", async || {
         upload_offset(daemon, id).await == Some(bytes)
     })
@@ -346,7 +346,7 @@ async fn interrupted_upload_resumes_after_a_daemon_restart() {
 
     let (sender, call) =
         start_manual_upload(&daemon, vec![begin(), chunk(0, &bytes[..200_000])]).await;
-    await_upload_offset(&daemon, "a-1", 200_000).await;
+    wait_for_upload_offset(&daemon, "a-1", 200_000).await;
     call.abort();
     drop(sender);
     assert_eq!(fs::read(daemon.file("file")).unwrap(), b"old");
@@ -354,7 +354,7 @@ async fn interrupted_upload_resumes_after_a_daemon_restart() {
     // A second call continues and sends some of the bytes again.
     let parts = vec![begin(), chunk(100_000, &bytes[100_000..500_000])];
     let (_sender, _call) = start_manual_upload(&daemon, parts).await;
-    await_upload_offset(&daemon, "a-1", 500_000).await;
+    wait_for_upload_offset(&daemon, "a-1", 500_000).await;
 
     // An upload without an id cannot be resumed.
     let unresumable = vec![Part::Start(upload_start("lost", &bytes)), chunk(0, &bytes[..9])];

@@ -11,8 +11,8 @@ use super::{
     RESERVED_NAME,
     tools::{Tool, WRITE_TOOLS},
     transfer::{
-        await_upload_offset, chunk, pseudo_random_bytes, resumable_start, start_manual_upload,
-        upload, upload_failing, upload_offset,
+        chunk, pseudo_random_bytes, resumable_start, start_manual_upload, upload, upload_failing,
+        upload_offset, wait_for_upload_offset,
     },
 };
 use crate::support::{Daemon, Refusal, Setup, shell};
@@ -28,7 +28,7 @@ async fn commands_cannot_alter_an_upload_in_progress() {
         let daemon = setup.start().await;
         let parts = vec![Part::Start(resumable_start("file", b"evil", "id")), chunk(0, b"ev")];
         let (sender, call) = start_manual_upload(&daemon, parts).await;
-        await_upload_offset(&daemon, "id", 2).await;
+        wait_for_upload_offset(&daemon, "id", 2).await;
         let script =
             "for f in .jig-*.tmp; do cat $f; printf XX | dd of=$f conv=notrunc; done 2>&1; true";
         let output = daemon.output(shell(script)).await;
@@ -93,13 +93,13 @@ async fn second_call_takes_over_and_daemon_drops_tampered_uploads() {
     let begin = || Part::Start(resumable_start("file", &bytes, "id"));
     let (_sender, first) =
         start_manual_upload(&daemon, vec![begin(), chunk(0, &bytes[..10])]).await;
-    await_upload_offset(&daemon, "id", 10).await;
+    wait_for_upload_offset(&daemon, "id", 10).await;
     let (sender, _second) =
         start_manual_upload(&daemon, vec![begin(), chunk(10, &bytes[10..20])]).await;
     let status = first.await.unwrap().unwrap_err();
     assert_eq!(Refusal::from_status(&status).invalid_fields(), ["start.upload_id"]);
 
-    await_upload_offset(&daemon, "id", 20).await;
+    wait_for_upload_offset(&daemon, "id", 20).await;
     drop(sender);
 
     let partial_file = fs::read_dir(daemon.workspace()).unwrap().next().unwrap().unwrap().path();

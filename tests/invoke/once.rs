@@ -65,16 +65,18 @@ async fn repeated_call_runs_once_with_one_answer() {
 }
 
 #[tokio::test]
-async fn rejected_call_frees_its_id_and_failed_call_keeps_it() {
+async fn rejected_call_frees_its_id() {
     let daemon = Daemon::start().await;
-
-    // The daemon rejects the request: its id is free again.
     let invalid = || with_request_id("a", call("cli_agent", "create_file", json!({"path": "a"})));
     for _ in 0..2 {
         let response = invoke(&daemon, invalid()).await;
         assert_eq!(response.error.unwrap().error_type, "invalid_params");
     }
+}
 
+#[tokio::test]
+async fn ended_call_keeps_its_id_even_if_it_failed() {
+    let daemon = Daemon::start().await;
     let create = || {
         with_request_id("b", call("cli_agent", "create_file", json!({"path": "b", "content": "x"})))
     };

@@ -15,8 +15,8 @@ use super::with_request_id;
 use crate::{
     approvals::{ASK_POLICY, decide, decide_request, wait_for_pending_approval},
     files::transfer::{
-        await_upload_offset, chunk, pseudo_random_bytes, resumable_start, transfer_client,
-        upload_start,
+        chunk, pseudo_random_bytes, resumable_start, transfer_client, upload_start,
+        wait_for_upload_offset,
     },
     support::{Daemon, Refusal, Setup, eventually, promptly},
 };
@@ -119,7 +119,7 @@ async fn interrupted_upload_resumes_under_its_id_after_restart() {
     let mut daemon = Daemon::start().await;
     let begin = || Part::Start(resumable_start("file", &bytes, "upload"));
     let first = PendingUpload::begin(&daemon, "id", vec![begin(), chunk(0, &bytes[..400])]).await;
-    await_upload_offset(&daemon, "upload", 400).await;
+    wait_for_upload_offset(&daemon, "upload", 400).await;
     first.abort().await;
 
     let parts = vec![begin(), chunk(400, &bytes[400..500])];
@@ -130,10 +130,10 @@ async fn interrupted_upload_resumes_under_its_id_after_restart() {
 
     let _killed =
         PendingUpload::begin(&daemon, "id", vec![begin(), chunk(500, &bytes[500..600])]).await;
-    await_upload_offset(&daemon, "upload", 600).await;
+    wait_for_upload_offset(&daemon, "upload", 600).await;
 
     daemon = daemon.restart().await;
-    await_upload_offset(&daemon, "upload", 600).await;
+    wait_for_upload_offset(&daemon, "upload", 600).await;
     let parts = vec![begin(), chunk(600, &bytes[600..])];
     let last = upload_whole(&daemon, "id", parts).await.unwrap();
     assert_eq!(last.received_bytes, 400);
@@ -178,7 +178,7 @@ async fn latest_upload_takes_over_and_all_get_the_answer() {
         let from = number * 100;
         let parts = vec![begin(), chunk(from, &bytes[from..from + 100])];
         uploads.push(PendingUpload::begin(&daemon, "id", parts).await);
-        await_upload_offset(&daemon, "upload", from as u64 + 100).await;
+        wait_for_upload_offset(&daemon, "upload", from as u64 + 100).await;
     }
 
     // Chunks of superseded calls are ignored, and the calls are not rejected for them.
@@ -290,7 +290,7 @@ async fn takeover_of_approved_upload_needs_no_new_approval() {
     let approval = wait_for_pending_approval(&daemon).await;
     decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
 
-    await_upload_offset(&daemon, "upload", 400).await;
+    wait_for_upload_offset(&daemon, "upload", 400).await;
     let second =
         PendingUpload::begin(&daemon, "id", vec![begin(), chunk(400, &bytes[400..])]).await;
     let answer = second.end().await.unwrap();
