@@ -202,7 +202,7 @@ mod tests {
         };
         let mut held: Vec<_> = (0..6).map(|_| acquire("w", "a", 8).unwrap()).collect();
         let error = acquire("w", "a", 8).unwrap_err();
-        assert!(error.message.contains("for others"), "{}", error.message);
+        assert!(error.message.contains("it leaves free"), "{}", error.message);
         held.push(acquire("w", "b", 8).unwrap());
         acquire("w", "b", 8).unwrap_err();
         held.push(acquire("w", "c", 8).unwrap());
