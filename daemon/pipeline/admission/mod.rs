@@ -270,11 +270,8 @@ impl AdmissionControl {
             self.limits.max_processes,
             request.principal,
             "started processes",
-        )
-        .map_err(|error| {
-            let advice = "or end some processes (ListProcesses, SendSignal)";
-            Error { message: format!("{}, {advice}", error.message).into(), ..error }
-        })?;
+            ", or end some processes (ListProcesses, SendSignal)",
+        )?;
 
         let sandbox_permit = match request.sandbox_limiter {
             Some(limiter) => Some(self.acquire_sandbox_permit(limiter, request)?),
@@ -411,15 +408,18 @@ impl FailFastLimiter {
         shutdown: &Shutdown,
     ) -> Result<Permit, Error> {
         shutdown.check_accepting()?;
-        try_acquire_or_explain(&self.limiter, self.capacity, principal, self.work)
+        try_acquire_or_explain(&self.limiter, self.capacity, principal, self.work, "")
     }
 }
 
+/// Acquires a permit of `limiter` without waiting. The error tells how many are held by callers, and
+/// ends with `alternative` to a retry.
 fn try_acquire_or_explain(
     limiter: &Arc<Limiter>,
     capacity: usize,
     principal: &Principal,
     work: &str,
+    alternative: &str,
 ) -> Result<Permit, Error> {
     let max_in_use = principal.concurrent_calls();
     let saturated = match limiter.try_acquire(principal.shared_name(), max_in_use) {
@@ -440,7 +440,7 @@ fn try_acquire_or_explain(
             "this caller has {in_use} {work} and other callers have {in_use_by_others}; the rest of {capacity} is reserved for callers that use little"
         )
     };
-    let text = format!("{load}. Retry after the delay in RetryInfo");
+    let text = format!("{load}. Retry after the delay in RetryInfo{alternative}");
     Err(Error::new(Reason::ResourceExhausted, text)
         .with_retry_after(LONG_LIVED_RETRY_AFTER)
         .with_metadata("limit", limit.to_string())
