@@ -11,11 +11,10 @@ use super::{metadata::call_context, status::to_logged_status};
 use crate::{
     api::v1::{self, GetInfoRequest, GetInfoResponse, daemon_service_server::DaemonService},
     daemon::{
-        catalog::ToolSpec,
         config::keys::AccessRole,
         egress::proxy::EgressProxy,
         netpolicy::rules::NetworkRules,
-        pipeline::{Pipeline, access::principal::Principal},
+        pipeline::{Pipeline, access::principal::Principal, validation::default_timeout},
         sandbox::{
             level::{Isolation, IsolationLevel},
             limits::RunLimits,
@@ -153,9 +152,9 @@ impl DaemonServiceHandler {
     ///
     /// It is no longer than the longest that a request may give, so that a client can send it.
     fn default_timeout_sec(&self, workspace_context: Option<&WorkspaceContext>) -> u32 {
-        let configured = workspace_context.and_then(|context| context.run_settings.default_timeout);
-        let run_tool = self.pipeline.catalog.tool(RunCommand::NAME);
-        let timeout = configured.or_else(|| run_tool.map(ToolSpec::default_timeout));
+        let run_settings = workspace_context.map(|context| &*context.run_settings);
+        let spec = self.pipeline.catalog.tool(RunCommand::NAME);
+        let timeout = spec.map(|spec| default_timeout(RunCommand::NAME, spec, run_settings));
 
         let seconds = timeout.map_or(0, |timeout| timeout.as_millis().div_ceil(1000));
         let longest = self.limits.wall_clock.map_or(u128::MAX, |wall| u128::from(wall.as_secs()));

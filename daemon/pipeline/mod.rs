@@ -54,7 +54,7 @@ pub(crate) mod shutdown;
 mod span;
 mod state_error;
 mod timeout;
-mod validation;
+pub(crate) mod validation;
 mod visible_tools;
 
 use std::{

@@ -19,7 +19,7 @@ use crate::daemon::{
     catalog::{self, ExplicitParams, PolicyView, ToolSpec},
     error::{Error, Violation},
     task,
-    tool::{Tool, WorkspaceContext, run::RunCommand},
+    tool::{RunSettings, Tool, WorkspaceContext, run::RunCommand},
 };
 
 /// Longest request, in bytes of plain text, that is validated on the calling thread. A longer one
@@ -169,7 +169,9 @@ impl Pipeline {
 
         Ok(ValidatedCall {
             policy_input: PolicyInput { cwd: T::cwd(&params).cloned(), ..policy_input },
-            default_timeout: default_timeout(context, tool, spec, &workspace_context),
+            default_timeout: context.timeout.unwrap_or_else(|| {
+                default_timeout(tool, spec, Some(&workspace_context.run_settings))
+            }),
             workspace_context,
             params,
             record_params,
@@ -178,16 +180,15 @@ impl Pipeline {
     }
 }
 
-/// Returns the timeout of a call that gives none itself.
-fn default_timeout(
-    context: &CallContext,
+/// Returns the timeout of a call that gives none itself: of a run the operator's, else the
+/// contract's.
+pub(crate) fn default_timeout(
     tool: &str,
     spec: &ToolSpec,
-    workspace_context: &WorkspaceContext,
+    run_settings: Option<&RunSettings>,
 ) -> Duration {
-    let configured_for_run =
-        workspace_context.run_settings.default_timeout.filter(|_| tool == RunCommand::NAME);
-    context.timeout.or(configured_for_run).unwrap_or_else(|| spec.default_timeout())
+    let configured = run_settings.and_then(|settings| settings.default_timeout);
+    configured.filter(|_| tool == RunCommand::NAME).unwrap_or_else(|| spec.default_timeout())
 }
 
 /// Adds the given parameters and the files that they name to the input of the decision.
