@@ -128,7 +128,7 @@ async fn with_run_timeout(
         return Ok(request);
     }
 
-    let limits = client.get_info().await?.run_limits;
+    let limits = client.without_request_id().get_info().await?.run_limits;
     let timeout_sec = limits.map(|limits| limits.default_timeout_sec).filter(|sec| *sec > 0);
     Ok(StartRequest { timeout_sec, ..request })
 }
