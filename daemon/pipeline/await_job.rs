@@ -1,6 +1,6 @@
 //! Gives the tool `await_job` access to the jobs of its caller.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 use serde_json::Value;
 
@@ -12,7 +12,12 @@ use crate::{
         json_struct::json_to_struct,
         v1::{AwaitJobResponse, InvokeResponse, InvokeStatus},
     },
-    daemon::{error::Error, store::jobs::Job, task, tool::job_waiter::JobWaiter},
+    daemon::{
+        error::Error,
+        store::jobs::Job,
+        task::{self, BoxFuture},
+        tool::job_waiter::JobWaiter,
+    },
 };
 
 /// The jobs that a caller may see.
@@ -30,11 +35,7 @@ impl Pipeline {
 }
 
 impl JobWaiter for CallerJobs {
-    fn wait(
-        &self,
-        id: String,
-        until: Instant,
-    ) -> Pin<Box<dyn Future<Output = Result<AwaitJobResponse, Error>> + Send + '_>> {
+    fn wait(&self, id: String, until: Instant) -> BoxFuture<'_, Result<AwaitJobResponse, Error>> {
         Box::pin(async move {
             let found = self.pipeline.find_job(&self.context, &id).await?;
             self.check_dialect(&found.job())?;

@@ -40,8 +40,7 @@ use crate::daemon::{
     grpc::status::to_status,
     pipeline::{Pipeline, access::principal::Principal},
     queue::{Acquire, ByteBudget, ByteReservation, Limiter, Permit, PrincipalName, Sharing},
-    task::BoxFuture,
-    task::{self, available_cores},
+    task::{self, BoxFuture, available_cores},
 };
 
 /// Prefix of a message: a flag, and its length as 4 bytes (gRPC over HTTP/2).

@@ -3,7 +3,6 @@
 //! Unary calls in flight complete, except long polls.
 
 use std::{
-    future::Future,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -17,13 +16,14 @@ use crate::daemon::{
     error::{Error, Reason},
     grpc::status::to_status,
     pipeline::access::principal::Principal,
+    task::BoxFuture,
 };
 
 /// A response body that ends when the caller's key is revoked.
 struct RevocableBody {
     body: Body,
     /// Resolves on revocation; `None` once the stream has ended because of it.
-    revoked: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    revoked: Option<BoxFuture<'static, ()>>,
 }
 
 /// The status of calls that end because of a revocation.

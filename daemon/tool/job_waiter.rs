@@ -1,8 +1,11 @@
 //! The jobs, as the tool `wait_job` sees them.
 
-use std::{fmt::Debug, future::Future, pin::Pin, time::Instant};
+use std::{fmt::Debug, time::Instant};
 
-use crate::{api::v1, daemon::error::Error};
+use crate::{
+    api::v1,
+    daemon::{error::Error, task::BoxFuture},
+};
 
 /// Access to the jobs that the caller may see.
 pub(crate) trait JobWaiter: Send + Sync + Debug {
@@ -11,5 +14,5 @@ pub(crate) trait JobWaiter: Send + Sync + Debug {
         &self,
         id: String,
         until: Instant,
-    ) -> Pin<Box<dyn Future<Output = Result<v1::AwaitJobResponse, Error>> + Send + '_>>;
+    ) -> BoxFuture<'_, Result<v1::AwaitJobResponse, Error>>;
 }
