@@ -1,10 +1,10 @@
 //! Decides which job starts next. Pure state: no clocks, locks or files.
 //!
-//! A slot is the permission to run one job. The next slot goes to the caller that has waited
-//! longest since its last one. It starts the first of that caller's jobs whose queue has a free
-//! slot. One caller's priorities and number of jobs therefore do not delay another caller. If
-//! callers are distinguished, a quarter of all slots is headroom for callers that use few. A job
-//! may run for ever, and a new caller still finds a slot.
+//! A slot is the permission to run one job. A free slot goes to the caller that has waited longest
+//! since its last one, for the first of its jobs whose queue has a free slot. One caller's
+//! priorities and number of jobs therefore do not delay another caller. If several callers have
+//! keys, a quarter of all slots is headroom for callers that use few: a new caller finds a slot
+//! even if all other jobs run for ever.
 //!
 //! Of two queued jobs of one caller, the one with the lower rank comes first. The rank is the
 //! submission time, minus [`AGEING_MS_PER_PRIORITY_STEP`] for each step of priority. A job that has

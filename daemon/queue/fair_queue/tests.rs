@@ -132,7 +132,7 @@ fn single_principal_has_all_and_competing_ones_share() {
 
     assert_eq!((0..6).filter(|_| want(&mut queue, &a)).count(), 4);
 
-    // The second principal waits for the permits in use, but for no queued entry.
+    // The second principal waits for the permits in use, not for queued entries.
     assert!(!want(&mut queue, &b));
     for _ in 0..3 {
         queue.release(&a);
