@@ -1,19 +1,17 @@
 //! The command `jig`, with an embedded daemon and with a running one.
 
 use std::{
-    fs::{self, File},
+    fs,
     io::Read as _,
     path::Path,
     process::{Command, Output, Stdio},
 };
 
-use rustix::{
-    fs::{Mode, OFlags, open},
-    process::{Pid, Signal, kill_process},
-    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-};
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Daemon, Setup, command_with_default_signals, eventually};
+use crate::support::{
+    Daemon, Setup, command_with_default_signals, eventually, open_pseudo_terminal,
+};
 
 /// Runs `jig` in `directory`.
 fn run_jig(directory: &Path, arguments: &[&str]) -> Output {
@@ -29,29 +27,21 @@ fn run_jig(directory: &Path, arguments: &[&str]) -> Output {
 
 /// The output of `jig` on a terminal, without colours and progress.
 fn run_jig_on_terminal(directory: &Path, arguments: &[&str]) -> String {
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-
-    let terminal = openpt(flags).unwrap();
-    grantpt(&terminal).unwrap();
-    unlockpt(&terminal).unwrap();
-    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let terminal_end =
-        File::from(open(ptsname(&terminal, "").unwrap(), flags, Mode::empty()).unwrap());
+    let (mut screen, terminal) = open_pseudo_terminal();
     let mut child = Command::new(env!("CARGO_BIN_EXE_jig"))
         .args(arguments)
         .current_dir(directory)
         .env_clear()
         .env("PATH", "/usr/bin:/bin")
         .stdin(Stdio::null())
-        .stdout(terminal_end.try_clone().unwrap())
-        .stderr(terminal_end)
+        .stdout(terminal.try_clone().unwrap())
+        .stderr(terminal)
         .spawn()
         .unwrap();
 
+    // Reading fails once every program has closed the terminal.
     let mut screen_text = Vec::new();
-
-    // Reading fails once the other end is closed.
-    let _ended = File::from(terminal).read_to_end(&mut screen_text);
+    let _ended = screen.read_to_end(&mut screen_text);
     child.wait().unwrap();
     let mut screen_text = String::from_utf8(screen_text).unwrap();
     for sequence in ["\r", "\x1b[2K", "\x1b[31m", "\x1b[32m", "\x1b[35m", "\x1b[36m", "\x1b[0m"] {

@@ -3,20 +3,17 @@
 use std::{
     fs::{self, File},
     io::Read as _,
-    os::fd::OwnedFd,
     path::Path,
     process::{Command, Stdio},
     thread,
 };
 
 use rustix::{
-    fs::{CWD, Mode, OFlags, openat},
     io::Errno,
-    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{Winsize, tcsetwinsize},
 };
 
-use crate::support::Daemon;
+use crate::support::{Daemon, open_pseudo_terminal};
 
 const TERMINAL_COLUMNS: u16 = 80;
 
@@ -49,7 +46,9 @@ fn run_jig(
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let screen = (terminal != TerminalStream::None).then(|| {
-        let (screen, program_end) = open_terminal();
+        let (screen, program_end) = open_pseudo_terminal();
+        let size = Winsize { ws_row: 24, ws_col: TERMINAL_COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&program_end, size).unwrap();
         match terminal {
             TerminalStream::Output => command.stdout(program_end),
             TerminalStream::Errors | TerminalStream::None => command.stderr(program_end),
@@ -73,25 +72,9 @@ fn run_jig(
     written
 }
 
-/// Opens a terminal: its screen, and the end for programs.
-fn open_terminal() -> (OwnedFd, OwnedFd) {
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-
-    let screen = openpt(flags).unwrap();
-    grantpt(&screen).unwrap();
-    unlockpt(&screen).unwrap();
-    let name = ptsname(&screen, Vec::new()).unwrap();
-    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let program_end = openat(CWD, name, flags, Mode::empty()).unwrap();
-
-    let size = Winsize { ws_row: 24, ws_col: TERMINAL_COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
-    tcsetwinsize(&program_end, size).unwrap();
-    (screen, program_end)
-}
-
-fn read_screen(screen: OwnedFd) -> Vec<u8> {
+fn read_screen(mut screen: File) -> Vec<u8> {
     let mut screen_text = Vec::new();
-    let ended = File::from(screen).read_to_end(&mut screen_text).unwrap_err();
+    let ended = screen.read_to_end(&mut screen_text).unwrap_err();
     // The error of Linux once every program has closed the terminal.
     assert_eq!(Errno::from_io_error(&ended), Some(Errno::IO));
     screen_text

@@ -3,7 +3,6 @@
 use std::{
     fs::File,
     io::{Read as _, Write as _},
-    os::fd::OwnedFd,
     process::{Child, Command, Output, Stdio},
     sync::{Arc, Mutex},
     thread,
@@ -13,11 +12,7 @@ use jig::api::v1::{
     ApprovalState, Decision, InvokeRequest, InvokeStatus,
     invoke_service_client::InvokeServiceClient,
 };
-use rustix::{
-    fs::{CWD, Mode, OFlags, openat},
-    process::{Pid, Signal, kill_process},
-    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{
@@ -25,7 +20,7 @@ use super::{
     start_with_policy, wait_for_decision, wait_for_pending_approval, wait_for_pending_approvals,
     write_request,
 };
-use crate::support::{Daemon, KeyFile, Setup, eventually, promptly, shell};
+use crate::support::{Daemon, KeyFile, Setup, eventually, open_pseudo_terminal, promptly, shell};
 
 fn jig_command(daemon: &Daemon, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
@@ -60,16 +55,13 @@ pub(super) struct ApproverTerminal {
 
 impl ApproverTerminal {
     fn spawn(mut command: Command) -> Self {
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let screen = openpt(flags).unwrap();
-        grantpt(&screen).unwrap();
-        unlockpt(&screen).unwrap();
-        let name = ptsname(&screen, Vec::new()).unwrap();
-        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let open = || -> OwnedFd { openat(CWD, &name, flags, Mode::empty()).unwrap() };
-        let child = command.stdin(open()).stdout(open()).stderr(open()).spawn().unwrap();
-        drop(command);
-        let keyboard = File::from(screen);
+        let (keyboard, terminal) = open_pseudo_terminal();
+        let stream = || terminal.try_clone().unwrap();
+        command.stdin(stream()).stdout(stream()).stderr(stream());
+        let child = command.spawn().unwrap();
+
+        // The screen ends once every holder has closed the terminal.
+        drop((command, terminal));
         let mut reader = keyboard.try_clone().unwrap();
         let screen = Arc::new(Mutex::new(String::new()));
         let screen_text = Arc::clone(&screen);

@@ -8,14 +8,13 @@ use std::{
 };
 
 use jig::api::v1::Decision;
-use rustix::{
-    fs::{CWD, Mode, OFlags, openat},
-    process::{Pid, Signal, kill_process},
-    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{ASK_POLICY, decide, decide_request, start_with_policy, wait_for_pending_approval};
-use crate::support::{Daemon, KeyFile, Refusal, Setup, daemon_binary, eventually, shell, with_key};
+use crate::support::{
+    Daemon, KeyFile, Refusal, Setup, daemon_binary, eventually, open_pseudo_terminal, shell,
+    with_key,
+};
 
 fn count_in_log(daemon: &Daemon, text: &str) -> usize {
     daemon.log().matches(text).count()
@@ -179,13 +178,7 @@ async fn terminal_hangup_ends_the_daemon() {
     let folder = tempfile::tempdir().unwrap();
     let [workspace, state] = ["w", "s"].map(|name| folder.path().join(name));
     fs::create_dir(&workspace).unwrap();
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    let screen = openpt(flags).unwrap();
-    grantpt(&screen).unwrap();
-    unlockpt(&screen).unwrap();
-    let name = ptsname(&screen, Vec::new()).unwrap();
-    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let terminal = openat(CWD, name, flags, Mode::empty()).unwrap();
+    let (screen, terminal) = open_pseudo_terminal();
 
     let mut child = Command::new(daemon_binary())
         .args(["--listen", "127.0.0.1:0", "--drain-timeout", "1s"])

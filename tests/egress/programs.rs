@@ -1,26 +1,12 @@
 //! Common programs work through the proxy.
 
-use std::{
-    fs,
-    path::Path,
-    process::{Child, Command, Stdio},
-};
+use std::{fs, path::Path, process::Command};
 
 use jig::api::v1::RunRequest;
 use tempfile::TempDir;
 
 use super::{ALLOWED, OTHER, egress_records, start_with_proxy};
-use crate::support::{Daemon, argv, eventually, run_in_network_of, shell, start_http_server};
-
-/// A server process that is killed when the test ends.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _dead_already = self.0.kill();
-        let _reaped = self.0.wait();
-    }
-}
+use crate::support::{Daemon, TlsServer, argv, eventually, shell, start_http_server};
 
 /// Runs a program on the host to its end.
 fn run_on_host(program: &str, arguments: &[&str], folder: &Path) {
@@ -104,26 +90,6 @@ fn create_certificate(folder: &Path) {
     );
 }
 
-/// Serves the files of a folder over TLS on both hosts, with the folder's certificate.
-fn start_tls_servers(daemon: &Daemon, folder: &Path) -> [Server; 2] {
-    let folder = folder.to_owned();
-    run_in_network_of(daemon, move || {
-        [ALLOWED.1, OTHER.1].map(|address| {
-            let accept = format!("{address}:443");
-            let child = Command::new("openssl")
-                .args(["s_server", "-quiet", "-WWW", "-accept", &accept])
-                .args(["-cert", "certificate.pem", "-key", "key.pem"])
-                .current_dir(&folder)
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            Server(child)
-        })
-    })
-}
-
 #[tokio::test]
 async fn curl_speaks_tls_with_an_allowed_host() {
     let (_network, daemon) = start_with_proxy().await;
@@ -132,7 +98,8 @@ async fn curl_speaks_tls_with_an_allowed_host() {
     fs::write(folder.path().join("hello"), "hello over TLS\n").unwrap();
     fs::copy(folder.path().join("certificate.pem"), daemon.file("certificate.pem")).unwrap();
 
-    let _servers = start_tls_servers(&daemon, folder.path());
+    let _servers =
+        [ALLOWED.1, OTHER.1].map(|address| TlsServer::start(&daemon, folder.path(), address));
 
     let curl = |url: &str| argv(&["curl", "-sS", "--cacert", "certificate.pem", url]);
     eventually("the server listens", async || {

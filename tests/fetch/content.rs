@@ -1,10 +1,6 @@
 //! How `fetch_url` converts, decodes and records what servers send, and TLS.
 
-use std::{
-    io::Write as _,
-    path::Path,
-    process::{Child, Command, Stdio},
-};
+use std::{io::Write as _, path::Path, process::Command};
 
 use jig::api::v1::FetchFormat;
 use serde_json::json;
@@ -14,7 +10,7 @@ use super::{
     ALLOWED_HOST, HttpSite, fetch, fetch_failing, page_request, start_default_daemon,
     start_fetching_daemon, test_network, url_request, write_response,
 };
-use crate::support::{Daemon, TestNetwork, eventually, run_in_network_of};
+use crate::support::{TestNetwork, TlsServer, eventually};
 
 /// The output of a shell script, compressed by gzip.
 pub(super) fn gzip(script: &str) -> Vec<u8> {
@@ -171,35 +167,6 @@ async fn session_log_records_fetches_without_content() {
     assert!(!text.contains("hello"), "{text}");
 }
 
-/// A TLS server, which is killed when the handle is dropped.
-struct TlsServer(Child);
-
-impl Drop for TlsServer {
-    fn drop(&mut self) {
-        let _may_have_exited = self.0.kill();
-        let _reaped = self.0.wait();
-    }
-}
-
-impl TlsServer {
-    /// Serves the files of `folder` at `ALLOWED_HOST` with its `certificate.pem`.
-    fn start(daemon: &Daemon, folder: &Path) -> Self {
-        let folder = folder.to_owned();
-        run_in_network_of(daemon, move || {
-            let accept = format!("{}:443", ALLOWED_HOST.1);
-            let child = Command::new("openssl")
-                .args(["s_server", "-quiet", "-WWW", "-accept", &accept])
-                .args(["-cert", "certificate.pem", "-key", "key.pem"])
-                .current_dir(&folder)
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn();
-            Self(child.unwrap())
-        })
-    }
-}
-
 /// Makes `ca.pem`, the certificate of an authority, and `certificate.pem`, which that authority
 /// signs for site.jig.test.
 fn make_certificates(folder: &Path) {
@@ -234,7 +201,7 @@ async fn fetch_verifies_tls_certificates() {
     );
 
     let daemon = setup.and_wrapped_by(["sh", "-c", &script]).start().await;
-    let _server = TlsServer::start(&daemon, folder.path());
+    let _server = TlsServer::start(&daemon, folder.path(), ALLOWED_HOST.1);
     eventually("the server listens", async || {
         let fetched = super::try_fetch(&daemon, url_request("https://site.jig.test/page")).await;
         match fetched {

@@ -11,13 +11,9 @@ use std::{
     thread,
 };
 
-use rustix::{
-    fs::{CWD, Mode, OFlags, openat},
-    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-    termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
-};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
-use crate::support::{Daemon, command_with_default_signals, eventually};
+use crate::support::{Daemon, command_with_default_signals, eventually, open_pseudo_terminal};
 
 /// A user at a terminal on which `jig` or another program runs.
 #[derive(Debug)]
@@ -41,14 +37,7 @@ impl TerminalUser {
 
     /// Runs a program with the terminal as its controlling terminal.
     pub(super) fn run_program(daemon: &Daemon, command_line: &[&str]) -> Self {
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let controller_fd = openpt(flags).unwrap();
-        grantpt(&controller_fd).unwrap();
-        unlockpt(&controller_fd).unwrap();
-        let name = ptsname(&controller_fd, Vec::new()).unwrap();
-        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let terminal = File::from(openat(CWD, name, flags, Mode::empty()).unwrap());
-        let controller = File::from(controller_fd);
+        let (controller, terminal) = open_pseudo_terminal();
         set_size(&terminal, 100, 40);
 
         let jig = command_with_default_signals("setsid")

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::symlink};
 use jig::api::v1::RunLimits;
 use serde_json::Value as Json;
 
-use crate::support::{Daemon, Setup, Tree, snapshot_tree};
+use crate::support::{Daemon, Setup, Tree, empty_directory, snapshot_tree};
 
 /// A permitted URL whose server does not respond.
 pub(super) const UNREACHABLE_URL: &str = "http://127.0.0.1:1/";
@@ -53,14 +53,7 @@ impl PropertyFixture {
             return;
         }
 
-        for entry in fs::read_dir(&workspace).unwrap() {
-            let entry = entry.unwrap();
-            if entry.file_type().unwrap().is_dir() {
-                fs::remove_dir_all(entry.path()).unwrap();
-            } else {
-                fs::remove_file(entry.path()).unwrap();
-            }
-        }
+        empty_directory(&workspace);
 
         for (name, content) in FILES {
             let path = workspace.join(name);

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
 use super::{matching::expand, web};
-use crate::support::{DAEMON_UID, Daemon, Setup, describe_status, with_metadata};
+use crate::support::{DAEMON_UID, Daemon, Setup, describe_status, empty_directory, with_metadata};
 
 /// How the daemon of a scenario is started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
@@ -77,14 +77,7 @@ impl Fixture {
     pub(super) fn reset_workspace(&self, files: &BTreeMap<String, Json>) {
         let workspace = self.daemon.workspace();
         fs::set_permissions(&workspace, fs::Permissions::from_mode(0o755)).unwrap();
-        for entry in fs::read_dir(&workspace).unwrap() {
-            let entry = entry.unwrap();
-            if entry.file_type().unwrap().is_dir() {
-                fs::remove_dir_all(entry.path()).unwrap();
-            } else {
-                fs::remove_file(entry.path()).unwrap();
-            }
-        }
+        empty_directory(&workspace);
 
         for (name, spec) in files {
             for name in expand_name(name) {

@@ -13,12 +13,14 @@ mod keys;
 mod level;
 mod process_table;
 mod program;
+mod pseudo_terminal;
 mod raw_codec;
 mod scale;
 mod setup;
 mod shortage;
 mod signals;
 mod test_network;
+mod tls_server;
 mod tree;
 mod wait;
 mod watched_process;
@@ -41,6 +43,7 @@ pub(crate) use process_table::{
     status_field,
 };
 pub(crate) use program::{HostProgram, check_answers, check_no_leftovers, compile_in_workspace};
+pub(crate) use pseudo_terminal::open_pseudo_terminal;
 pub(crate) use raw_codec::RawCodec;
 pub(crate) use scale::full_size;
 pub(crate) use setup::{
@@ -50,6 +53,7 @@ pub(crate) use signals::command_with_default_signals;
 pub(crate) use test_network::{
     ReceivedRequests, TestNetwork, run_in_network_of, start_http_server, start_name_server,
 };
-pub(crate) use tree::{Tree, snapshot_tree};
+pub(crate) use tls_server::TlsServer;
+pub(crate) use tree::{Tree, empty_directory, snapshot_tree};
 pub(crate) use wait::{MAX_REACTION_TIME, eventually, probe_while_waiting, promptly, wait_timeout};
 pub(crate) use watched_process::{WatchedProcess, start_request, wait_for_process_exit};

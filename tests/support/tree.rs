@@ -6,6 +6,18 @@ use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, path::Pa
 /// regular file or the target of a symbolic link.
 pub(crate) type Tree = BTreeMap<String, (u32, Vec<u8>)>;
 
+/// Removes all that a directory contains.
+pub(crate) fn empty_directory(directory: &Path) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            fs::remove_dir_all(entry.path()).unwrap();
+        } else {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
+}
+
 /// Reads the tree below `folder` without following links.
 pub(crate) fn snapshot_tree(folder: &Path) -> Tree {
     let mut tree = Tree::new();

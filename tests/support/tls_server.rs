@@ -1,0 +1,38 @@
+//! A server that speaks TLS.
+
+use std::{
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use super::{Daemon, run_in_network_of};
+
+/// An HTTPS server, which is killed when the handle is dropped.
+#[derive(Debug)]
+pub(crate) struct TlsServer(Child);
+
+impl TlsServer {
+    /// Serves the files of `folder` at port 443 of `address`, in the network of `daemon`. The
+    /// folder has `certificate.pem` and `key.pem`.
+    pub(crate) fn start(daemon: &Daemon, folder: &Path, address: &str) -> Self {
+        let (folder, accept) = (folder.to_owned(), format!("{address}:443"));
+        run_in_network_of(daemon, move || {
+            let child = Command::new("openssl")
+                .args(["s_server", "-quiet", "-WWW", "-accept", &accept])
+                .args(["-cert", "certificate.pem", "-key", "key.pem"])
+                .current_dir(&folder)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn();
+            Self(child.unwrap())
+        })
+    }
+}
+
+impl Drop for TlsServer {
+    fn drop(&mut self) {
+        let _may_have_exited = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
