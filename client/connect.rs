@@ -294,8 +294,8 @@ mod tests {
         const INITIAL_WINDOW_SIZE: u16 = 4;
         const DEFAULT_WINDOW: u32 = 65_535;
 
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
         let address = format!("unix:{}", path.display()).parse().unwrap();
         let connecting = connect(&address, None);
@@ -339,8 +339,8 @@ mod tests {
 
     #[tokio::test]
     async fn silent_listener_times_out() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
         let _silent = tokio::net::UnixListener::bind(&path).unwrap();
         let address = format!("unix:{}", path.display()).parse().unwrap();
         let error = connect(&address, Some(Duration::from_millis(100))).await;

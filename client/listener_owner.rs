@@ -97,8 +97,8 @@ mod tests {
 
     #[test]
     fn only_sockets_have_an_owner() {
-        let folder = tempfile::tempdir().unwrap();
-        let path_of = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let path_of = |name: &str| directory.path().join(name);
         let address = |name: &str| format!("unix:{}", path_of(name).display());
         let _socket = std::os::unix::net::UnixListener::bind(path_of("socket")).unwrap();
         std::os::unix::fs::symlink("socket", path_of("link")).unwrap();

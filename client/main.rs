@@ -1,7 +1,8 @@
 //! The command `jig`.
 //!
 //! Parses the arguments, finds a daemon, runs the subcommand and returns its exit code. Each
-//! subcommand is a file or a folder of `command/`. Communication with the daemon is in the library.
+//! subcommand is a file or a directory of `command/`. Communication with the daemon is in the
+//! library.
 
 mod bench;
 mod cli;

@@ -20,8 +20,8 @@ struct FakeProcessService;
 
 #[tokio::test]
 async fn keep_alive_precedes_start_and_errors_carry_the_call_id() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("socket");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
     let incoming = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
     let serving = Server::builder()
         .add_service(ProcessServiceServer::new(FakeProcessService))

@@ -140,7 +140,7 @@ where
     daemon.stop().map(|()| result)
 }
 
-/// A daemon in this process, with its runtime. It serves on a Unix socket in a temporary folder.
+/// A daemon in this process, with its runtime. It serves on a Unix socket in a temporary directory.
 #[derive(Debug)]
 struct EmbeddedDaemon {
     runtime: Runtime,
@@ -148,7 +148,7 @@ struct EmbeddedDaemon {
     /// The daemon stops when this is dropped.
     stop_sender: oneshot::Sender<()>,
     task: JoinHandle<Result<(), StartError>>,
-    _folder: TempDir,
+    _directory: TempDir,
 }
 
 impl EmbeddedDaemon {
@@ -160,15 +160,15 @@ impl EmbeddedDaemon {
             return Err(ConfigError(vec![text]).into());
         };
 
-        let folder = embedded::create_temp_dir(&workspace).map_err(io_error(
+        let directory = embedded::create_temp_dir(&workspace).map_err(io_error(
             "creating a temporary directory outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
         ))?;
-        let socket = folder.path().join("jig.sock");
+        let socket = directory.path().join("jig.sock");
         let address = format!("unix:{}", socket.display());
         let config = Config::load(Args {
             listen: vec![address.clone()],
             workspace: vec![format!("workspace={path}")],
-            state_dir: Some(folder.path().join("state")),
+            state_dir: Some(directory.path().join("state")),
             protect: std::env::var("JIG_PROTECT").into_iter().collect(),
             minimum_level: options.minimum_level,
             chown_workspace: options.chown_workspace,
@@ -188,7 +188,7 @@ impl EmbeddedDaemon {
             let shutdown = ShutdownTrigger::Channel(stop_requested);
             task::spawn("embedded daemon", serving::serve(prepared, listeners, shutdown, None))
         };
-        Ok(Self { runtime, address, stop_sender, task, _folder: folder })
+        Ok(Self { runtime, address, stop_sender, task, _directory: directory })
     }
 
     /// Stops the daemon, and waits until it has ended.
@@ -205,7 +205,7 @@ impl EmbeddedDaemon {
 /// Does everything that must happen while the process has a single thread.
 ///
 /// The keeper inherits the state of the process, and privileges belong to threads. `journals` sets
-/// up the state directory and returns the folder for journals.
+/// up the state directory and returns the directory for journals.
 fn prepare(
     config: Config,
     mode: StartMode,

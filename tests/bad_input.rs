@@ -160,12 +160,12 @@ async fn all_invalid_fields_are_reported_at_once() {
 #[tokio::test]
 async fn cwd_outside_workspace_is_a_path_escape() {
     let daemon = Daemon::start().await;
-    fs::create_dir(daemon.file("folder")).unwrap();
+    fs::create_dir(daemon.file("directory")).unwrap();
     for cwd in [
         "..",
         "../..",
-        "folder/../..",
-        "folder/../../workspace",
+        "directory/../..",
+        "directory/../../workspace",
         "/",
         "/etc",
         "/tmp",

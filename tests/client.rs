@@ -64,8 +64,8 @@ fn run_expecting_exit(directory: &Path, arguments: &[&str], code: i32) -> String
 
 #[test]
 fn embedded_daemon_lives_as_long_as_the_call() {
-    let folder = tempfile::tempdir().unwrap();
-    let directory = folder.path();
+    let temp_dir = tempfile::tempdir().unwrap();
+    let directory = temp_dir.path();
     let uname = run_expecting_exit(directory, &["run", "uname -a; echo made > file"], 0);
     assert!(uname.starts_with("Linux jig "), "{uname}");
     assert_eq!(std::fs::read_to_string(directory.join("file")).unwrap(), "made\n");
@@ -76,9 +76,9 @@ fn embedded_daemon_lives_as_long_as_the_call() {
 
 #[test]
 fn jig_run_exits_like_its_command() {
-    let folder = tempfile::tempdir().unwrap();
+    let temp_dir = tempfile::tempdir().unwrap();
 
-    let directory = folder.path();
+    let directory = temp_dir.path();
 
     // One argument is a command line, what follows `--` is a program and its arguments.
     assert_eq!(run_expecting_exit(directory, &["run", "echo $((1 + 1))"], 0), "2\n");
@@ -109,10 +109,10 @@ async fn address_option_selects_the_daemon() {
     let daemon = Setup::new().listen_tcp().start().await;
     let unix = format!("unix:{}", daemon.socket().display());
     let tcp = format!("127.0.0.1:{}", daemon.port());
-    let empty_folder = tempfile::tempdir().unwrap();
+    let empty_directory = tempfile::tempdir().unwrap();
 
     for address in [&unix, &tcp] {
-        let directory = empty_folder.path();
+        let directory = empty_directory.path();
         let with_address =
             |arguments: &[&'static str]| [&["--address", address], arguments].concat();
         assert_eq!(
@@ -188,7 +188,7 @@ async fn signal_ends_jig_while_its_output_is_unread() {
 
 #[test]
 fn cli_errors_name_the_remedy() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for (arguments, code, expected) in [
         (&["--address", "unix:/nowhere/jig.sock", "run", "true"][..], 125, "jig serve"),
         (&["--address", "nonsense", "health"], 1, "nonsense"),
@@ -201,7 +201,7 @@ fn cli_errors_name_the_remedy() {
         (&["serve", "--listen", "0.0.0.0:1"], 78, "loopback"),
         (&["serve", "--no-such-flag"], 64, "--no-such-flag"),
     ] {
-        let output = run_jig(folder.path(), arguments);
+        let output = run_jig(directory.path(), arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
         assert!(utf8(&output.stderr).contains(expected), "{arguments:?}: {output:?}");
     }
@@ -210,12 +210,12 @@ fn cli_errors_name_the_remedy() {
 #[tokio::test]
 async fn bench_prints_its_ratios_beside_a_bare_process() {
     let _turn = Daemon::start().await;
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
 
     let arguments =
         "bench run --count 40 --clients 2 --stream 8 --starts 2 --sleeping 20 --sequence 40";
     let arguments: Vec<&str> = arguments.split(' ').collect();
-    let report = run_expecting_exit(folder.path(), &arguments, 0);
+    let report = run_expecting_exit(directory.path(), &arguments, 0);
 
     for part in [
         "bare posix_spawn",
@@ -239,8 +239,8 @@ fn terminal_output_escapes_control_characters() {
     const NAME: &str = "e\x1b[5mBLINK\n\u{9b}7m";
     const SHOWN: &str = r#""e\033[5mBLINK\n\302\2337m""#;
 
-    let folder = tempfile::tempdir().unwrap();
-    let directory = folder.path();
+    let temp_dir = tempfile::tempdir().unwrap();
+    let directory = temp_dir.path();
     fs::create_dir(directory.join("w")).unwrap();
     let directory = directory.join("w");
     fs::write(directory.join(NAME), "needle \x1b]0;title\x07\n").unwrap();
@@ -283,8 +283,8 @@ fn terminal_output_escapes_control_characters() {
 
 #[test]
 fn request_id_needs_one_call_of_a_running_daemon() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("d")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir(directory.path().join("d")).unwrap();
     let with_address = ["--address", "unix:nowhere", "--request-id", "id"];
 
     for arguments in [
@@ -292,7 +292,7 @@ fn request_id_needs_one_call_of_a_running_daemon() {
         &[&with_address[..], &["cp", "-r", "d", ":d"]].concat(),
         &[&with_address[..], &["rules", "rm", "a", "b"]].concat(),
     ] {
-        let output = run_jig(folder.path(), arguments);
+        let output = run_jig(directory.path(), arguments);
         let stderr = utf8(&output.stderr);
         assert!(!output.status.success(), "{output:?}");
         assert!(stderr.contains("--request-id cannot be given here"), "{stderr}");
@@ -301,9 +301,9 @@ fn request_id_needs_one_call_of_a_running_daemon() {
 
 #[test]
 fn completions_and_manual_pages_cover_the_arguments() {
-    let folder = tempfile::tempdir().unwrap();
+    let temp_dir = tempfile::tempdir().unwrap();
 
-    let directory = folder.path();
+    let directory = temp_dir.path();
     for shell in ["bash", "zsh", "fish"] {
         let script = run_expecting_exit(directory, &["completions", shell], 0);
         assert!(script.contains("approvals"), "{shell}: {script}");

@@ -12,15 +12,15 @@ const UNKNOWN_KEY: &str = "no_such_key";
 fn documented_default_file_is_accepted() {
     let (_, rest) = PAGE.split_once("```toml jigd\n").unwrap();
     let (file, _) = rest.split_once("```").unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
 
     for name in ["project", "toolchain"] {
-        fs::create_dir(folder.path().join(name)).unwrap();
+        fs::create_dir(directory.path().join(name)).unwrap();
     }
 
-    let path = folder.path().join("jig.toml");
-    let root = folder.path().display().to_string();
-    let state = folder.path().join("state").display().to_string();
+    let path = directory.path().join("jig.toml");
+    let root = directory.path().display().to_string();
+    let state = directory.path().join("state").display().to_string();
     fs::write(&path, file.replace("/srv", &root)).unwrap();
     let path = path.to_str().unwrap();
 
@@ -68,8 +68,8 @@ fn documented_tables() -> Vec<(String, BTreeSet<String>)> {
 
 /// The keys of a table, as the error about an unknown key lists them.
 fn known_keys(header: &str) -> BTreeSet<String> {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.toml");
 
     fs::write(&path, format!("{header}\n{UNKNOWN_KEY} = 1\n")).unwrap();
     let output = run_jigd(&["--check", "--config", path.to_str().unwrap()]);

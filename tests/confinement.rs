@@ -25,7 +25,7 @@ async fn delete_while_moved(
 ) -> (Result<u32, Status>, usize) {
     let tree = daemon.file("tree");
     let moved = elsewhere.join("tree");
-    let count = |folder: &Path| fs::read_dir(folder).unwrap().count();
+    let count = |directory: &Path| fs::read_dir(directory).unwrap().count();
     let mut entries = 10_000;
 
     loop {

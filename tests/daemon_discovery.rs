@@ -35,9 +35,9 @@ fn stderr_expecting_exit(output: &Output, code: i32) -> String {
 
 /// A runtime directory with the socket of the daemon under its default name.
 fn runtime_directory(daemon: &Daemon) -> TempDir {
-    let folder = tempfile::tempdir_in(daemon.socket().parent().unwrap()).unwrap();
-    fs::hard_link(daemon.socket(), folder.path().join("jig.sock")).unwrap();
-    folder
+    let directory = tempfile::tempdir_in(daemon.socket().parent().unwrap()).unwrap();
+    fs::hard_link(daemon.socket(), directory.path().join("jig.sock")).unwrap();
+    directory
 }
 
 #[tokio::test]
@@ -124,17 +124,18 @@ async fn running_daemon_is_used_only_in_its_workspace() {
 
 #[tokio::test]
 async fn socket_of_another_user_is_never_used() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.sock");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.sock");
 
     let listener = UnixListener::bind(&path).unwrap();
     listener.set_nonblocking(true).unwrap();
     chown(&path, Some(DAEMON_UID), Some(DAEMON_UID)).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
-    let stderr = stderr_expecting_exit(&run_jig(folder.path(), folder.path(), &["ps"]), 64);
+    let stderr = stderr_expecting_exit(&run_jig(directory.path(), directory.path(), &["ps"]), 64);
     assert!(stderr.contains(&format!("belongs to user {DAEMON_UID}")), "{stderr}");
 
-    let stderr = stderr_expecting_exit(&run_jig(folder.path(), folder.path(), &["run", "true"]), 0);
+    let stderr =
+        stderr_expecting_exit(&run_jig(directory.path(), directory.path(), &["run", "true"]), 0);
     assert!(stderr.contains(&format!("belongs to user {DAEMON_UID}")), "{stderr}");
 
     let refused = listener.accept().unwrap_err();
@@ -143,12 +144,12 @@ async fn socket_of_another_user_is_never_used() {
 
 #[tokio::test]
 async fn silent_listener_is_ignored() {
-    let folder = tempfile::tempdir().unwrap();
-    let _silent_listener = UnixListener::bind(folder.path().join("jig.sock")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let _silent_listener = UnixListener::bind(directory.path().join("jig.sock")).unwrap();
     for (arguments, code) in
         [(&["ps"][..], 64), (&["health"], 64), (&["approvals", "list"], 64), (&["run", "true"], 0)]
     {
-        let output = run_jig(folder.path(), folder.path(), arguments);
+        let output = run_jig(directory.path(), directory.path(), arguments);
         let stderr = stderr_expecting_exit(&output, code);
         for part in ["ignoring the listener at", "does not answer", "--address"] {
             assert!(stderr.contains(part), "{arguments:?}: {stderr}");
@@ -159,7 +160,7 @@ async fn silent_listener_is_ignored() {
 #[tokio::test]
 async fn default_port_is_probed() {
     // Daemon and client share a network namespace of their own. Commands are not in it.
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
 
     let script = r#"
         ip link set lo up
@@ -174,7 +175,7 @@ async fn default_port_is_probed() {
     "#;
     let output = Command::new("unshare")
         .args(["--net", "bash", "-c", script, "bash", env!("CARGO_BIN_EXE_jig")])
-        .current_dir(folder.path())
+        .current_dir(directory.path())
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .stdin(Stdio::null())
@@ -186,7 +187,7 @@ async fn default_port_is_probed() {
         "{stderr}"
     );
     assert!(stderr.contains("jig: using the daemon at 127.0.0.1:50051\n"), "{stderr}");
-    assert!(folder.path().join("served/file").exists(), "{stderr}");
+    assert!(directory.path().join("served/file").exists(), "{stderr}");
 }
 
 /// Runs `jig` as an ordinary user on a host without namespaces, in a directory of that user.
@@ -196,14 +197,14 @@ fn run_jig_without_namespaces(
     arguments: &[&str],
 ) -> Output {
     let wrapper = HostProgram::compile("no_namespaces");
-    let folder = tempfile::tempdir().unwrap();
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let directory = folder.path().join("here");
+    let temp_dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(temp_dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let directory = temp_dir.path().join("here");
     fs::create_dir(&directory).unwrap();
     chown(&directory, Some(DAEMON_UID), Some(DAEMON_UID)).unwrap();
 
     // The user may have no access to the build directory.
-    let program = folder.path().join("jig");
+    let program = temp_dir.path().join("jig");
     copy_program(Path::new(env!("CARGO_BIN_EXE_jig")), &program);
     let user = DAEMON_UID.to_string();
     Command::new(&wrapper.path)
@@ -270,9 +271,9 @@ async fn error_without_namespaces_names_a_working_command() {
 #[tokio::test]
 async fn root_and_home_directories_need_confirmation_as_workspace() {
     let _turn = Daemon::start().await;
-    let folder = tempfile::tempdir().unwrap();
+    let temp_dir = tempfile::tempdir().unwrap();
 
-    let home = folder.path().join("home");
+    let home = temp_dir.path().join("home");
     fs::create_dir_all(home.join("project")).unwrap();
 
     let run = |directory: &Path, arguments: &[&str]| {
@@ -289,7 +290,7 @@ async fn root_and_home_directories_need_confirmation_as_workspace() {
     let stderr = stderr_expecting_exit(&run(Path::new("/"), &["run", "touch ran"]), 125);
     assert!(stderr.contains("the root directory cannot be a workspace"), "{stderr}");
 
-    for directory in [home.as_path(), folder.path()] {
+    for directory in [home.as_path(), temp_dir.path()] {
         for (arguments, code) in
             [(&["run", "touch ran"][..], 125), (&["write", "ran", "--text", "x"], 64)]
         {
@@ -324,7 +325,7 @@ async fn root_and_home_directories_need_confirmation_as_workspace() {
     let advice = format!("confirm with --workspace {home_path} --state-dir DIRECTORY");
     assert!(stderr.contains(&advice), "{stderr}");
 
-    let elsewhere = folder.path().join("elsewhere").display().to_string();
+    let elsewhere = temp_dir.path().join("elsewhere").display().to_string();
     let arguments = ["--workspace", &home_path, "--state-dir", &elsewhere];
     stderr_expecting_exit(&check(&arguments), 0);
     stderr_expecting_exit(&run(&home.join("project"), &["run", "touch ran"]), 0);
@@ -356,10 +357,10 @@ async fn home_directory_falls_back_to_the_user_database() {
 async fn non_utf8_directory_is_rejected_by_name() {
     use std::os::unix::ffi::OsStrExt as _;
 
-    let folder = tempfile::tempdir().unwrap();
-    let directory = folder.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+    let temp_dir = tempfile::tempdir().unwrap();
+    let directory = temp_dir.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
     fs::create_dir(&directory).unwrap();
-    let stderr = stderr_expecting_exit(&run_jig(&directory, folder.path(), &["ls"]), 1);
+    let stderr = stderr_expecting_exit(&run_jig(&directory, temp_dir.path(), &["ls"]), 1);
     assert!(stderr.contains(r"caf\xE9"), "{stderr}");
     assert!(stderr.contains("is not UTF-8: rename it"), "{stderr}");
 }

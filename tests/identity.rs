@@ -21,21 +21,23 @@ const UNPRIVILEGED_UID: u32 = 12345;
 async fn check_shared_files(daemon: &Daemon, owner: u32) -> (u32, String) {
     let output = daemon
         .output(shell(
-            "echo made > made; mkdir -p folder/inner; echo inner > folder/inner/file; ln -s made link; \
-             mkfifo fifo; chmod 750 folder; cp made copy; mv copy moved; echo more >> moved; stat -c %U made",
+            "echo made > made; mkdir -p directory/inner; echo inner > directory/inner/file; ln -s made link; \
+             mkfifo fifo; chmod 750 directory; cp made copy; mv copy moved; echo more >> moved; stat -c %U made",
         ))
         .await;
     assert_eq!(output, "agent\n", "in the sandbox, the command owns its files");
 
-    for name in ["made", "folder", "folder/inner", "folder/inner/file", "link", "fifo", "moved"] {
+    for name in
+        ["made", "directory", "directory/inner", "directory/inner/file", "link", "fifo", "moved"]
+    {
         let metadata = daemon.file(name).symlink_metadata().unwrap();
         assert_eq!((metadata.uid(), metadata.gid()), (owner, owner), "{name}");
     }
-    assert_eq!(daemon.file("folder").metadata().unwrap().mode() & 0o7777, 0o750);
+    assert_eq!(daemon.file("directory").metadata().unwrap().mode() & 0o7777, 0o750);
     assert_eq!(daemon.file("made").metadata().unwrap().mode() & 0o7777, 0o644);
     assert_eq!(daemon.read_file("made").await.unwrap(), "made\n");
     assert_eq!(daemon.read_file("/workspace/moved").await.unwrap(), "made\nmore\n");
-    assert_eq!(daemon.list_files().await, ["folder/inner/file", "made", "moved"]);
+    assert_eq!(daemon.list_files().await, ["directory/inner/file", "made", "moved"]);
 
     // A file of the host, read and changed by a command.
     let host_file = daemon.file("theirs");
@@ -104,19 +106,19 @@ async fn commands_cannot_change_files_of_other_users() {
 /// A directory outside the workspace that belongs to `owner` and holds one file, and a daemon that
 /// binds it.
 async fn start_with_bind(setup: Setup, flag: &str, owner: u32) -> (TempDir, Daemon) {
-    let folder = TempDir::with_prefix("jig-test-bind-").unwrap();
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let file = folder.path().join("theirs");
+    let directory = TempDir::with_prefix("jig-test-bind-").unwrap();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let file = directory.path().join("theirs");
     fs::write(&file, "of the host\n").unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
 
-    for path in [folder.path(), &file] {
+    for path in [directory.path(), &file] {
         chown(path, Some(owner), Some(owner)).unwrap();
     }
 
-    let bind = format!("{}:/data", folder.path().display());
+    let bind = format!("{}:/data", directory.path().display());
     let daemon = setup.arguments(&[flag, &bind]).start().await;
-    (folder, daemon)
+    (directory, daemon)
 }
 
 #[tokio::test]
@@ -133,8 +135,8 @@ async fn files_created_in_a_writable_bind_belong_to_its_owner() {
         let output = daemon
             .output(shell(
                 "cat /data/theirs; echo changed > /data/theirs; \
-                 echo made > /data/made; mkdir -p /data/folder/inner; echo here > here; \
-                 cp here /data/folder; mv here /data/moved; cp /data/made copied_back; \
+                 echo made > /data/made; mkdir -p /data/directory/inner; echo here > here; \
+                 cp here /data/directory; mv here /data/moved; cp /data/made copied_back; \
                  stat -c %U /data /data/theirs /data/made /data/moved copied_back",
             ))
             .await;
@@ -142,9 +144,9 @@ async fn files_created_in_a_writable_bind_belong_to_its_owner() {
         for (name, text) in [
             ("theirs", Some("changed\n")),
             ("made", Some("made\n")),
-            ("folder", None),
-            ("folder/inner", None),
-            ("folder/here", Some("here\n")),
+            ("directory", None),
+            ("directory/inner", None),
+            ("directory/here", Some("here\n")),
             ("moved", Some("here\n")),
         ] {
             let path = bind.path().join(name);
@@ -234,10 +236,10 @@ async fn state_of_an_unprivileged_daemon_is_private() {
 
 #[tokio::test]
 async fn each_workspace_of_a_root_daemon_has_its_own_uid() {
-    let other_folder = TempDir::with_prefix("jig-test-other-").unwrap();
+    let other_directory = TempDir::with_prefix("jig-test-other-").unwrap();
     let table = format!(
         "home = \"persistent\"\n[[workspaces]]\nname = \"other\"\npath = {:?}",
-        other_folder.path()
+        other_directory.path()
     );
     let daemon = Setup::new().workspace_table(&table).start().await;
     let script = "echo kept > ~/f; echo made > made; stat -c %U made; id -u";
@@ -255,7 +257,7 @@ async fn each_workspace_of_a_root_daemon_has_its_own_uid() {
     assert_eq!(reported_uids, ids);
 
     // On disk, the files of both belong to the owner of their workspace.
-    for file in [daemon.file("made"), other_folder.path().join("made")] {
+    for file in [daemon.file("made"), other_directory.path().join("made")] {
         assert_eq!(file.metadata().unwrap().uid(), 0);
     }
 

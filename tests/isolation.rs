@@ -156,7 +156,7 @@ async fn root_directory_is_minimal_and_read_only() {
 
     for path in ["/workspace", "/tmp", "/home/agent", "/dev/shm", "/run/lock", "/var/tmp/cache"] {
         let line = format!(
-            "mkdir -p {path} && echo text > {path}/file && mkdir {path}/folder && cat {path}/file"
+            "mkdir -p {path} && echo text > {path}/file && mkdir {path}/directory && cat {path}/file"
         );
         assert_eq!(daemon.output(shell(&line)).await, "text\n", "{path}");
     }

@@ -59,11 +59,11 @@ async fn every_byte_arrives_in_a_pipe_and_in_a_file() {
     // Artifacts are limited to less than the output.
     let setup = Setup::new().workspace_table("[limits]\nartifact_bytes = 65536");
     let daemon = setup.start().await;
-    let empty_folder = tempfile::tempdir().unwrap();
+    let empty_directory = tempfile::tempdir().unwrap();
     let beside = tempfile::tempdir().unwrap();
 
     let sequence = sequence();
-    for (daemon, here) in [(Some(&daemon), Path::new("/")), (None, empty_folder.path())] {
+    for (daemon, here) in [(Some(&daemon), Path::new("/")), (None, empty_directory.path())] {
         let line = format!("seq {LINE_COUNT} & seq {LINE_COUNT} >&2; wait; exit 7");
         let output = run_expecting_exit(jig_run_command(daemon, here, &[&line]), 7);
         assert!(output.stdout == sequence.as_bytes(), "{}", output.stdout.len());
@@ -137,8 +137,8 @@ fn pipe_bytes(reader: &BufReader<impl std::os::fd::AsFd>) -> u64 {
 #[tokio::test]
 async fn closed_pipe_and_signals_end_the_command() {
     let daemon = Daemon::start().await;
-    let empty_folder = tempfile::tempdir().unwrap();
-    for (to, here) in [(Some(&daemon), Path::new("/")), (None, empty_folder.path())] {
+    let empty_directory = tempfile::tempdir().unwrap();
+    for (to, here) in [(Some(&daemon), Path::new("/")), (None, empty_directory.path())] {
         let mut child = jig_run_command(to, here, &["exec yes"]).spawn().unwrap();
         let mut first = [0; 2];
         let mut stdout = child.stdout.take().unwrap();

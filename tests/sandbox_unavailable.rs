@@ -112,10 +112,10 @@ async fn file_tools_need_no_sandbox() {
 
 #[tokio::test]
 async fn check_reports_whether_commands_can_run() {
-    let folder = tempfile::TempDir::with_prefix("jig-test-").unwrap();
+    let directory = tempfile::TempDir::with_prefix("jig-test-").unwrap();
 
-    let workspace = folder.path().join("workspace");
-    let state = folder.path().join("state");
+    let workspace = directory.path().join("workspace");
+    let state = directory.path().join("state");
     std::fs::create_dir(&workspace).unwrap();
 
     let arguments = [
@@ -147,7 +147,7 @@ async fn check_reports_whether_commands_can_run() {
     );
     assert_eq!(run_jigd(&["--no-such-flag"]).status.code(), Some(64));
 
-    let missing = folder.path().join("missing");
+    let missing = directory.path().join("missing");
     let missing_workspace = run_jigd(&["--check", "--workspace", missing.to_str().unwrap()]);
     assert_eq!(missing_workspace.status.code(), Some(78), "{missing_workspace:?}");
 

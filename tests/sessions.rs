@@ -47,8 +47,8 @@ fn expected_steps(records: &[(&str, u64)]) -> Vec<(String, u64)> {
 
 /// How many record files the daemon holds open.
 fn open_sessions(daemon: &Daemon) -> usize {
-    let folder = format!("/proc/{}/fd", daemon.pid());
-    fs::read_dir(folder)
+    let directory = format!("/proc/{}/fd", daemon.pid());
+    fs::read_dir(directory)
         .unwrap()
         .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
         .filter(|target| target.ends_with("events.jsonl"))

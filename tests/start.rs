@@ -28,8 +28,8 @@ fn check_startup_failure(arguments: &[&str], code: i32, parts: &[&str]) {
 
 #[test]
 fn invalid_flags_exit_64_and_invalid_configurations_exit_78() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).display().to_string();
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
 
     fs::create_dir(path("ws")).unwrap();
     fs::write(path("bad.toml"), "[sandbox]\nminimum_levle = \"L3\"\n").unwrap();
@@ -132,8 +132,8 @@ async fn signal_to_every_process_drains_the_daemon() {
 
 #[tokio::test]
 async fn ctrl_c_reaches_daemon_but_not_its_keeper() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
 
     fs::create_dir(path("ws")).unwrap();
     let mut command = Command::new(daemon_binary());
@@ -167,10 +167,10 @@ async fn ctrl_c_reaches_daemon_but_not_its_keeper() {
 
 #[tokio::test]
 async fn workspaces_are_separate() {
-    let other_folder = tempfile::tempdir().unwrap();
+    let other_directory = tempfile::tempdir().unwrap();
 
-    fs::write(other_folder.path().join("who"), "other").unwrap();
-    let named = format!("other={}", other_folder.path().display());
+    fs::write(other_directory.path().join("who"), "other").unwrap();
+    let named = format!("other={}", other_directory.path().display());
     let daemon = Setup::new().arguments(&["--workspace", &named]).start().await;
     fs::write(daemon.file("who"), "first").unwrap();
 
@@ -229,8 +229,8 @@ async fn rejected_request_leaves_no_record() {
 
 #[test]
 fn old_names_of_the_configuration_are_accepted_with_warnings() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).display().to_string();
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
 
     fs::create_dir(path("w")).unwrap();
     let base = format!("state_dir = {:?}\n", path("s"));
@@ -260,11 +260,11 @@ fn old_names_of_the_configuration_are_accepted_with_warnings() {
 
 #[test]
 fn network_configuration_is_validated() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
 
-    let (workspace, state) = (folder.path().join("w"), folder.path().join("s"));
+    let (workspace, state) = (directory.path().join("w"), directory.path().join("s"));
     fs::create_dir(&workspace).unwrap();
-    let file = folder.path().join("jig.toml");
+    let file = directory.path().join("jig.toml");
     let (workspace, state) = (workspace.to_str().unwrap(), state.to_str().unwrap());
     let base = ["--workspace", workspace, "--state-dir", state];
 

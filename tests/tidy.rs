@@ -158,7 +158,7 @@ fn file_names_are_specific() {
             VAGUE_NAMES.contains(&part.split('.').next().unwrap_or_default())
         })
     });
-    assert_none("files or folders with a vague name", found);
+    assert_none("files or directories with a vague name", found);
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn files_have_no_import_cycles() {
 }
 
 #[test]
-fn folders_have_no_import_cycles() {
+fn directories_have_no_import_cycles() {
     let mut uses: BTreeMap<String, BTreeSet<(String, String)>> = BTreeMap::new();
     for use_ in module_uses().iter().filter(|use_| exception_for(use_).is_none()) {
         let from: Vec<&str> = use_.from.split('/').collect();
@@ -242,10 +242,10 @@ fn folders_have_no_import_cycles() {
             .insert((from[shared].to_owned(), to[shared].to_owned()));
     }
 
-    let cycles = uses.iter().flat_map(|(folder, uses)| {
-        cycles(uses).into_iter().map(move |cycle| format!("{folder}: {}", cycle.join(" → ")))
+    let cycles = uses.iter().flat_map(|(directory, uses)| {
+        cycles(uses).into_iter().map(move |cycle| format!("{directory}: {}", cycle.join(" → ")))
     });
-    assert_none("cycles within a folder", cycles);
+    assert_none("cycles within a directory", cycles);
 }
 
 #[test]

@@ -40,9 +40,9 @@ fn process_id(daemon: &Daemon, name: &str) -> i32 {
 
 #[tokio::test]
 async fn late_keeper_reply_is_not_used_for_another_workspace() {
-    let other_folder = TempDir::with_prefix("jig-test-other-").unwrap();
-    fs::write(other_folder.path().join("who"), "other").unwrap();
-    let named = format!("other={}", other_folder.path().display());
+    let other_directory = TempDir::with_prefix("jig-test-other-").unwrap();
+    fs::write(other_directory.path().join("who"), "other").unwrap();
+    let named = format!("other={}", other_directory.path().display());
     let daemon = Setup::new().arguments(&["--workspace", &named]).start().await;
     fs::write(daemon.file("who"), "first").unwrap();
 
@@ -105,11 +105,11 @@ fn writable_mounts(mountinfo: &str) -> BTreeSet<String> {
 #[tokio::test]
 async fn concurrent_runs_share_only_their_workspace() {
     for (setup, level) in [(Setup::new(), "L3"), (Setup::new().at_l2(), "L2")] {
-        let other_folder = TempDir::with_prefix("jig-test-other-").unwrap();
-        let named = format!("other={}", other_folder.path().display());
+        let other_directory = TempDir::with_prefix("jig-test-other-").unwrap();
+        let named = format!("other={}", other_directory.path().display());
         let daemon = setup.arguments(&["--workspace", &named]).start().await;
         compile_in_workspace(&daemon, "carry_over");
-        fs::copy(daemon.file("carry_over"), other_folder.path().join("carry_over")).unwrap();
+        fs::copy(daemon.file("carry_over"), other_directory.path().join("carry_over")).unwrap();
 
         // The first run uses everything that a run can use, and keeps running.
         let mark = Mark::new();

@@ -24,7 +24,7 @@ const CONTEXT_LINES: usize = 3;
 /// A directory of files that are patched back and forth.
 #[derive(Debug)]
 pub(super) struct PatchFixture {
-    folder: PathBuf,
+    directory: PathBuf,
     /// The patch and its reverse.
     patches: [String; 2],
     applied: Cell<bool>,
@@ -59,7 +59,7 @@ impl PatchFixture {
                 }
             }
         }
-        Ok(Self { folder: root.to_owned(), patches, applied: Cell::new(false) })
+        Ok(Self { directory: root.to_owned(), patches, applied: Cell::new(false) })
     }
 
     /// Returns the patch to apply next.
@@ -88,7 +88,7 @@ impl PatchFixture {
         let mut command = Command::new("git");
         command
             .args(["apply", "-"])
-            .current_dir(&self.folder)
+            .current_dir(&self.directory)
             // The tree may be inside a repository, whose state must not matter.
             .env("GIT_DIR", "/nonexistent")
             .stdin(Stdio::piped());

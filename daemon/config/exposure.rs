@@ -324,16 +324,16 @@ pub(crate) fn symlink_chain(path: &Path) -> Vec<PathBuf> {
     let mut at = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut chain = vec![at.clone()];
     for _ in 0..MAX_SYMLINKS {
-        let (Some(folder), Some(name)) = (at.parent(), at.file_name()) else {
+        let (Some(directory), Some(name)) = (at.parent(), at.file_name()) else {
             break;
         };
-        let path = canonicalize_existing(folder).join(name);
+        let path = canonicalize_existing(directory).join(name);
         let target = fs::read_link(&path);
         if !chain.contains(&path) {
             chain.push(path.clone());
         }
         match (target, path.parent()) {
-            (Ok(target), Some(folder)) => at = folder.join(target),
+            (Ok(target), Some(directory)) => at = directory.join(target),
             _ => break,
         }
     }
@@ -370,8 +370,8 @@ mod tests {
 
     #[test]
     fn missing_paths_are_resolved() {
-        let folder = tempfile::tempdir().unwrap();
-        let real = fs::canonicalize(folder.path()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let real = fs::canonicalize(directory.path()).unwrap();
         fs::create_dir(real.join("there")).unwrap();
         symlink(real.join("there"), real.join("link")).unwrap();
         for (path, expected) in [

@@ -284,8 +284,8 @@ mod tests {
 
     #[test]
     fn a_file_with_old_names_is_read_with_warnings() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("jig.toml");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("jig.toml");
         fs::write(&path, "[requests]\nlinger = \"5s\"\n[approvals]\nwait = \"1m\"").unwrap();
 
         let file = read_file::<ConfigFile>(&path).unwrap();
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(file.content.approvals.timeout.as_deref(), Some("1m"));
         assert_eq!(file.renamed_keys.len(), 2, "{:?}", file.renamed_keys);
 
-        let new = folder.path().join("new.toml");
+        let new = directory.path().join("new.toml");
         fs::write(&new, "[requests]\ndetached_timeout = \"5s\"").unwrap();
         let new = read_file::<ConfigFile>(&new).unwrap();
         assert_eq!((new.restart_only, new.renamed_keys.len()), (file.restart_only, 0));

@@ -395,9 +395,9 @@ mod tests {
 
     #[test]
     fn a_workspace_cannot_contain_the_state_or_a_socket() {
-        let folder = tempfile::tempdir().unwrap();
-        let inside = |name: &str| folder.path().join(name);
-        let workspace = vec![folder.path().display().to_string()];
+        let directory = tempfile::tempdir().unwrap();
+        let inside = |name: &str| directory.path().join(name);
+        let workspace = vec![directory.path().display().to_string()];
         let args = Args {
             workspace: workspace.clone(),
             state_dir: Some(inside("state")),

@@ -156,13 +156,13 @@ fn git_paths(root: &Path) -> Result<Vec<ProtectedPath>, String> {
 
 /// Returns the directories of the worktrees that are linked to the repository, sorted.
 fn worktrees(root: &Path, repository: &str) -> Vec<String> {
-    let folder = join(repository, "worktrees");
-    let entries = fs::read_dir(root.join(&folder)).into_iter().flatten();
+    let directory = join(repository, "worktrees");
+    let entries = fs::read_dir(root.join(&directory)).into_iter().flatten();
     let mut names: Vec<_> = entries
         .flatten()
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .filter_map(|entry| entry.file_name().into_string().ok())
-        .map(|name| join(&folder, &name))
+        .map(|name| join(&directory, &name))
         .collect();
     names.sort();
     names
@@ -179,16 +179,16 @@ fn agent_config_paths(root: &Path) -> Result<Vec<ProtectedPath>, String> {
     Ok(paths)
 }
 
-fn protected_below(folder: &str, files: &[(&str, Placeholder)]) -> Vec<ProtectedPath> {
+fn protected_below(directory: &str, files: &[(&str, Placeholder)]) -> Vec<ProtectedPath> {
     let mut paths = Vec::new();
     for (name, placeholder) in files {
-        paths.push(ProtectedPath { path: join(folder, name), placeholder: placeholder.clone() });
+        paths.push(ProtectedPath { path: join(directory, name), placeholder: placeholder.clone() });
     }
     paths
 }
 
-fn join(folder: &str, name: &str) -> String {
-    if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
+fn join(directory: &str, name: &str) -> String {
+    if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") }
 }
 
 /// Returns whether `path` is a directory, or `None` if it is missing.

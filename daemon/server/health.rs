@@ -4,7 +4,8 @@
 //! | name | SERVING while |
 //! |---|---|
 //! | `liveness` | the process responds. A restart would not fix anything that makes it not ready |
-//! | `readiness`, and the empty name | the daemon takes calls and connections, its state directory exists, and commands can run |
+//! | `readiness`, and the empty name | the daemon takes calls and connections, its state directory
+//! exists, and commands can run |
 //! | a service | the same; commands count only for services that run them |
 
 use std::sync::Arc;

@@ -9,7 +9,8 @@ use tempfile::TempDir;
 
 use crate::daemon::{config::default_state_dir, store::state_dir::StateDir, workspace::Workspace};
 
-/// Longest path of a temporary folder: with the socket's name it must fit into 107 bytes (unix(7)).
+/// Longest path of a temporary directory: with the socket's name it must fit into 107 bytes
+/// (unix(7)).
 const MAX_TEMP_DIR_BYTES: usize = 80;
 
 /// Settings of an embedded daemon.
@@ -26,7 +27,7 @@ pub struct EmbeddedOptions {
 pub(crate) struct PersistentDirs {
     /// Journals. All daemons, embedded or not, must find them.
     journals: PathBuf,
-    /// Upload records, one folder per workspace. A long-running daemon that holds the state
+    /// Upload records, one directory per workspace. A long-running daemon that holds the state
     /// directory does not use them: it reads upload records only when it starts.
     uploads: PathBuf,
 }
@@ -36,15 +37,15 @@ impl PersistentDirs {
     pub(crate) fn find(workspace: &Path) -> Option<Self> {
         let state = default_state_dir();
         let workspace = fs::canonicalize(workspace).ok()?;
-        let folder = |name| {
-            let folder = StateDir::create_folder_in(&state, name).ok()?;
-            Some(folder).filter(|folder| !folder.starts_with(&workspace))
+        let directory = |name| {
+            let directory = StateDir::create_directory_in(&state, name).ok()?;
+            Some(directory).filter(|directory| !directory.starts_with(&workspace))
         };
-        Some(Self { journals: folder("changes")?, uploads: folder("embedded-uploads")? })
+        Some(Self { journals: directory("changes")?, uploads: directory("embedded-uploads")? })
     }
 }
 
-/// Points `store` to the persistent directories, and returns the folder for journals.
+/// Points `store` to the persistent directories, and returns the directory for journals.
 ///
 /// Without persistent directories, upload records are dropped and journals go to `store` itself.
 pub(crate) fn attach_persistent_dirs(
@@ -53,19 +54,19 @@ pub(crate) fn attach_persistent_dirs(
     workspaces: &[Workspace],
 ) -> PathBuf {
     // An embedded daemon has one workspace. Its name is always the same, so its identity names the
-    // folder.
+    // directory.
     let identity = workspaces.first().map(Workspace::identity);
     let Some((persistent, (device, inode))) = persistent.zip(identity) else {
-        store.set_uploads_folder(None);
+        store.set_uploads_directory(None);
         return store.change_journals_dir();
     };
 
     let uploads = persistent.uploads.join(format!("{device:x}-{inode:x}"));
-    store.set_uploads_folder(Some(uploads));
+    store.set_uploads_directory(Some(uploads));
     persistent.journals
 }
 
-/// Creates a temporary folder that commands in `workspace` cannot reach.
+/// Creates a temporary directory that commands in `workspace` cannot reach.
 pub(crate) fn create_temp_dir(workspace: &Path) -> io::Result<TempDir> {
     let workspace = fs::canonicalize(workspace).unwrap_or_else(|_| workspace.to_owned());
     let bases = [
@@ -82,7 +83,7 @@ pub(crate) fn create_temp_dir(workspace: &Path) -> io::Result<TempDir> {
             continue;
         }
         match tempfile::Builder::new().prefix("jig-").tempdir_in(base) {
-            Ok(folder) => return Ok(folder),
+            Ok(directory) => return Ok(directory),
             Err(error) => last_error = error,
         }
     }

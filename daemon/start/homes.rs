@@ -55,7 +55,7 @@ fn create_home(
     config: &WorkspaceConfig,
     workspace: &Workspace,
 ) -> io::Result<BindMount> {
-    let source = StateDir::create_folder_in(state, "homes")?.join(home_dir_name(config));
+    let source = StateDir::create_directory_in(state, "homes")?.join(home_dir_name(config));
     match DirBuilder::new().mode(0o700).create(&source) {
         Ok(()) => chown_to_workspace_owner(&source, workspace)?,
         // The files in an existing home belong to the earlier owner, so a new owner of the

@@ -114,10 +114,10 @@ fn socket_path(line: &[u8]) -> Option<&Path> {
 ///
 /// Compares device and inode, because links and mounts give a directory other paths.
 fn resolve_socket_below(path: &Path, identities: &[(u64, u64)]) -> Option<PathBuf> {
-    let folder = fs::canonicalize(path.parent()?).ok()?;
-    let path = folder.join(path.file_name()?);
+    let directory = fs::canonicalize(path.parent()?).ok()?;
+    let path = directory.join(path.file_name()?);
     let is_socket = path.symlink_metadata().ok()?.file_type().is_socket();
-    let mut parents = folder.ancestors().filter_map(file_identity);
+    let mut parents = directory.ancestors().filter_map(file_identity);
     (is_socket && parents.any(|parent| identities.contains(&parent))).then_some(path)
 }
 

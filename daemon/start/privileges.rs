@@ -109,8 +109,8 @@ pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()>
 
 /// The directory of a file; `.` for a bare name.
 fn parent_dir(path: &Path) -> Option<&Path> {
-    let folder = path.parent()?;
-    Some(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
+    let directory = path.parent()?;
+    Some(if directory.as_os_str().is_empty() { Path::new(".") } else { directory })
 }
 
 /// Confines this thread to `own` and the system paths. Returns `false` if this kernel cannot.
@@ -146,7 +146,7 @@ mod tests {
         fs::write(other.path().join("f"), "").unwrap();
         fs::write(sockets.path().join("f"), "").unwrap();
         let [own_path, sockets_path, other_path] =
-            [&own, &sockets, &other].map(|folder| folder.path().to_owned());
+            [&own, &sockets, &other].map(|directory| directory.path().to_owned());
 
         // Landlock rules apply to one thread.
         let confined = thread::spawn(move || {

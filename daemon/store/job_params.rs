@@ -11,16 +11,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::folder;
+use super::directory;
 
 #[derive(Debug, Clone)]
 pub(crate) struct JobParamFiles {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl JobParamFiles {
-    pub(super) fn new(folder: PathBuf) -> Self {
-        Self { folder }
+    pub(super) fn new(directory: PathBuf) -> Self {
+        Self { directory }
     }
 
     /// Stores the parameters of a job, completely or not at all. Blocks.
@@ -33,7 +33,7 @@ impl JobParamFiles {
             if error.kind() != io::ErrorKind::NotFound {
                 return Err(error);
             }
-            folder::create(&self.folder)?;
+            directory::create(&self.directory)?;
             create(&path)
         });
         let mut file = created?;
@@ -60,7 +60,7 @@ impl JobParamFiles {
         &self,
         queued: &HashSet<&str>,
     ) -> io::Result<HashMap<String, u64>> {
-        let entries = match fs::read_dir(&self.folder) {
+        let entries = match fs::read_dir(&self.directory) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashMap::new()),
             Err(error) => return Err(error),
@@ -87,7 +87,7 @@ impl JobParamFiles {
 
     /// Job ids are created by the daemon and have no slash.
     fn path(&self, id: &str) -> PathBuf {
-        self.folder.join(format!("{id}.json"))
+        self.directory.join(format!("{id}.json"))
     }
 }
 
@@ -101,8 +101,8 @@ mod tests {
 
     #[test]
     fn parameters_are_stored_until_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let params = JobParamFiles::new(folder.path().join("jobs"));
+        let directory = tempfile::tempdir().unwrap();
+        let params = JobParamFiles::new(directory.path().join("jobs"));
         assert!(params.remove_orphaned(&HashSet::new()).unwrap().is_empty());
         params.save("1", b"{}").unwrap();
         params.save("2", b"[]").unwrap();
@@ -111,11 +111,11 @@ mod tests {
         assert_eq!(params.read("1").unwrap(), b"{}");
         params.remove("2");
         params.remove("2");
-        fs::create_dir(folder.path().join("jobs/3.json.d")).unwrap();
+        fs::create_dir(directory.path().join("jobs/3.json.d")).unwrap();
         let sizes = params.remove_orphaned(&["1"].into()).unwrap();
         assert_eq!(sizes, [("1".to_owned(), 2)].into());
-        fs::remove_dir(folder.path().join("jobs/3.json.d")).unwrap();
-        let remaining = fs::read_dir(folder.path().join("jobs")).unwrap().count();
+        fs::remove_dir(directory.path().join("jobs/3.json.d")).unwrap();
+        let remaining = fs::read_dir(directory.path().join("jobs")).unwrap().count();
         assert_eq!(remaining, 1);
         assert_eq!(params.read("1").unwrap(), b"{}");
     }

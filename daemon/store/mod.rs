@@ -26,8 +26,8 @@
 pub(crate) mod approvals;
 pub(crate) mod artifact_writer;
 pub(crate) mod database;
+mod directory;
 pub(crate) mod failure;
-mod folder;
 pub(crate) mod follower;
 pub(crate) mod generation;
 pub(crate) mod job_params;
@@ -38,7 +38,7 @@ pub(crate) mod requests;
 pub(crate) mod retention;
 pub(crate) mod rules;
 pub(crate) mod session;
-mod session_folders;
+mod session_directories;
 mod session_usage;
 pub(crate) mod sessions;
 pub(crate) mod state_dir;

@@ -16,27 +16,27 @@ use std::{
 /// # Errors
 ///
 /// Returns which entry is not trusted, and what to do.
-pub(super) fn check_ownership(folder: &Path) -> io::Result<()> {
+pub(super) fn check_ownership(directory: &Path) -> io::Result<()> {
     let own_uid = rustix::process::geteuid().as_raw();
     let is_trusted = |metadata: &Metadata| [own_uid, 0].contains(&metadata.uid());
 
-    let metadata = fs::metadata(folder)?;
+    let metadata = fs::metadata(directory)?;
     if !is_trusted(&metadata) {
         let problem = format!(
             "belongs to user {}, who could replace all that is in it: give it to user {own_uid} (chown)",
             metadata.uid()
         );
-        return Err(untrusted(folder, &problem));
+        return Err(untrusted(directory, &problem));
     }
     if metadata.mode() & 0o022 != 0 {
         tracing::warn!(
-            state_dir = %folder.display(),
+            state_dir = %directory.display(),
             remedy = "chmod go-w",
             "other users may put files into the state directory"
         );
     }
 
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let metadata = entry.metadata()?;
         let kind = metadata.file_type();

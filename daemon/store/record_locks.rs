@@ -1,4 +1,4 @@
-//! Locks on records that several daemons store in one folder.
+//! Locks on records that several daemons store in one directory.
 //!
 //! Each record is held by one daemon at a time, by flock(2) on its file. The kernel releases the
 //! lock when the daemon ends, however it ends.
@@ -72,17 +72,17 @@ impl RecordLocks {
     }
 }
 
-/// Locks a folder until the returned file is dropped. Without `wait`, returns `None` if another
+/// Locks a directory until the returned file is dropped. Without `wait`, returns `None` if another
 /// daemon holds the lock.
 ///
 /// A daemon that loads records locks each of them for a moment. Without this lock, a second daemon
 /// would take those for the records of a live daemon.
-pub(super) fn lock_folder(folder: &Path, wait: bool) -> Option<File> {
-    let folder = File::open(folder).ok()?;
+pub(super) fn lock_directory(directory: &Path, wait: bool) -> Option<File> {
+    let directory = File::open(directory).ok()?;
     let operation =
         if wait { FlockOperation::LockExclusive } else { FlockOperation::NonBlockingLockExclusive };
-    flock(&folder, operation).ok()?;
-    Some(folder)
+    flock(&directory, operation).ok()?;
+    Some(directory)
 }
 
 /// Whether the lock was free.

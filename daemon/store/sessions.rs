@@ -1,4 +1,4 @@
-//! The sessions of all workspaces: open sessions, and an index of the folders of all others.
+//! The sessions of all workspaces: open sessions, and an index of the directories of all others.
 //!
 //! Each session has a lock of its own, which is held while the session is opened or removed. The
 //! locks that all sessions share are never held during disk access.
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     session::{Session, SessionCounters, SessionId},
-    session_folders::{SessionFolders, SessionLocation},
+    session_directories::{SessionDirectories, SessionLocation},
     session_usage::SessionUsage,
     tombstones::SessionTombstones,
 };
@@ -27,10 +27,10 @@ const MAX_IDLE_OPEN_SESSIONS: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct SessionStore {
-    folders: SessionFolders,
+    directories: SessionDirectories,
     entries: Mutex<HashMap<SessionKey, Arc<SessionEntry>>>,
     index: Mutex<SessionIndex>,
-    /// Held while the folders are listed for the index.
+    /// Held while the directories are listed for the index.
     index_scan: Mutex<()>,
     /// Loaded at first use.
     tombstones: Mutex<Option<SessionTombstones>>,
@@ -45,7 +45,7 @@ type SessionKey = (String, SessionId);
 /// The session, if it is open.
 type SessionEntry = Mutex<Option<Arc<Session>>>;
 
-/// Known session folders, per workspace and in listing order.
+/// Known session directories, per workspace and in listing order.
 #[derive(Debug, Default)]
 struct SessionIndex {
     workspaces: BTreeMap<String, BTreeMap<SessionId, IndexedSession>>,
@@ -55,16 +55,16 @@ struct SessionIndex {
 
 #[derive(Debug)]
 struct IndexedSession {
-    folder: PathBuf,
+    directory: PathBuf,
     /// Whether this daemon has opened the session.
     was_opened: bool,
 }
 
 impl SessionStore {
-    /// Creates a store of the sessions in the folder `path`.
+    /// Creates a store of the sessions in the directory `path`.
     pub(super) fn new(path: PathBuf) -> Self {
         Self {
-            folders: SessionFolders::new(path),
+            directories: SessionDirectories::new(path),
             entries: Mutex::default(),
             index: Mutex::default(),
             index_scan: Mutex::default(),
@@ -93,15 +93,15 @@ impl SessionStore {
                 return Ok(Arc::clone(session));
             }
 
-            let folder = match self.folders.find(workspace, id)? {
-                Some(folder) => folder,
+            let directory = match self.directories.find(workspace, id)? {
+                Some(directory) => directory,
                 None => {
                     let counters = self.tombstone_counters(workspace, id)?;
-                    let fill = |folder: &Path| Session::create_in(folder, counters.as_ref());
-                    self.folders.create(workspace, id, fill)?
+                    let fill = |directory: &Path| Session::create_in(directory, counters.as_ref());
+                    self.directories.create(workspace, id, fill)?
                 }
             };
-            self.open_in_entry(entry, workspace, id, folder)
+            self.open_in_entry(entry, workspace, id, directory)
         })
     }
 
@@ -115,8 +115,8 @@ impl SessionStore {
             if let Some(session) = entry {
                 return Ok(Some(Arc::clone(session)));
             }
-            match self.folders.find(workspace, id)? {
-                Some(folder) => self.open_in_entry(entry, workspace, id, folder).map(Some),
+            match self.directories.find(workspace, id)? {
+                Some(directory) => self.open_in_entry(entry, workspace, id, directory).map(Some),
                 None => Ok(None),
             }
         })
@@ -159,8 +159,8 @@ impl SessionStore {
             let Some((last, _)) = next.last() else { break };
             after = Some(last.clone());
 
-            for (id, folder) in next {
-                match Session::read_counters(&folder) {
+            for (id, directory) in next {
+                match Session::read_counters(&directory) {
                     Ok(counters) => sessions.push((id, counters)),
                     // Removed since it was indexed.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -190,7 +190,7 @@ impl SessionStore {
         sessions
             .range::<SessionId, _>((start, Bound::Unbounded))
             .take(limit)
-            .map(|(id, session)| (id.clone(), session.folder.clone()))
+            .map(|(id, session)| (id.clone(), session.directory.clone()))
             .collect()
     }
 
@@ -211,7 +211,7 @@ impl SessionStore {
             locations.extend(sessions.iter().map(|(id, session)| SessionLocation {
                 workspace: workspace.clone(),
                 id: id.clone(),
-                folder: session.folder.clone(),
+                directory: session.directory.clone(),
             }));
         }
         Ok(locations)
@@ -223,39 +223,39 @@ impl SessionStore {
         entries.iter().filter_map(|entry| lock(entry).clone()).collect()
     }
 
-    /// Removes a session with its folder, unless it is in use or `is_unused` returns false for the
-    /// time of its last use. Returns whether it was removed. Blocks.
+    /// Removes a session with its directory, unless it is in use or `is_unused` returns false for
+    /// the time of its last use. Returns whether it was removed. Blocks.
     pub(super) fn remove(
         &self,
         location: &SessionLocation,
         is_unused: impl FnOnce(SystemTime) -> bool,
         shutdown: &CancellationToken,
     ) -> io::Result<bool> {
-        let SessionLocation { workspace, id, folder } = location;
-        let removed_folder = self.with_entry(workspace, id, |entry| {
+        let SessionLocation { workspace, id, directory } = location;
+        let removed_directory = self.with_entry(workspace, id, |entry| {
             let in_use = entry.as_ref().is_some_and(|session| Arc::strong_count(session) > 1);
-            if in_use || !is_unused(Session::last_used(folder)?) {
+            if in_use || !is_unused(Session::last_used(directory)?) {
                 return Ok(None);
             }
 
-            let counters = Session::read_counters(folder)?;
+            let counters = Session::read_counters(directory)?;
             self.with_tombstones(|tombstones| {
                 tombstones.insert(workspace, id, counters);
                 Ok(())
             })?;
 
-            let removed_folder = self.folders.mark_removed(folder)?;
+            let removed_directory = self.directories.mark_removed(directory)?;
             *entry = None;
             if let Some(sessions) = lock(&self.index).workspaces.get_mut(workspace) {
                 sessions.remove(id);
             }
-            Ok::<_, io::Error>(Some(removed_folder))
+            Ok::<_, io::Error>(Some(removed_directory))
         })?;
 
-        let Some(removed_folder) = removed_folder else {
+        let Some(removed_directory) = removed_directory else {
             return Ok(false);
         };
-        self.finish_removal(location, &removed_folder, shutdown)?;
+        self.finish_removal(location, &removed_directory, shutdown)?;
         Ok(true)
     }
 
@@ -264,10 +264,10 @@ impl SessionStore {
         // Loads the tombstones, which include these sessions from here on.
         self.with_tombstones(|_| Ok(()))?;
 
-        for (session, folder) in self.folders.list_removed()? {
+        for (session, directory) in self.directories.list_removed()? {
             match session {
-                Some(session) => self.finish_removal(&session, &folder, shutdown)?,
-                None => self.folders.delete(&folder, shutdown)?,
+                Some(session) => self.finish_removal(&session, &directory, shutdown)?,
+                None => self.directories.delete(&directory, shutdown)?,
             }
         }
         Ok(())
@@ -283,12 +283,12 @@ impl SessionStore {
     fn finish_removal(
         &self,
         session: &SessionLocation,
-        folder: &Path,
+        directory: &Path,
         shutdown: &CancellationToken,
     ) -> io::Result<()> {
-        Session::delete_artifacts(folder, shutdown)?;
+        Session::delete_artifacts(directory, shutdown)?;
         self.with_tombstones(|tombstones| tombstones.persist(&session.workspace, &session.id))?;
-        self.folders.delete(folder, shutdown)
+        self.directories.delete(directory, shutdown)
     }
 
     /// Adds the sessions of earlier daemons to the index. Blocks.
@@ -299,13 +299,13 @@ impl SessionStore {
         }
 
         // No session is removed during the scan: removal completes the index first.
-        let locations = self.folders.list()?;
+        let locations = self.directories.list()?;
         let mut index = lock(&self.index);
         for location in locations {
             let sessions = index.workspaces.entry(location.workspace).or_default();
             sessions
                 .entry(location.id)
-                .or_insert(IndexedSession { folder: location.folder, was_opened: false });
+                .or_insert(IndexedSession { directory: location.directory, was_opened: false });
         }
         index.is_complete = true;
         Ok(())
@@ -326,14 +326,14 @@ impl SessionStore {
 
     fn load_tombstones(&self) -> io::Result<SessionTombstones> {
         // Creating a session loads the tombstones first, so none of these is in progress.
-        self.folders.delete_unfinished()?;
+        self.directories.delete_unfinished()?;
 
-        let mut tombstones = SessionTombstones::load(self.folders.tombstones_path())?;
+        let mut tombstones = SessionTombstones::load(self.directories.tombstones_path())?;
         // An earlier daemon may have died between marking a session as removed and writing its
         // tombstone.
-        for (session, folder) in self.folders.list_removed()? {
+        for (session, directory) in self.directories.list_removed()? {
             if let Some(session) = session
-                && let Ok(counters) = Session::read_counters(&folder)
+                && let Ok(counters) = Session::read_counters(&directory)
                 && tombstones
                     .counters(&session.workspace, &session.id)
                     .is_none_or(|known| known.sequence < counters.sequence)
@@ -381,7 +381,7 @@ impl SessionStore {
         entry: &mut Option<Arc<Session>>,
         workspace: &str,
         id: &SessionId,
-        folder: PathBuf,
+        directory: PathBuf,
     ) -> io::Result<Arc<Session>> {
         let was_opened = {
             let index = lock(&self.index);
@@ -389,7 +389,7 @@ impl SessionStore {
             sessions.and_then(|sessions| sessions.get(id)).is_some_and(|known| known.was_opened)
         };
 
-        let session = Session::open(folder.clone(), Arc::clone(&self.usage))?;
+        let session = Session::open(directory.clone(), Arc::clone(&self.usage))?;
         if !was_opened {
             // Steps without an end record were in progress when an earlier daemon died.
             session.end_lost_steps();
@@ -401,7 +401,7 @@ impl SessionStore {
             let mut index = lock(&self.index);
             let sessions = index.workspaces.entry(workspace.to_owned()).or_default();
             let is_new = !sessions.contains_key(id);
-            sessions.insert(id.clone(), IndexedSession { folder, was_opened: true });
+            sessions.insert(id.clone(), IndexedSession { directory, was_opened: true });
             if is_new { sessions.len() as u64 } else { 0 }
         };
         self.usage.check_session_count(count);

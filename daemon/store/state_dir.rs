@@ -74,7 +74,7 @@ impl StateDir {
         StateFiles::new(names.map(|name| self.path.join(name)))
     }
 
-    /// Whether the directory has jobs or sessions. Unreadable folders count as empty.
+    /// Whether the directory has jobs or sessions. Unreadable directories count as empty.
     pub(crate) fn has_records(&self) -> bool {
         ["jobs", "sessions"].iter().any(|name| {
             let entries = fs::read_dir(self.path.join(name));
@@ -87,17 +87,17 @@ impl StateDir {
         JobParamFiles::new(self.path.join("jobs"))
     }
 
-    /// Path of the folder for the journals of file changes.
+    /// Path of the directory for the journals of file changes.
     pub(crate) fn change_journals_dir(&self) -> PathBuf {
         self.path.join("changes")
     }
 
-    /// Creates a folder in a state directory that another daemon may hold. Returns its canonical
+    /// Creates a directory in a state directory that another daemon may hold. Returns its canonical
     /// path.
-    pub(crate) fn create_folder_in(path: &Path, name: &str) -> io::Result<PathBuf> {
-        let folder = path.join(name);
-        DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
-        std::fs::canonicalize(folder)
+    pub(crate) fn create_directory_in(path: &Path, name: &str) -> io::Result<PathBuf> {
+        let directory = path.join(name);
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+        std::fs::canonicalize(directory)
     }
 
     /// Opens and locks the directory at `path`, creating it if it is missing.
@@ -157,11 +157,11 @@ impl StateDir {
         self.uploads.clone()
     }
 
-    /// Moves the upload records to the shared folder. With `None`, they become ephemeral: the state
-    /// directory is removed with this daemon.
-    pub(crate) fn set_uploads_folder(&mut self, shared: Option<PathBuf>) {
+    /// Moves the upload records to the shared directory. With `None`, they become ephemeral: the
+    /// state directory is removed with this daemon.
+    pub(crate) fn set_uploads_directory(&mut self, shared: Option<PathBuf>) {
         self.uploads = match shared {
-            Some(folder) => UploadRecords::shared(folder),
+            Some(directory) => UploadRecords::shared(directory),
             None => UploadRecords::ephemeral(self.path.join("uploads")),
         };
     }

@@ -100,15 +100,15 @@ mod tests {
 
     #[test]
     fn removed_or_replaced_files_are_lost_until_they_are_back() {
-        let folder = tempfile::tempdir().unwrap();
-        let state = folder.path().join("state");
+        let directory = tempfile::tempdir().unwrap();
+        let state = directory.path().join("state");
         fs::create_dir(&state).unwrap();
         let [lock, missing] = ["lock", "missing"].map(|name| state.join(name));
         let _open = File::create(&lock).unwrap();
         let files = StateFiles::new([lock.clone(), missing]).unwrap();
         let lost = files.subscribe_lost();
         assert!(!files.check_lost());
-        let aside = folder.path().join("aside");
+        let aside = directory.path().join("aside");
         fs::rename(&state, &aside).unwrap();
         assert!(files.check_lost());
         assert!(*lost.borrow());

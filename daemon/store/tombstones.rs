@@ -160,8 +160,8 @@ mod tests {
 
     #[test]
     fn tombstones_survive_a_restart_and_expire() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tombstones");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tombstones");
         let read = || SessionTombstones::load(path.clone()).unwrap();
         let step = |tombstones: &SessionTombstones, workspace: &str| {
             let counters = tombstones.counters(workspace, &SessionId::default());
@@ -193,8 +193,8 @@ mod tests {
 
     #[test]
     fn oldest_tombstones_beyond_the_limit_are_dropped() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut tombstones = SessionTombstones::load(folder.path().join("tombstones")).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut tombstones = SessionTombstones::load(directory.path().join("tombstones")).unwrap();
         for number in 0..=MAX_TOMBSTONES as u64 {
             tombstones.insert(&format!("{number}"), &SessionId::default(), counters(1));
             let key = (format!("{number}"), SessionId::default());

@@ -12,8 +12,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    folder,
-    record_locks::{RecordLocks, TEMPORARY_EXTENSION, lock_folder},
+    directory,
+    record_locks::{RecordLocks, TEMPORARY_EXTENSION, lock_directory},
 };
 
 /// Records that are read at startup. This daemon never writes more.
@@ -21,27 +21,27 @@ const MAX_UPLOAD_RECORDS: usize = 4096;
 /// Larger files are not records.
 const MAX_UPLOAD_RECORD_BYTES: u64 = 64 * 1024;
 
-/// The folder of the records.
+/// The directory of the records.
 #[derive(Debug, Clone)]
 pub(crate) struct UploadRecords {
-    folder: PathBuf,
-    ownership: FolderOwnership,
+    directory: PathBuf,
+    ownership: DirectoryOwnership,
 }
 
-/// Which daemons store records in the folder.
+/// Which daemons store records in the directory.
 #[derive(Debug, Clone)]
-enum FolderOwnership {
+enum DirectoryOwnership {
     /// One daemon at a time: the holder of the state directory.
     Exclusive,
-    /// One daemon; the folder is removed with it.
+    /// One daemon; the directory is removed with it.
     Ephemeral,
     /// Several daemons at a time. The locks are those of this daemon's records.
     Shared(Arc<RecordLocks>),
 }
 
-/// Keeps other daemons from loading the records of the folder until it is dropped.
+/// Keeps other daemons from loading the records of the directory until it is dropped.
 #[derive(Debug)]
-pub(crate) struct FolderLock(
+pub(crate) struct DirectoryLock(
     #[expect(dead_code, reason = "held for what dropping it does")] Option<File>,
 );
 
@@ -53,7 +53,7 @@ pub(crate) struct UploadRecord {
     /// The id that the caller chose; none if the upload cannot be resumed.
     pub(crate) upload_id: Option<String>,
     pub(crate) workspace: String,
-    /// Target path of the file. The partial file is in the same folder.
+    /// Target path of the file. The partial file is in the same directory.
     pub(crate) path: String,
     /// Bytes of the complete file.
     pub(crate) size: u64,
@@ -88,52 +88,54 @@ pub(crate) struct UploadOptions {
 }
 
 impl UploadRecords {
-    /// The records of a daemon that uses the folder alone.
-    pub(super) fn new(folder: PathBuf) -> Self {
-        Self { folder, ownership: FolderOwnership::Exclusive }
+    /// The records of a daemon that uses the directory alone.
+    pub(super) fn new(directory: PathBuf) -> Self {
+        Self { directory, ownership: DirectoryOwnership::Exclusive }
     }
 
-    /// The records of a daemon whose folder is removed with it.
-    pub(crate) fn ephemeral(folder: PathBuf) -> Self {
-        Self { folder, ownership: FolderOwnership::Ephemeral }
+    /// The records of a daemon whose directory is removed with it.
+    pub(crate) fn ephemeral(directory: PathBuf) -> Self {
+        Self { directory, ownership: DirectoryOwnership::Ephemeral }
     }
 
-    /// The records of a daemon that shares the folder with others.
-    pub(crate) fn shared(folder: PathBuf) -> Self {
-        Self { folder, ownership: FolderOwnership::Shared(Arc::default()) }
+    /// The records of a daemon that shares the directory with others.
+    pub(crate) fn shared(directory: PathBuf) -> Self {
+        Self { directory, ownership: DirectoryOwnership::Shared(Arc::default()) }
     }
 
-    /// Whether other daemons may store records in the folder.
+    /// Whether other daemons may store records in the directory.
     pub(crate) fn are_shared(&self) -> bool {
-        matches!(self.ownership, FolderOwnership::Shared(_))
+        matches!(self.ownership, DirectoryOwnership::Shared(_))
     }
 
     /// Whether the records remain after the daemon exits.
     pub(crate) fn are_persistent(&self) -> bool {
-        !matches!(self.ownership, FolderOwnership::Ephemeral)
+        !matches!(self.ownership, DirectoryOwnership::Ephemeral)
     }
 
-    /// Locks the folder against [`Self::load`] by other daemons; waits for one that loads. Blocks.
-    pub(crate) fn lock_folder(&self) -> FolderLock {
+    /// Locks the directory against [`Self::load`] by other daemons; waits for one that loads.
+    /// Blocks.
+    pub(crate) fn lock_directory(&self) -> DirectoryLock {
         // If locking fails, an upload may start from the beginning that could have been resumed.
-        FolderLock(self.locks().and_then(|_| lock_folder(&self.folder, true)))
+        DirectoryLock(self.locks().and_then(|_| lock_directory(&self.directory, true)))
     }
 
-    /// Like [`Self::lock_folder`], but returns `None` if another daemon holds the lock.
-    pub(crate) fn try_lock_folder(&self) -> Option<FolderLock> {
+    /// Like [`Self::lock_directory`], but returns `None` if another daemon holds the lock.
+    pub(crate) fn try_lock_directory(&self) -> Option<DirectoryLock> {
         match self.locks() {
-            Some(_) => lock_folder(&self.folder, false).map(|folder| FolderLock(Some(folder))),
-            None => Some(FolderLock(None)),
+            Some(_) => lock_directory(&self.directory, false)
+                .map(|directory| DirectoryLock(Some(directory))),
+            None => Some(DirectoryLock(None)),
         }
     }
 
     /// Loads all readable records. Blocks.
     ///
     /// Removes files that are not records; leaves unreadable ones to a later daemon. In a shared
-    /// folder, it skips records that another daemon holds. This daemon holds the returned ones
+    /// directory, it skips records that another daemon holds. This daemon holds the returned ones
     /// until [`Self::release`].
     pub(crate) fn load(&self) -> Vec<UploadRecord> {
-        let Ok(entries) = fs::read_dir(&self.folder) else {
+        let Ok(entries) = fs::read_dir(&self.directory) else {
             return Vec::new();
         };
 
@@ -168,7 +170,7 @@ impl UploadRecords {
     /// Writes a record atomically. With `sync`, it survives a power failure; without, only the
     /// death of the daemon. Blocks.
     pub(crate) fn save(&self, record: &UploadRecord, sync: bool) -> io::Result<()> {
-        folder::create(&self.folder)?;
+        directory::create(&self.directory)?;
 
         let path = self.path_of(&record.name);
         let temporary = path.with_extension(TEMPORARY_EXTENSION);
@@ -186,7 +188,7 @@ impl UploadRecords {
         }
 
         if sync {
-            File::open(&self.folder)?.sync_all()?;
+            File::open(&self.directory)?.sync_all()?;
         }
         Ok(())
     }
@@ -214,13 +216,13 @@ impl UploadRecords {
 
     fn locks(&self) -> Option<&RecordLocks> {
         match &self.ownership {
-            FolderOwnership::Shared(locks) => Some(locks),
-            FolderOwnership::Exclusive | FolderOwnership::Ephemeral => None,
+            DirectoryOwnership::Shared(locks) => Some(locks),
+            DirectoryOwnership::Exclusive | DirectoryOwnership::Ephemeral => None,
         }
     }
 
     fn path_of(&self, name: &str) -> PathBuf {
-        self.folder.join(file_name(name))
+        self.directory.join(file_name(name))
     }
 }
 
@@ -263,10 +265,10 @@ mod tests {
 
     #[test]
     fn record_is_held_by_one_daemon_at_a_time() {
-        let folder = tempfile::tempdir().unwrap();
-        let shared = || UploadRecords::shared(folder.path().join("uploads"));
+        let directory = tempfile::tempdir().unwrap();
+        let shared = || UploadRecords::shared(directory.path().join("uploads"));
         let (one, other) = (shared(), shared());
-        assert!(one.try_lock_folder().is_none(), "the folder does not exist yet");
+        assert!(one.try_lock_directory().is_none(), "the directory does not exist yet");
         assert_eq!(one.load(), []);
         one.save(&record("01ABC"), false).unwrap();
         assert_eq!(other.load(), []);
@@ -275,7 +277,7 @@ mod tests {
         assert_eq!(other.load(), []);
         assert_eq!(one.load(), [], "already held");
         // A file being written is not removed.
-        let unfinished = folder.path().join("uploads/01ABD.new");
+        let unfinished = directory.path().join("uploads/01ABD.new");
         fs::write(&unfinished, "{").unwrap();
         one.release("01ABC");
         assert_eq!(other.load(), std::slice::from_ref(&changed));
@@ -286,27 +288,27 @@ mod tests {
         one.remove("01ABC");
         assert_eq!(shared().load(), []);
 
-        let lock = one.lock_folder();
-        assert!(shared().try_lock_folder().is_none());
+        let lock = one.lock_directory();
+        assert!(shared().try_lock_directory().is_none());
         drop(lock);
-        assert!(shared().try_lock_folder().is_some());
+        assert!(shared().try_lock_directory().is_some());
     }
 
     #[test]
     fn records_are_loaded_and_other_files_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let records = UploadRecords::new(folder.path().join("uploads"));
+        let directory = tempfile::tempdir().unwrap();
+        let records = UploadRecords::new(directory.path().join("uploads"));
         assert_eq!(records.load(), []);
         let record = record("01ABC");
         records.save(&record, true).unwrap();
-        let at = |name: &str| folder.path().join("uploads").join(name);
+        let at = |name: &str| directory.path().join("uploads").join(name);
         fs::write(at("01ABD.json"), "{\"name\"").unwrap();
         File::create(at("large.json")).unwrap().set_len(MAX_UPLOAD_RECORD_BYTES + 1).unwrap();
         fs::copy(at("01ABC.json"), at("other.json")).unwrap();
         // An unreadable file may be a record that is readable later.
         symlink(".", at("01ABE.json")).unwrap();
         assert_eq!(records.load(), [record]);
-        let remaining = fs::read_dir(folder.path().join("uploads")).unwrap();
+        let remaining = fs::read_dir(directory.path().join("uploads")).unwrap();
         let mut remaining: Vec<_> = remaining.map(|entry| entry.unwrap().file_name()).collect();
         remaining.sort();
         assert_eq!(remaining, ["01ABC.json", "01ABE.json"]);

@@ -80,10 +80,10 @@ mod tests {
 
     #[test]
     fn missing_directories_are_created() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("file"), "").unwrap();
-        std::os::unix::fs::symlink("/tmp", folder.path().join("link")).unwrap();
-        let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("file"), "").unwrap();
+        std::os::unix::fs::symlink("/tmp", directory.path().join("link")).unwrap();
+        let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
 
         for (path, expected) in [
             ("a/b", Ok(vec!["a", "a/b"])),
@@ -101,7 +101,7 @@ mod tests {
             let expected = expected.map(|paths| paths.into_iter().map(str::to_owned).collect());
             assert_eq!(created.map_err(|error| error.reason), expected, "{path}");
         }
-        assert!(folder.path().join("a/b/c/d").is_dir());
+        assert!(directory.path().join("a/b/c/d").is_dir());
     }
 
     #[test]

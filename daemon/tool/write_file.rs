@@ -182,14 +182,14 @@ mod tests {
             (Some("a"), WriteMode::Append, Some(&a), Ok("an")),
             (None, WriteMode::Overwrite, Some(&a), Err(R::FileNotFound)),
         ] {
-            let folder = tempfile::tempdir().unwrap();
-            let file = folder.path().join("d/f");
+            let directory = tempfile::tempdir().unwrap();
+            let file = directory.path().join("d/f");
             if let Some(before) = before {
-                fs::create_dir(folder.path().join("d")).unwrap();
+                fs::create_dir(directory.path().join("d")).unwrap();
                 fs::write(&file, before).unwrap();
             }
 
-            let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+            let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
             let params = Params {
                 mode,
                 expected_sha256: expected.map(|hash| hash.to_uppercase()),
@@ -216,8 +216,8 @@ mod tests {
 
     #[test]
     fn metadata_is_preserved_and_hard_links_keep_the_old_content() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
         fs::write(at("f"), "old").unwrap();
         fs::hard_link(at("f"), at("other")).unwrap();
         fs::set_permissions(at("f"), fs::Permissions::from_mode(0o4750)).unwrap();
@@ -227,7 +227,7 @@ mod tests {
         };
         set("user.jig", b"kept").unwrap();
 
-        let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+        let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
         write_file(&workspace, &params(&workspace, "f", "new"), &CancelToken::new()).unwrap();
 
         let metadata = fs::metadata(at("f")).unwrap();
@@ -239,15 +239,15 @@ mod tests {
         assert_eq!(&value[..length], b"kept");
 
         assert_eq!(fs::read_to_string(at("other")).unwrap(), "old");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
     }
 
     #[test]
     fn links_and_special_files_are_not_written() {
         use Reason as R;
         let outside = tempfile::tempdir().unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
         symlink(outside.path(), at("out")).unwrap();
         symlink(outside.path().join("f"), at("dangling")).unwrap();
         fs::create_dir(at("d")).unwrap();
@@ -255,7 +255,7 @@ mod tests {
         let fifo = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), fifo, 0o600.into(), 0).unwrap();
 
-        let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+        let mut workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
         workspace.protect(&["safe/in".to_owned()]).unwrap();
 
         for (path, create_directories, reason) in [
@@ -276,6 +276,6 @@ mod tests {
         }
 
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 5);
     }
 }

@@ -166,8 +166,8 @@ mod tests {
     #[test]
     fn only_files_of_root_change_their_owner() {
         assert!(rustix::process::geteuid().is_root(), "this test must run as root");
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
+        let temp_dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| temp_dir.path().join(name);
         for directory in ["work/a/b", "outside"] {
             fs::create_dir_all(path(directory)).unwrap();
         }

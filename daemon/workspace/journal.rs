@@ -54,7 +54,7 @@ pub(super) struct JournalStep {
 /// The journals of a workspace's changes.
 #[derive(Debug)]
 pub(super) struct JournalDirectory {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 /// The journal of one change, removed when dropped: then the change is complete or undone.
@@ -75,15 +75,15 @@ pub(super) struct OrphanedJournal {
 }
 
 impl JournalDirectory {
-    /// Stores journals in `folder`, which is created if it is missing.
-    pub(super) fn open(folder: PathBuf) -> io::Result<Self> {
-        fs::create_dir_all(&folder)?;
-        Ok(Self { folder })
+    /// Stores journals in `directory`, which is created if it is missing.
+    pub(super) fn open(directory: PathBuf) -> io::Result<Self> {
+        fs::create_dir_all(&directory)?;
+        Ok(Self { directory })
     }
 
     /// Starts the journal of a change.
     pub(super) fn begin(&self) -> io::Result<TransactionJournal> {
-        let path = self.folder.join(format!("{}.jsonl", Ulid::generate()));
+        let path = self.directory.join(format!("{}.jsonl", Ulid::generate()));
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
         // Only a daemon that searches for orphaned journals can have opened the file.
         flock(&file, FlockOperation::LockExclusive)?;
@@ -93,7 +93,7 @@ impl JournalDirectory {
     /// Returns the journals that crashed daemons have left, the oldest first.
     pub(super) fn orphaned(&self) -> io::Result<Vec<OrphanedJournal>> {
         let mut journals = Vec::new();
-        for entry in fs::read_dir(&self.folder)? {
+        for entry in fs::read_dir(&self.directory)? {
             journals.extend(OrphanedJournal::read_orphaned(entry?.path())?);
         }
         journals.sort_by(|a, b| a.path.cmp(&b.path));
@@ -165,8 +165,8 @@ mod tests {
 
     #[test]
     fn orphaned_journal_has_all_complete_entries() {
-        let folder = tempfile::tempdir().unwrap();
-        let journals = JournalDirectory::open(folder.path().join("changes")).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let journals = JournalDirectory::open(directory.path().join("changes")).unwrap();
         let mut journal = journals.begin().unwrap();
         let entries = [
             JournalEntry::Make("a/b".to_owned()),

@@ -252,8 +252,8 @@ mod tests {
             ("safe/x", "new", false, Err(R::PolicyDenied)),
             ("file", "safe", false, Err(R::PolicyDenied)),
         ] {
-            let folder = tempfile::tempdir().unwrap();
-            let at = |name: &str| folder.path().join(name);
+            let directory = tempfile::tempdir().unwrap();
+            let at = |name: &str| directory.path().join(name);
             fs::write(at("file"), "file").unwrap();
             fs::hard_link(at("file"), at("twin")).unwrap();
             fs::write(at("other"), "other").unwrap();
@@ -261,7 +261,7 @@ mod tests {
             fs::create_dir(at("dir")).unwrap();
             fs::create_dir(at("empty")).unwrap();
             symlink("dir", at("link")).unwrap();
-            let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+            let mut workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
             workspace.protect(&["safe".to_owned()]).unwrap();
             let [from, to] = [source, destination].map(|path| workspace.resolve(path).unwrap());
             let before = fs::symlink_metadata(at(source)).ok();
@@ -281,15 +281,15 @@ mod tests {
     #[test]
     fn renaming_a_file_to_another_spelling_keeps_it() {
         for other_names in [0, 1] {
-            let folder = tempfile::tempdir().unwrap();
-            let at = |name: &str| folder.path().join(name);
+            let directory = tempfile::tempdir().unwrap();
+            let at = |name: &str| directory.path().join(name);
             fs::create_dir(at("real")).unwrap();
             fs::write(at("real/x"), "kept").unwrap();
             for name in 0..other_names {
                 fs::hard_link(at("real/x"), at(&format!("{name}"))).unwrap();
             }
             symlink("real", at("link")).unwrap();
-            let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+            let mut workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
             workspace.follow_links().unwrap();
             for (source, destination) in [("link/x", "real/x"), ("real/x", "link/x")] {
                 for overwrite in [true, false] {
@@ -309,12 +309,12 @@ mod tests {
 
     #[test]
     fn errors_name_the_actual_problem() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
         fs::create_dir_all(at("dir/below")).unwrap();
         fs::write(at("file"), "").unwrap();
         symlink("dir/below", at("link")).unwrap();
-        let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+        let mut workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
         workspace.follow_links().unwrap();
         let error = |source: &str, destination: &str, overwrite| {
             let [from, to] = [source, destination].map(|path| workspace.resolve(path).unwrap());

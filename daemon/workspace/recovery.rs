@@ -13,13 +13,13 @@ use super::{
 use crate::daemon::sys::Errno;
 
 impl Workspace {
-    /// Opens the journals of this workspace in `folder`, and undoes the unfinished changes of
+    /// Opens the journals of this workspace in `directory`, and undoes the unfinished changes of
     /// earlier daemons. Returns their number. Must be called before any change. A journal that
     /// cannot be applied is an error and is not removed.
-    pub(crate) fn open_journals(&mut self, folder: &Path) -> io::Result<usize> {
+    pub(crate) fn open_journals(&mut self, directory: &Path) -> io::Result<usize> {
         // By identity, because another directory can get the same name.
         let (device, inode) = self.identity;
-        let journals = JournalDirectory::open(folder.join(format!("{device:x}-{inode:x}")))?;
+        let journals = JournalDirectory::open(directory.join(format!("{device:x}-{inode:x}")))?;
         let orphaned = journals.orphaned()?;
         let count = orphaned.len();
         for journal in orphaned {
@@ -139,14 +139,14 @@ mod tests {
 
     #[test]
     fn created_directories_are_removed_after_the_files_in_them() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
-        fs::create_dir_all(folder.path().join("d/e")).unwrap();
-        fs::write(folder.path().join("d/e/temporary"), "half").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
+        fs::create_dir_all(directory.path().join("d/e")).unwrap();
+        fs::write(directory.path().join("d/e/temporary"), "half").unwrap();
         let put = JournalEntry::Put { path: "d/e/f".to_owned(), temporary: "temporary".to_owned() };
         let make = |path: &str| JournalEntry::Make(path.to_owned());
         workspace.undo_orphaned(&[put, make("d"), make("d/e")]).unwrap();
-        assert!(!folder.path().join("d").exists());
+        assert!(!directory.path().join("d").exists());
         workspace.sync_changes(true);
         workspace.undo_orphaned(&[make("none")]).unwrap();
     }

@@ -57,8 +57,8 @@ mod tests {
 
     use super::*;
 
-    fn remove(folder: &Path, path: &str, recursive: bool) -> Result<u64, Reason> {
-        let workspace = Workspace::open("w", folder, "/workspace").unwrap();
+    fn remove(directory: &Path, path: &str, recursive: bool) -> Result<u64, Reason> {
+        let workspace = Workspace::open("w", directory, "/workspace").unwrap();
         let path = workspace.resolve(path).unwrap();
         workspace.remove(&path, recursive, &CancelToken::new()).map_err(|error| error.reason)
     }
@@ -68,8 +68,8 @@ mod tests {
         use Reason as R;
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("kept"), "").unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
         fs::write(at("file"), "").unwrap();
         fs::create_dir_all(at("tree/a/b")).unwrap();
         fs::write(at("tree/a/b/file"), "").unwrap();
@@ -87,32 +87,32 @@ mod tests {
             ("tree", false, Err(R::DirectoryNotEmpty)),
             ("tree", true, Ok(7)),
         ] {
-            assert_eq!(remove(folder.path(), path, recursive), expected, "{path}");
+            assert_eq!(remove(directory.path(), path, recursive), expected, "{path}");
         }
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
         assert!(outside.path().join("kept").exists());
     }
 
     #[test]
     fn deep_and_wide_trees_are_deleted() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut here = openat(CWD, folder.path(), rustix::fs::OFlags::PATH, 0.into()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut here = openat(CWD, directory.path(), rustix::fs::OFlags::PATH, 0.into()).unwrap();
         for _ in 0..4000 {
             mkdirat(&here, "d", 0o755.into()).unwrap();
             here = openat(&here, "d", rustix::fs::OFlags::PATH, 0.into()).unwrap();
         }
         for name in 0..5000 {
-            fs::write(folder.path().join("d").join(name.to_string()), "").unwrap();
+            fs::write(directory.path().join("d").join(name.to_string()), "").unwrap();
         }
-        assert_eq!(remove(folder.path(), "d", true), Ok(9000));
+        assert_eq!(remove(directory.path(), "d", true), Ok(9000));
     }
 
     /// Deletes a tree repeatedly while `interfere` changes it.
     fn with_interference(make: impl Fn(&Path), interfere: impl Fn(&Path) + Sync) {
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("kept"), "").unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let tree = folder.path().join("tree");
+        let directory = tempfile::tempdir().unwrap();
+        let tree = directory.path().join("tree");
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -122,12 +122,12 @@ mod tests {
             });
             let error = (0..12).find_map(|_| {
                 // The interference begins with the complete tree.
-                let made = folder.path().join("made");
+                let made = directory.path().join("made");
                 fs::create_dir(&made).unwrap();
                 symlink(outside.path(), made.join("link")).unwrap();
                 make(&made);
                 fs::rename(made, &tree).unwrap();
-                remove(folder.path(), "tree", true).err()
+                remove(directory.path(), "tree", true).err()
             });
             done.store(true, Ordering::Relaxed);
             assert_eq!(error, None);

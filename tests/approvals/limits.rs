@@ -65,12 +65,12 @@ async fn pending_calls_are_limited_and_hold_no_permits() {
 
 #[tokio::test]
 async fn each_workspace_has_its_own_pending_limit() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let keys = Arc::new(KeyFile::new());
     let [key, other_key] =
         ["workspace", "other"].map(|name| keys.add_key(name, "admin", &["--for-workspace", name]));
     let path = keys.path().display().to_string();
-    let table = format!("[[workspaces]]\nname = \"other\"\npath = {:?}", folder.path());
+    let table = format!("[[workspaces]]\nname = \"other\"\npath = {:?}", directory.path());
     let setup = Setup::new()
         .workspace_table(&format!("name = \"workspace\"\n{}", policy_with_max_pending(4, &table)));
     let daemon = setup.arguments(&["--keys", &path]).with_resource(keys).start().await;

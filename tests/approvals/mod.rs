@@ -127,8 +127,8 @@ fn rule_request(tool: &str, pattern: &str, action: Action) -> CreateRuleRequest 
 }
 
 /// The records of a session.
-fn session_records(folder: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(folder.join("events.jsonl")).unwrap_or_default();
+fn session_records(directory: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(directory.join("events.jsonl")).unwrap_or_default();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 

@@ -93,14 +93,14 @@ async fn rules_and_risk_levels_decide_calls() {
 
 #[tokio::test]
 async fn rule_applies_only_to_its_workspaces() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let keys = Arc::new(KeyFile::new());
     let [key, other_key] =
         ["workspace", "other"].map(|name| keys.add_key(name, "invoke", &["--for-workspace", name]));
     let path = keys.path().display().to_string();
     let tables = format!(
         "[[workspaces]]\nname = \"other\"\npath = {:?}\n[[policy.rules]]\nname = \"closed\"\ntool = \"run\"\naction = \"deny\"\nworkspaces = [\"other\"]",
-        folder.path()
+        directory.path()
     );
     let setup = Setup::new().workspace_table(&tables).arguments(&["--keys", &path]);
     let daemon = setup.with_resource(keys).start().await;
@@ -117,8 +117,8 @@ async fn rule_applies_only_to_its_workspaces() {
 
 #[tokio::test]
 async fn daemon_reports_every_policy_error() {
-    let folder = tempfile::tempdir().unwrap();
-    let [workspace, config] = ["w", "jig.toml"].map(|name| folder.path().join(name));
+    let directory = tempfile::tempdir().unwrap();
+    let [workspace, config] = ["w", "jig.toml"].map(|name| directory.path().join(name));
     fs::create_dir(&workspace).unwrap();
     fs::write(
         &config,
@@ -128,7 +128,7 @@ async fn daemon_reports_every_policy_error() {
     let text = |path: &std::path::Path| path.display().to_string();
 
     for flags in [&[][..], &["--check"]] {
-        let state = folder.path().join("s");
+        let state = directory.path().join("s");
         let arguments = [
             "--workspace",
             &text(&workspace),

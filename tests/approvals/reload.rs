@@ -148,8 +148,8 @@ async fn reload_adds_and_revokes_keys() {
 async fn reload_keeps_keys_that_the_config_omits() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add_key("one", "invoke", &[]);
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("jig.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("jig.toml");
     let line = format!("keys = {:?}\n", keys.path());
     fs::write(&config, &line).unwrap();
     let arguments = ["--config", &config.display().to_string()];
@@ -175,8 +175,8 @@ async fn daemon_without_a_config_survives_reload() {
 
 #[tokio::test]
 async fn terminal_hangup_ends_the_daemon() {
-    let folder = tempfile::tempdir().unwrap();
-    let [workspace, state] = ["w", "s"].map(|name| folder.path().join(name));
+    let directory = tempfile::tempdir().unwrap();
+    let [workspace, state] = ["w", "s"].map(|name| directory.path().join(name));
     fs::create_dir(&workspace).unwrap();
     let (screen, terminal) = open_pseudo_terminal();
 

@@ -97,8 +97,8 @@ async fn assert_call_is_denied<T: std::fmt::Debug>(
     assert_eq!(denied[0]["denied_by"], "policy:directory_replaced");
     assert!(records_of_type(daemon, "tool_call_started").is_empty());
 
-    for folder in [daemon.workspace(), daemon.sibling_path("outside")] {
-        let mut paths = snapshot_tree(&folder).into_keys();
+    for directory in [daemon.workspace(), daemon.sibling_path("outside")] {
+        let mut paths = snapshot_tree(&directory).into_keys();
         assert_eq!(paths.find(|path| path.ends_with("ran")), None);
     }
 }

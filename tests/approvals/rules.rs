@@ -292,7 +292,7 @@ async fn list_rules_returns_evaluation_order() {
 
 #[tokio::test]
 async fn workspace_admin_cannot_see_or_decide_for_other_workspaces() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let keys = Arc::new(KeyFile::new());
     let names = ["workspace", "other"];
     let [key, other_key] =
@@ -301,7 +301,7 @@ async fn workspace_admin_cannot_see_or_decide_for_other_workspaces() {
     let path = keys.path().display().to_string();
     let tables = format!(
         "[[workspaces]]\nname = \"other\"\npath = {:?}\n{ASK_POLICY}\n[[policy.rules]]\nname = \"there\"\ntool = \"stat\"\naction = \"ask\"\nworkspaces = [\"other\"]",
-        folder.path()
+        directory.path()
     );
     let setup = Setup::new().workspace_table(&format!("name = \"workspace\"\n{tables}"));
     let daemon = setup.arguments(&["--keys", &path]).with_resource(keys).start().await;

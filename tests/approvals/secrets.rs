@@ -26,8 +26,8 @@ fn contains_text(bytes: &[u8], text: &str) -> bool {
     bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }
 
-fn find_secrets(folder: &Path, found: &mut Vec<String>) {
-    for entry in fs::read_dir(folder).unwrap() {
+fn find_secrets(directory: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
             find_secrets(&path, found);

@@ -146,14 +146,14 @@ async fn stream_sends_keep_alives_and_its_end_reason() {
 
 #[tokio::test]
 async fn stream_sends_keep_alives_while_another_workspace_is_busy() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let keys = Arc::new(KeyFile::new());
     let [key, other_key] =
         ["workspace", "other"].map(|name| keys.add_key(name, "admin", &["--for-workspace", name]));
     let path = keys.path().display().to_string();
     let table = format!(
         "name = \"workspace\"\n[[workspaces]]\nname = \"other\"\npath = {:?}\n{ASK_POLICY}",
-        folder.path()
+        directory.path()
     );
     let setup = Setup::new().workspace_table(&table);
     let daemon = setup.arguments(&["--keys", &path]).with_resource(keys).start().await;

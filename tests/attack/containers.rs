@@ -1,4 +1,4 @@
-//! The attacks of this folder on a root daemon in a container, with the default capabilities,
+//! The attacks of this directory on a root daemon in a container, with the default capabilities,
 //! seccomp profile and masks of Docker and Podman.
 //!
 //! Each engine's test runs this test program again with `JIG_TEST_CONTAINER`, which starts root

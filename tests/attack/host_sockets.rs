@@ -38,17 +38,17 @@ fn listen_for_all_users(path: &Path) -> UnixListener {
 #[tokio::test]
 async fn daemon_blocks_host_sockets_or_warns_about_them() {
     for user in [None, Some(12345)] {
-        let folder = TempDir::with_prefix("jig-test-shown-").unwrap();
-        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+        let directory = TempDir::with_prefix("jig-test-shown-").unwrap();
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
 
         // The configuration and the host program name the bound directory by different paths.
         let link = TempDir::with_prefix("jig-test-link-").unwrap();
         let bound = link.path().join("bound");
-        symlink(folder.path(), &bound).unwrap();
+        symlink(directory.path(), &bound).unwrap();
         let bind = format!("{}:/shown", bound.display());
 
         let elsewhere = TempDir::with_prefix("jig-test-elsewhere-").unwrap();
-        let _bound_socket = listen_for_all_users(&folder.path().join("shown.sock"));
+        let _bound_socket = listen_for_all_users(&directory.path().join("shown.sock"));
         let _unbound_socket = listen_for_all_users(&elsewhere.path().join("elsewhere.sock"));
 
         let setup = Setup::new().arguments(&["--bind-ro", &bind]);
@@ -86,9 +86,9 @@ async fn daemon_blocks_host_sockets_or_warns_about_them() {
 #[tokio::test]
 async fn command_reaches_its_own_sockets() {
     let daemon = Daemon::start().await;
-    for folder in ["/workspace", "/tmp", "/dev/shm", "/home/agent"] {
+    for directory in ["/workspace", "/tmp", "/dev/shm", "/home/agent"] {
         let line = format!(
-            "import os, socket; path = '{folder}/own.sock'\n\
+            "import os, socket; path = '{directory}/own.sock'\n\
              for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):\n  \
                with socket.socket(socket.AF_UNIX, kind) as server, socket.socket(socket.AF_UNIX, kind) as client:\n    \
                  server.bind(path); server.listen(1); client.connect(path); os.unlink(path)\n\
@@ -96,7 +96,7 @@ async fn command_reaches_its_own_sockets() {
                server.bind(path); client.sendto(b'x', path); print(server.recv(1)); os.unlink(path)\n"
         );
         let request = argv(&["python3", "-c", &line]);
-        assert_eq!(daemon.output(request).await, "b'x'\n", "{folder}");
+        assert_eq!(daemon.output(request).await, "b'x'\n", "{directory}");
     }
 
     // A child process of the command has the same rights.

@@ -345,11 +345,11 @@ async fn case_17_unkillable_process_does_not_delay_the_response() {
     // The FUSE server reads requests and answers none, so no signal ends a process that waits for
     // it.
     let daemon = Setup::new().workspace_owner(1234).start().await;
-    let folder = daemon.file("hangs");
-    std::fs::create_dir(&folder).unwrap();
+    let directory = daemon.file("hangs");
+    std::fs::create_dir(&directory).unwrap();
     let server = HostProgram::compile("hang_fuse");
     let mut server = Command::new(&server.path)
-        .arg(&folder)
+        .arg(&directory)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

@@ -24,9 +24,9 @@ impl DaemonResources {
     fn measure(daemon: &Daemon) -> Self {
         let mut pids = vec![daemon.pid()];
         pids.extend(descendants(daemon.pid()).iter().map(|process| process.pid));
-        let count = |folder: &str| {
+        let count = |directory: &str| {
             let counts = pids.iter().map(|pid| {
-                fs::read_dir(format!("/proc/{pid}/{folder}")).map_or(0, Iterator::count)
+                fs::read_dir(format!("/proc/{pid}/{directory}")).map_or(0, Iterator::count)
             });
             counts.sum()
         };

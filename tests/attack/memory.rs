@@ -34,14 +34,14 @@ async fn case_26_memory_limit_kills_a_memory_bomb() {
 #[tokio::test]
 async fn case_27_tmp_files_are_limited_and_removed_after_the_run() {
     let daemon = Daemon::start().await;
-    for folder in ["/tmp", "/dev/shm", "$HOME"] {
-        let fill = format!("head -c 100000000 /dev/zero > {folder}/x; stat -c %s {folder}/x");
+    for directory in ["/tmp", "/dev/shm", "$HOME"] {
+        let fill = format!("head -c 100000000 /dev/zero > {directory}/x; stat -c %s {directory}/x");
         let response = daemon.run(limited_command(&fill)).await;
         assert!(response.stderr.contains("No space left"), "{response:?}");
-        assert_eq!(response.stdout, format!("{}\n", 64 << 20), "{folder}");
+        assert_eq!(response.stdout, format!("{}\n", 64 << 20), "{directory}");
 
-        let count = daemon.output(shell(&format!("ls -A {folder} | wc -l"))).await;
-        assert_eq!(count, "0\n", "{folder}");
+        let count = daemon.output(shell(&format!("ls -A {directory} | wc -l"))).await;
+        assert_eq!(count, "0\n", "{directory}");
     }
 }
 

@@ -223,12 +223,12 @@ async fn case_76_passed_socket_reaches_only_the_run_that_passed_it() {
 
 #[tokio::test]
 async fn case_76_runs_of_two_workspaces_cannot_reach_each_other() {
-    let folder = TempDir::with_prefix("jig-test-other-").unwrap();
-    let other_workspace = format!("other={}", folder.path().display());
+    let directory = TempDir::with_prefix("jig-test-other-").unwrap();
+    let other_workspace = format!("other={}", directory.path().display());
     let daemon = Setup::new().arguments(&["--workspace", &other_workspace]).start().await;
     let (listen, reach) =
         (compile_in_workspace(&daemon, "listen"), compile_in_workspace(&daemon, "reach"));
-    copy_program(&daemon.file("reach"), &folder.path().join("reach"));
+    copy_program(&daemon.file("reach"), &directory.path().join("reach"));
 
     let sockets = ["/workspace/meet", "/tmp/meet", "/dev/shm/meet", "/home/agent/meet"];
     let mark = Mark::new();

@@ -104,11 +104,11 @@ async fn case_39_file_tools_withstand_a_directory_swapped_for_a_link() {
     let rounds = full_size(100_000, 200);
     let daemon = Arc::new(Daemon::start().await);
     let outside = daemon.sibling_path("outside");
-    for (folder, text) in [(&outside, "secret written"), (&daemon.file("d"), "written")] {
-        fs::create_dir(folder).unwrap();
-        rustix::fs::chmod(folder, Mode::from_raw_mode(0o777)).unwrap();
-        fs::write(folder.join("f"), text).unwrap();
-        fs::write(folder.join("n"), NOTEBOOK.replace("TEXT", text)).unwrap();
+    for (directory, text) in [(&outside, "secret written"), (&daemon.file("d"), "written")] {
+        fs::create_dir(directory).unwrap();
+        rustix::fs::chmod(directory, Mode::from_raw_mode(0o777)).unwrap();
+        fs::write(directory.join("f"), text).unwrap();
+        fs::write(directory.join("n"), NOTEBOOK.replace("TEXT", text)).unwrap();
     }
 
     symlink(&outside, daemon.file("l")).unwrap();

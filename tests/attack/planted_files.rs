@@ -37,21 +37,21 @@ const STATE_FILE_NAMES: &[&str] = &[
 ];
 const VICTIM_CONTENT: &str = "a file of the daemon's user\n";
 
-/// A folder with a workspace, a state directory and a file that must not change. Returns the folder
-/// and the paths of the latter two.
-fn create_test_folder() -> (TempDir, PathBuf, PathBuf) {
-    let folder = TempDir::with_prefix("jig-test-planted-").unwrap();
-    let (state, victim) = (folder.path().join("state"), folder.path().join("victim"));
-    fs::create_dir(folder.path().join("ws")).unwrap();
-    fs::create_dir(folder.path().join("victims")).unwrap();
+/// A directory with a workspace, a state directory and a file that must not change. Returns the
+/// directory and the paths of the latter two.
+fn create_test_directory() -> (TempDir, PathBuf, PathBuf) {
+    let directory = TempDir::with_prefix("jig-test-planted-").unwrap();
+    let (state, victim) = (directory.path().join("state"), directory.path().join("victim"));
+    fs::create_dir(directory.path().join("ws")).unwrap();
+    fs::create_dir(directory.path().join("victims")).unwrap();
     fs::create_dir(&state).unwrap();
     fs::write(&victim, VICTIM_CONTENT).unwrap();
-    (folder, state, victim)
+    (directory, state, victim)
 }
 
-/// Runs a daemon in the folder. It must exit by itself.
-fn run_daemon(folder: &Path, listen: &Path) -> Output {
-    let path = |name: &str| folder.join(name).display().to_string();
+/// Runs a daemon in the directory. It must exit by itself.
+fn run_daemon(directory: &Path, listen: &Path) -> Output {
+    let path = |name: &str| directory.join(name).display().to_string();
     run_jigd(&[
         "--workspace",
         &path("ws"),
@@ -129,10 +129,10 @@ const PLANTED_FILES: &[(&str, Plant, &str)] = &[
 fn case_n24_daemon_rejects_files_planted_in_its_state_directory() {
     for name in STATE_FILE_NAMES {
         for (what, plant, message) in PLANTED_FILES {
-            let (folder, state, victim) = create_test_folder();
+            let (directory, state, victim) = create_test_directory();
             let planted = state.join(name);
             plant(&planted, &victim);
-            let output = run_daemon(folder.path(), &folder.path().join("sock"));
+            let output = run_daemon(directory.path(), &directory.path().join("sock"));
             assert!(!output.status.success(), "{what} at {name}: {output:?}");
 
             let text = String::from_utf8(output.stderr).unwrap();
@@ -141,10 +141,10 @@ fn case_n24_daemon_rejects_files_planted_in_its_state_directory() {
             }
             assert_eq!(fs::read_to_string(&victim).unwrap(), VICTIM_CONTENT, "{what} at {name}");
 
-            let link_target = folder.path().join("made");
+            let link_target = directory.path().join("made");
             assert!(!link_target.exists(), "{what} at {name}");
 
-            let entries = fs::read_dir(folder.path().join("victims")).unwrap();
+            let entries = fs::read_dir(directory.path().join("victims")).unwrap();
             assert_eq!(entries.count(), 0, "{what} at {name}");
         }
     }
@@ -152,9 +152,9 @@ fn case_n24_daemon_rejects_files_planted_in_its_state_directory() {
 
 #[test]
 fn case_n24_daemon_rejects_a_state_directory_of_another_user() {
-    let (folder, state, _) = create_test_folder();
+    let (directory, state, _) = create_test_directory();
     chown(&state, Some(OTHER_UID), Some(OTHER_UID)).unwrap();
-    let output = run_daemon(folder.path(), &folder.path().join("sock"));
+    let output = run_daemon(directory.path(), &directory.path().join("sock"));
     assert!(!output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("belongs to user 4242"), "{text}");
@@ -164,21 +164,21 @@ fn case_n24_daemon_rejects_a_state_directory_of_another_user() {
 #[test]
 fn case_n24_daemon_rejects_files_planted_at_its_socket() {
     for (what, plant, _) in PLANTED_FILES {
-        let (folder, _, victim) = create_test_folder();
-        let socket = folder.path().join("sock");
+        let (directory, _, victim) = create_test_directory();
+        let socket = directory.path().join("sock");
         plant(&socket, &victim);
 
         // The daemon replaces a socket that no process listens on, and would then serve.
         if socket.symlink_metadata().unwrap().file_type().is_socket() {
             continue;
         }
-        let output = run_daemon(folder.path(), &socket);
+        let output = run_daemon(directory.path(), &socket);
         assert!(!output.status.success(), "{what}: {output:?}");
 
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(text.contains("a file that is not a socket"), "{what}: {text}");
         assert_eq!(fs::read_to_string(&victim).unwrap(), VICTIM_CONTENT, "{what}");
-        assert!(!folder.path().join("made").exists(), "{what}");
+        assert!(!directory.path().join("made").exists(), "{what}");
     }
 }
 

@@ -23,11 +23,11 @@ for option in (socket.IPV6_JOIN_GROUP, socket.IPV6_LEAVE_GROUP):
     six.setsockopt(socket.IPPROTO_IPV6, option, group)
 six.close()
 COUNTERS = {'netstat', 'snmp', 'snmp6', 'dev', 'dev_snmp6', 'softnet_stat', 'sockstat', 'sockstat6', 'protocols', 'stat', 'rt6_stats', 'xfrm_stat', 'fib_triestat'}
-for folder, folders, files in os.walk('/proc/self/net'):
-    folders[:] = [name for name in folders if name not in COUNTERS]
+for directory, directories, files in os.walk('/proc/self/net'):
+    directories[:] = [name for name in directories if name not in COUNTERS]
     for name in sorted(set(files) - COUNTERS):
         try:
-            lines = open(os.path.join(folder, name)).read().splitlines()
+            lines = open(os.path.join(directory, name)).read().splitlines()
         except OSError as error:
             lines = [error.strerror]
         if re.fullmatch('(tcp|udp|udplite|raw|icmp)6?', name):
@@ -39,13 +39,13 @@ for folder, folders, files in os.walk('/proc/self/net'):
         if name == 'ipv6_route': # reference and use counts
             lines = [' '.join(line.split()[:6] + line.split()[8:]) for line in lines]
         print(name, *lines, sep='\n  ')
-for folder, folders, files in os.walk('/proc/sys/net'):
-    folders.sort()
+for directory, directories, files in os.walk('/proc/sys/net'):
+    directories.sort()
     for name in sorted(files):
         try:
-            print(os.path.join(folder, name), open(os.path.join(folder, name)).read().strip())
+            print(os.path.join(directory, name), open(os.path.join(directory, name)).read().strip())
         except OSError as error:
-            print(os.path.join(folder, name), error.strerror)
+            print(os.path.join(directory, name), error.strerror)
 for words in ('address', '-4 route show table all', '-6 route show table all', '-4 route show cache', '-6 route show cache', 'rule', '-6 rule',
               'neighbour show nud all', 'neighbour show proxy', 'maddress', 'mroute'):
     output = subprocess.run(['ip', *words.split()], capture_output=True, text=True).stdout
@@ -153,10 +153,10 @@ attempt(lambda: datagrams.sendto(b'left', ('127.255.255.255', 9)))
 for words in ('link set lo down', 'link set lo mtu 1500', 'address add 127.5.5.5/8 dev lo', 'route add blackhole 10.0.0.0/8', 'rule add prio 7 table 7',
               'neighbour add 127.7.7.7 lladdr 02:00:00:00:00:01 dev lo', 'link add left type dummy', '-6 route add blackhole fd00::/8', 'tcp_metrics flush', 'netns add left'):
     assert subprocess.run(['ip', *words.split()], capture_output=True).returncode, words
-for folder, _, files in os.walk('/proc/sys/net'):
+for directory, _, files in os.walk('/proc/sys/net'):
     for name in files:
         try:
-            os.open(os.path.join(folder, name), os.O_WRONLY)
+            os.open(os.path.join(directory, name), os.O_WRONLY)
         except OSError:
             continue
         raise Exception(name)

@@ -163,8 +163,8 @@ fn in_other_workspace(request: RunRequest) -> tonic::Request<RunRequest> {
 
 #[tokio::test]
 async fn workspaces_have_separate_pipe_page_quotas() {
-    let folder = TempDir::with_prefix("jig-test-other-").unwrap();
-    let other_workspace = format!("other={}", folder.path().display());
+    let directory = TempDir::with_prefix("jig-test-other-").unwrap();
+    let other_workspace = format!("other={}", directory.path().display());
     let setup = Setup::new().arguments(&["--workspace", &other_workspace]);
     let daemon = setup.exclusive().start().await;
 

@@ -112,8 +112,8 @@ async fn read_in_workspace(
 
 #[tokio::test]
 async fn case_n18_workspace_key_rejects_similarly_named_workspaces() {
-    let folder = TempDir::with_prefix("jig-test-alike-").unwrap();
-    let path_of = |name: &str| folder.path().join(name);
+    let directory = TempDir::with_prefix("jig-test-alike-").unwrap();
+    let path_of = |name: &str| directory.path().join(name);
     let mut flags = Vec::new();
     for name in ["a-evil", "A", "a.", "a_"] {
         fs::create_dir(path_of(name)).unwrap();

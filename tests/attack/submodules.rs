@@ -117,13 +117,13 @@ async fn clone_runs_no_programs_of_submodules() {
     let listed = run_git(&root, &["ls-files", "-s"]);
     assert!(listed.contains("160000 "), "{listed}");
 
-    let folder = tempfile::tempdir().unwrap();
-    std::os::unix::fs::chown(folder.path(), Some(12345), Some(12345)).unwrap();
-    let clone = folder.path().join("clone");
+    let directory = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(directory.path(), Some(12345), Some(12345)).unwrap();
+    let clone = directory.path().join("clone");
     let (source, target) = (root.to_str().unwrap(), clone.to_str().unwrap());
     assert!(!git_runs_planted_program(
         &daemon,
-        folder.path(),
+        directory.path(),
         &["clone", "-q", "--no-local", source, target]
     ));
     assert!(clone.join(".gitmodules").exists(), "git cloned the repository");

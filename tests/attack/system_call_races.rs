@@ -172,13 +172,13 @@ fn make_world_writable(path: &Path, owner: u32) {
     chown(path, Some(owner), Some(owner)).unwrap();
 }
 
-/// Creates files with a text in `folder`/e.
-fn fill_folder(folder: &Path, text: &str, owner: u32) {
-    let e = folder.join("e");
+/// Creates files with a text in `directory`/e.
+fn fill_directory(directory: &Path, text: &str, owner: u32) {
+    let e = directory.join("e");
     fs::create_dir_all(&e).unwrap();
     fs::write(e.join("f"), format!("{text}\n")).unwrap();
     fs::write(e.join("n"), NOTEBOOK.replace("TEXT", text)).unwrap();
-    for path in [folder, &e, &e.join("f"), &e.join("n")] {
+    for path in [directory, &e, &e.join("f"), &e.join("n")] {
         make_world_writable(path, owner);
     }
 }
@@ -195,8 +195,8 @@ fn reset_workspace(daemon: &Daemon, owner: u32, tool: Tool) {
         }
     }
 
-    fill_folder(&workspace.join("d"), "written", owner);
-    fill_folder(&workspace.join("other"), "other", owner);
+    fill_directory(&workspace.join("d"), "written", owner);
+    fill_directory(&workspace.join("other"), "other", owner);
     let mut files = vec![("other/e/g", "another\n")];
     if tool == Tool::MoveTo {
         files.push(("other-path", "written\n"));
@@ -291,7 +291,7 @@ impl TracedDaemon {
     async fn start(setup: Setup) -> Self {
         let owner = setup.workspace_uid();
         let daemon = setup.start().await;
-        fill_folder(&daemon.sibling_path("outside"), "secret written", owner);
+        fill_directory(&daemon.sibling_path("outside"), "secret written", owner);
         Self {
             tracer: Tracer::attach(&daemon),
             outside: snapshot_outside(&daemon.sibling_path("outside")),

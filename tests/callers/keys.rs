@@ -143,11 +143,11 @@ async fn wrong_keys_do_not_affect_latency_memory_or_log() {
 
 #[tokio::test]
 async fn non_loopback_daemon_needs_a_valid_key_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let workspace = folder.path().join("w");
+    let directory = tempfile::tempdir().unwrap();
+    let workspace = directory.path().join("w");
     fs::create_dir(&workspace).unwrap();
     let [workspace, state] =
-        [workspace, folder.path().join("s")].map(|path| path.display().to_string());
+        [workspace, directory.path().join("s")].map(|path| path.display().to_string());
     let rejected_start = |more_flags: &[&str]| {
         let flags = ["--workspace", &workspace, "--state-dir", &state, "--listen", "0.0.0.0:0"];
         failed_start_stderr(&[&flags[..], more_flags].concat())

@@ -17,21 +17,21 @@ const OTHER_UID: u32 = 23_456;
 
 /// A copy of `jig` that all users can execute.
 struct SharedJig {
-    _folder: TempDir,
+    _directory: TempDir,
     path: PathBuf,
 }
 
 impl SharedJig {
     fn new() -> Self {
-        let folder = tempfile::Builder::new()
+        let directory = tempfile::Builder::new()
             .prefix("jig-test-jig-")
             .permissions(fs::Permissions::from_mode(0o755))
             .tempdir()
             .unwrap();
-        let path = folder.path().join("jig");
+        let path = directory.path().join("jig");
         copy_program(Path::new(env!("CARGO_BIN_EXE_jig")), &path);
 
-        Self { _folder: folder, path }
+        Self { _directory: directory, path }
     }
 
     fn run_info(&self, user: u32, address: &str) -> Output {
@@ -159,14 +159,14 @@ async fn embedded_daemon_accepts_its_own_call_as_any_user() {
     // In a user namespace that maps the user to the overflow id, which stands for all unmapped
     // users.
     let jig = SharedJig::new();
-    let folder = tempfile::tempdir().unwrap();
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let output = Command::new("setpriv")
         .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
         .args(["unshare", "--user", "--map-current-user"])
         .arg(&jig.path)
         .args(["write", "f", "--text", "x"])
-        .current_dir(folder.path())
+        .current_dir(directory.path())
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("HOME", "/nowhere")
@@ -174,5 +174,5 @@ async fn embedded_daemon_accepts_its_own_call_as_any_user() {
         .unwrap();
 
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(fs::read_to_string(folder.path().join("f")).unwrap(), "x");
+    assert_eq!(fs::read_to_string(directory.path().join("f")).unwrap(), "x");
 }

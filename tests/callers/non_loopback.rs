@@ -20,15 +20,15 @@ use crate::support::{
     with_key,
 };
 
-/// A folder with a workspace, for daemons that do not start.
-fn create_folder() -> TempDir {
-    let folder = TempDir::with_prefix("jig-test-exposed-").unwrap();
-    fs::create_dir(folder.path().join("ws")).unwrap();
-    folder
+/// A directory with a workspace, for daemons that do not start.
+fn create_directory() -> TempDir {
+    let directory = TempDir::with_prefix("jig-test-exposed-").unwrap();
+    fs::create_dir(directory.path().join("ws")).unwrap();
+    directory
 }
 
-fn listen_flags(folder: &TempDir, listen: &str) -> Vec<String> {
-    let path = |name: &str| folder.path().join(name).display().to_string();
+fn listen_flags(directory: &TempDir, listen: &str) -> Vec<String> {
+    let path = |name: &str| directory.path().join(name).display().to_string();
     ["--workspace", &path("ws"), "--state-dir", &path("state"), "--listen", listen]
         .map(str::to_owned)
         .into()
@@ -42,7 +42,7 @@ fn rejected_start(flags: &[String]) -> String {
 
 #[test]
 fn case_n20_daemon_without_keys_rejects_non_loopback_addresses() {
-    let folder = create_folder();
+    let directory = create_directory();
     for address in [
         "0.0.0.0:0",
         "[::]:0",
@@ -55,7 +55,7 @@ fn case_n20_daemon_without_keys_rejects_non_loopback_addresses() {
         // Two addresses in one value.
         "127.0.0.1:0,0.0.0.0:0",
     ] {
-        let stderr = rejected_start(&listen_flags(&folder, address));
+        let stderr = rejected_start(&listen_flags(&directory, address));
         assert!(stderr.contains("reachable from other machines"), "{stderr}");
     }
 
@@ -74,16 +74,16 @@ fn case_n20_daemon_without_keys_rejects_non_loopback_addresses() {
         "[::1%lo]:0",
         "127.0.0.1:0 0.0.0.0:0",
     ] {
-        let stderr = rejected_start(&listen_flags(&folder, address));
+        let stderr = rejected_start(&listen_flags(&directory, address));
         assert!(stderr.contains("is not an address"), "{address}: {stderr}");
     }
 }
 
 #[test]
 fn case_n20_unreadable_key_files_are_rejected() {
-    let folder = create_folder();
-    let keys = folder.path().join("keys.toml");
-    let mut flags = listen_flags(&folder, "0.0.0.0:0");
+    let directory = create_directory();
+    let keys = directory.path().join("keys.toml");
+    let mut flags = listen_flags(&directory, "0.0.0.0:0");
     flags.extend(["--keys".to_owned(), keys.display().to_string()]);
 
     for content in [&b"\0"[..], b"\xff", b"[[keys]]\n", b"keys = 1\n", b"{}"] {
@@ -99,10 +99,10 @@ fn case_n20_unreadable_key_files_are_rejected() {
     // A file of another user, without permission to read it.
     fs::write(&keys, "").unwrap();
     fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
-    let program = folder.path().join("jigd");
+    let program = directory.path().join("jigd");
     copy_program(daemon_binary(), &program);
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    chown(folder.path(), Some(12345), Some(12345)).unwrap();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    chown(directory.path(), Some(12345), Some(12345)).unwrap();
     let output = Command::new(program)
         .args(&flags)
         .env_clear()

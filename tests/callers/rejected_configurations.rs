@@ -9,32 +9,32 @@ use tempfile::TempDir;
 use super::{failed_start_stderr, start_daemon_with_keys};
 use crate::support::{Daemon, KeyFile, Setup, with_key};
 
-/// A folder with a workspace `ws`, its subfolder `in`, and a folder `out` beside it.
-fn create_folder() -> TempDir {
-    let folder = TempDir::with_prefix("jig-test-refused-").unwrap();
+/// A directory with a workspace `ws`, its subdirectory `in`, and a directory `out` beside it.
+fn create_directory() -> TempDir {
+    let directory = TempDir::with_prefix("jig-test-refused-").unwrap();
     for name in ["ws", "ws/in", "out"] {
-        fs::create_dir(folder.path().join(name)).unwrap();
+        fs::create_dir(directory.path().join(name)).unwrap();
     }
-    folder
+    directory
 }
 
-fn path_in(folder: &TempDir, name: &str) -> String {
-    folder.path().join(name).display().to_string()
+fn path_in(directory: &TempDir, name: &str) -> String {
+    directory.path().join(name).display().to_string()
 }
 
-/// Runs a `jigd` that must reject its flags, with its state in `folder`.
-fn rejected_start(folder: &TempDir, flags: &[&str]) -> String {
-    let state = path_in(folder, "state");
+/// Runs a `jigd` that must reject its flags, with its state in `directory`.
+fn rejected_start(directory: &TempDir, flags: &[&str]) -> String {
+    let state = path_in(directory, "state");
     failed_start_stderr(&[&["--state-dir", &state], flags].concat())
 }
 
 #[test]
 fn trust_loopback_is_rejected_when_commands_reach_loopback() {
-    let folder = create_folder();
-    let (workspace, keys) = (path_in(&folder, "ws"), KeyFile::new());
+    let directory = create_directory();
+    let (workspace, keys) = (path_in(&directory, "ws"), KeyFile::new());
     keys.add_key("a", "read", &[]);
     let keys = keys.path().display().to_string();
-    let config = path_in(&folder, "out/jig.toml");
+    let config = path_in(&directory, "out/jig.toml");
     let proxy_table =
         "[sandbox]\nnetwork = \"proxy\"\n[proxy]\nallow_addresses = [\"127.0.0.0/8\"]\n";
     fs::write(&config, proxy_table).unwrap();
@@ -45,7 +45,7 @@ fn trust_loopback_is_rejected_when_commands_reach_loopback() {
         (&["--config", &config], "proxy.allow_addresses"),
     ] {
         let flags = ["--workspace", &workspace, "--trust-loopback"];
-        let stderr = rejected_start(&folder, &[&flags[..], more_flags].concat());
+        let stderr = rejected_start(&directory, &[&flags[..], more_flags].concat());
         assert!(stderr.contains("--trust-loopback"), "{stderr}");
         assert!(stderr.contains(text), "{text}: {stderr}");
     }
@@ -53,23 +53,23 @@ fn trust_loopback_is_rejected_when_commands_reach_loopback() {
 
 #[test]
 fn key_and_config_files_commands_could_reach_are_rejected() {
-    let folder = create_folder();
-    let (workspace, outside) = (path_in(&folder, "ws"), path_in(&folder, "out"));
+    let directory = create_directory();
+    let (workspace, outside) = (path_in(&directory, "ws"), path_in(&directory, "out"));
     let keys = KeyFile::new();
     keys.add_key("a", "read", &[]);
-    let in_workspace = path_in(&folder, "ws/in/file.toml");
-    let link_in_workspace = path_in(&folder, "ws/in/link.toml");
-    let in_outside = path_in(&folder, "out/file.toml");
-    let link_to_workspace = path_in(&folder, "to-inside.toml");
-    let target = path_in(&folder, "target.toml");
+    let in_workspace = path_in(&directory, "ws/in/file.toml");
+    let link_in_workspace = path_in(&directory, "ws/in/link.toml");
+    let in_outside = path_in(&directory, "out/file.toml");
+    let link_to_workspace = path_in(&directory, "to-inside.toml");
+    let target = path_in(&directory, "target.toml");
     for file in [&in_workspace, &in_outside, &target] {
         fs::copy(keys.path(), file).unwrap();
     }
 
     symlink(&target, &link_in_workspace).unwrap();
     symlink(&in_workspace, &link_to_workspace).unwrap();
-    let through_link = path_in(&folder, "ws/to-out/file.toml");
-    symlink(&outside, path_in(&folder, "ws/to-out")).unwrap();
+    let through_link = path_in(&directory, "ws/to-out/file.toml");
+    symlink(&outside, path_in(&directory, "ws/to-out")).unwrap();
 
     for flag in ["--keys", "--config"] {
         if flag == "--config" {
@@ -79,7 +79,7 @@ fn key_and_config_files_commands_could_reach_are_rejected() {
         }
 
         for file in [&in_workspace, &link_in_workspace, &link_to_workspace, &through_link] {
-            let stderr = rejected_start(&folder, &["--workspace", &workspace, flag, file]);
+            let stderr = rejected_start(&directory, &["--workspace", &workspace, flag, file]);
             assert!(stderr.contains("commands could reach"), "{flag} {file}: {stderr}");
             assert!(stderr.contains(flag), "{flag} {file}: {stderr}");
         }
@@ -88,7 +88,7 @@ fn key_and_config_files_commands_could_reach_are_rejected() {
         for bind in ["--bind", "--bind-ro"] {
             let binding = format!("{outside}:/other");
             let flags = ["--workspace", &workspace, flag, &in_outside, bind, &binding];
-            let stderr = rejected_start(&folder, &flags);
+            let stderr = rejected_start(&directory, &flags);
             assert!(stderr.contains("commands could reach"), "{flag} {bind}: {stderr}");
         }
     }
@@ -98,8 +98,8 @@ fn key_and_config_files_commands_could_reach_are_rejected() {
 async fn key_file_moved_within_reach_is_not_reloaded() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add_key("a", "read", &[]);
-    let folder = TempDir::with_prefix("jig-test-refused-").unwrap();
-    let link = folder.path().join("keys.toml");
+    let directory = TempDir::with_prefix("jig-test-refused-").unwrap();
+    let link = directory.path().join("keys.toml");
     symlink(keys.path(), &link).unwrap();
     let link = link.display().to_string();
     let daemon = Setup::new().arguments(&["--keys", &link]).start().await;
@@ -116,18 +116,18 @@ async fn key_file_moved_within_reach_is_not_reloaded() {
 
 #[test]
 fn overlapping_workspaces_are_rejected() {
-    let folder = create_folder();
-    let link = path_in(&folder, "link");
-    symlink(folder.path().join("ws"), &link).unwrap();
+    let directory = create_directory();
+    let link = path_in(&directory, "link");
+    symlink(directory.path().join("ws"), &link).unwrap();
 
-    let workspace = |name: &str, at: &str| format!("{name}={}", path_in(&folder, at));
+    let workspace = |name: &str, at: &str| format!("{name}={}", path_in(&directory, at));
     for (first, second) in [
         (workspace("a", "ws"), workspace("b", "ws/in")),
         (workspace("a", "ws/in"), workspace("b", "ws")),
         (workspace("a", "ws"), workspace("b", "ws")),
         (workspace("a", "ws"), workspace("b", "link")),
     ] {
-        let stderr = rejected_start(&folder, &["--workspace", &first, "--workspace", &second]);
+        let stderr = rejected_start(&directory, &["--workspace", &first, "--workspace", &second]);
         for text in ["share files", "separate directories", "a (", "b ("] {
             assert!(stderr.contains(text), "{first} {second}: {stderr}");
         }
@@ -136,15 +136,15 @@ fn overlapping_workspaces_are_rejected() {
     let system = Path::new("/usr/lib");
     let system_workspace = format!("b={}", system.display());
     let flags = ["--workspace", &workspace("a", "ws"), "--workspace", &system_workspace];
-    let stderr = rejected_start(&folder, &flags);
+    let stderr = rejected_start(&directory, &flags);
     assert!(stderr.contains("which commands of all workspaces see"), "{stderr}");
 
     // A directory that is bound for the commands of another workspace.
-    let path = path_in(&folder, "out");
+    let path = path_in(&directory, "out");
     let (first, second) = (workspace("a", "ws"), workspace("b", "out"));
     let flags = ["--workspace", &first, "--workspace", &second];
     let stderr =
-        rejected_start(&folder, &[&flags[..], &["--bind-ro", &format!("{path}:/out")]].concat());
+        rejected_start(&directory, &[&flags[..], &["--bind-ro", &format!("{path}:/out")]].concat());
 
     assert!(stderr.contains("is bound for commands of another"), "{stderr}");
 }
@@ -154,8 +154,8 @@ async fn key_revoked_through_a_symlink_is_rejected() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add_key("gone", "read", &[]);
     let other_key = keys.add_key("stays", "read", &[]);
-    let folder = TempDir::with_prefix("jig-test-link-").unwrap();
-    let link = folder.path().join("keys.toml");
+    let directory = TempDir::with_prefix("jig-test-link-").unwrap();
+    let link = directory.path().join("keys.toml");
     symlink(keys.path(), &link).unwrap();
     let path = link.display().to_string();
     let daemon = Setup::new().arguments(&["--keys", &path]).start().await;

@@ -46,10 +46,10 @@ async fn key_revocation_applies_despite_invalid_restart_settings() {
     fs::rename(&moved, &workspace).unwrap();
     fs::write(&config, format!("[polcy]\ndangerous = \"deny\"\n{valid}")).unwrap();
     daemon.reload_config(Daemon::RELOAD_FAILED).await;
-    let folder = path.parent().unwrap();
+    let directory = path.parent().unwrap();
     fs::write(&config, &valid).unwrap();
     fs::rename(&path, daemon.file("keys.toml")).unwrap();
-    std::os::unix::fs::symlink(daemon.file("keys.toml"), folder.join("keys.toml")).unwrap();
+    std::os::unix::fs::symlink(daemon.file("keys.toml"), directory.join("keys.toml")).unwrap();
     daemon.reload_config(Daemon::RELOAD_FAILED).await;
 
     assert!(daemon.log().contains("commands could reach"));

@@ -14,9 +14,9 @@ fn contains_text(bytes: &[u8], text: &str) -> bool {
 }
 
 /// Paths of the files below a directory that contain a text.
-fn files_containing(folder: &Path, text: &str) -> Vec<String> {
+fn files_containing(directory: &Path, text: &str) -> Vec<String> {
     let mut paths = Vec::new();
-    for entry in fs::read_dir(folder).unwrap() {
+    for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
             paths.extend(files_containing(&path, text));

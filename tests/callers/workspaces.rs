@@ -24,20 +24,20 @@ struct TwoWorkspaces {
     /// Key for the workspace `other`.
     other: String,
     keys: Arc<KeyFile>,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl TwoWorkspaces {
     async fn start() -> Self {
-        let folder = TempDir::with_prefix("jig-test-other-").unwrap();
-        fs::write(folder.path().join("secret"), "of the other").unwrap();
+        let directory = TempDir::with_prefix("jig-test-other-").unwrap();
+        fs::write(directory.path().join("secret"), "of the other").unwrap();
         let keys = Arc::new(KeyFile::new());
         let first = keys.add_key("first", "admin", &["--for-workspace", "workspace"]);
         let other = keys.add_key("other", "admin", &["--for-workspace", "other"]);
-        let workspace = format!("other={}", folder.path().display());
+        let workspace = format!("other={}", directory.path().display());
         let setup = Setup::new().arguments(&["--workspace", &workspace]);
 
-        Self { daemon: start_daemon_with_keys(setup, &keys).await, first, other, keys, folder }
+        Self { daemon: start_daemon_with_keys(setup, &keys).await, first, other, keys, directory }
     }
 
     fn request_in_other<T>(key: &str, message: T) -> Request<T> {
@@ -115,8 +115,8 @@ async fn sessions_of_one_name_are_separate_per_workspace() {
     }
 
     let state = two.daemon.state_dir();
-    for folder in ["default", "default@other"] {
-        let events = state.join("sessions").join(folder).join("events.jsonl");
+    for directory in ["default", "default@other"] {
+        let events = state.join("sessions").join(directory).join("events.jsonl");
         assert_eq!(fs::read_to_string(events).unwrap().lines().count(), 2);
     }
 }
@@ -226,7 +226,7 @@ async fn calls_in_another_workspace_are_not_counted() {
         &two.other,
         shell("touch begun; until [ -e go ]; do sleep 0.01; done"),
     ));
-    let started_file = two.folder.path().join("begun");
+    let started_file = two.directory.path().join("begun");
     eventually("the command runs", async || started_file.exists()).await;
 
     let counts = async |key: &str| -> Counts {
@@ -239,7 +239,7 @@ async fn calls_in_another_workspace_are_not_counted() {
         assert_eq!((counts.calls_running, counts.runs_active), (number, number), "{counts:?}");
     }
 
-    fs::write(two.folder.path().join("go"), "").unwrap();
+    fs::write(two.directory.path().join("go"), "").unwrap();
     running.await.unwrap().unwrap();
 
     for (key, number) in [(&two.first, 0), (&two.other, 1), (&all, 1)] {

@@ -23,7 +23,7 @@ install_tools() {
   install_unix
 }
 
-# Installs the packages of model vendors with npm and pip, into their own folder: npm removes files that it did not install.
+# Installs the packages of model vendors with npm and pip, into their own directory: npm removes files that it did not install.
 install_sdks() {
   local from=tests/clients/schemas sdks=$tools/sdks
   # This file is written last: it marks a complete installation.

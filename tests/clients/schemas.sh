@@ -25,7 +25,7 @@ try_schemas() {
       | "$sdks/python/bin/python" -c 'import json, sys; print(json.load(sys.stdin)["messages_json"])' >"$rendered/results/$format.json"
   done
 
-  # The compiler looks for packages in the folders above the program.
+  # The compiler looks for packages in the directories above the program.
   ln -s "$sdks/node_modules" "$scratch/node_modules"
   node "$here/typescript.mjs" "$rendered" "$sdks" >"$rendered/types.ts"
   check "the npm packages' types accept all rendered tools" 0 '^$' "$sdks/node_modules/.bin/tsc" --noEmit --strict --exactOptionalPropertyTypes \

@@ -23,7 +23,7 @@ fn build_compiles_every_proto() {
 }
 
 #[test]
-fn packages_are_versioned_and_match_their_folders() {
+fn packages_are_versioned_and_match_their_directories() {
     let mut found = Vec::new();
     for file in files() {
         let package = file.package_name();
@@ -31,8 +31,8 @@ fn packages_are_versioned_and_match_their_folders() {
             found.push(format!("{}: package {package} has no version", file.name()));
         }
 
-        let (folder, name) = file.name().rsplit_once('/').unwrap();
-        if folder != package.replace('.', "/") {
+        let (directory, name) = file.name().rsplit_once('/').unwrap();
+        if directory != package.replace('.', "/") {
             found.push(format!("{}: package {package} belongs elsewhere", file.name()));
         }
 
@@ -176,8 +176,8 @@ fn lists_errors(comment: &str) -> bool {
     }
 }
 
-fn files_below(folder: &Path) -> Vec<std::path::PathBuf> {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+fn files_below(directory: &Path) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
 }
 

@@ -1,7 +1,7 @@
 //! Compatibility with released contracts, by the rules of `buf breaking` for `WIRE_JSON`: elements of
 //! a release keep their numbers, names, types, labels and streams. New elements are allowed.
 //!
-//! Folder `released` holds a listing of the contract for each release. To release a version, run
+//! Directory `released` holds a listing of the contract for each release. To release a version, run
 //! `JIG_RELEASE=1 cargo test contract::released`, which writes the listing of that version.
 
 use std::{collections::BTreeSet, env, fs, path::PathBuf};
@@ -31,17 +31,17 @@ const OPTIONS_FILE: &str = "jig/v1/options.proto";
 
 #[test]
 fn contract_stays_compatible_with_releases() {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/contract/released");
+    let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/contract/released");
     let current = contract_lines();
     if env::var_os("JIG_RELEASE").is_some() {
         let lines: Vec<&str> = current.iter().map(String::as_str).collect();
-        let file = folder.join(concat!(env!("CARGO_PKG_VERSION"), ".txt"));
+        let file = directory.join(concat!(env!("CARGO_PKG_VERSION"), ".txt"));
         fs::write(file, lines.join("\n") + "\n").unwrap();
     }
 
     let mut releases = 0;
     let mut broken = Vec::new();
-    for entry in fs::read_dir(folder).unwrap() {
+    for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         let release = path.file_stem().unwrap().to_string_lossy().into_owned();
         let released = fs::read_to_string(&path).unwrap();

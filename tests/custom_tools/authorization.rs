@@ -22,10 +22,10 @@ const NOT_FOUND: Result<&str, &str> = Err("ARTIFACT_NOT_FOUND");
 
 /// Writes a configuration file with the tools, for `jig key new`.
 fn write_config() -> (TempDir, String) {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("jigd.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("jigd.toml");
     std::fs::write(&config, TOOLS).unwrap();
-    (folder, config.display().to_string())
+    (directory, config.display().to_string())
 }
 
 async fn start_with_keys(keys: &KeyFile) -> Daemon {
@@ -121,7 +121,7 @@ async fn b9_tool_risk_decides_whether_approval_is_required() {
 #[tokio::test]
 async fn b9_keys_grant_the_tool_by_name() {
     let keys = KeyFile::new();
-    let (_folder, config) = write_config();
+    let (_directory, config) = write_config();
     let output = keys.run_jig_key(&["new", "x", "--for-tool", "say_arguments"]);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && stderr.contains("--config"), "{stderr}");
@@ -149,7 +149,7 @@ async fn b9_keys_grant_the_tool_by_name() {
 #[tokio::test]
 async fn b13_dracode_job_is_visible_only_to_keys_for_its_tool() {
     let keys = KeyFile::new();
-    let (_folder, config) = write_config();
+    let (_directory, config) = write_config();
     let key_for = |name: &str, tool: &str| {
         let flags = ["--for-tool", tool, "--config", &config];
         keys.add_key(name, "invoke", &flags)
@@ -201,7 +201,7 @@ async fn b9_tool_runs_as_a_job() {
 #[tokio::test]
 async fn b9_artifacts_require_a_key_for_their_tool() {
     let keys = KeyFile::new();
-    let (_folder, config) = write_config();
+    let (_directory, config) = write_config();
     let key = |name: &str, tool: &str| {
         let flags = ["--for-tool", tool, "--config", &config];
         keys.add_key(name, "invoke", &flags)

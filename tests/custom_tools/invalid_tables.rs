@@ -6,14 +6,14 @@ use crate::support::run_jigd;
 
 /// Runs `jigd --check` with these tools. Returns its report, after the exit code unless that is 78.
 fn check_output(tools: &str) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("jigd.toml");
-    let workspace = folder.path().join("workspace");
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("jigd.toml");
+    let workspace = directory.path().join("workspace");
     fs::create_dir(&workspace).unwrap();
-    let state = folder.path().join("state");
+    let state = directory.path().join("state");
     let text = format!(
         "listen = ['unix:{}']\nstate_dir = '{}'\n[[workspaces]]\npath = '{}'\n{tools}",
-        folder.path().join("socket").display(),
+        directory.path().join("socket").display(),
         state.display(),
         workspace.display(),
     );

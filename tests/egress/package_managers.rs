@@ -53,8 +53,8 @@ put(versions + 'v1.0.0.zip', content.getvalue())
 /// host receive.
 async fn start_with_indexes() -> (TestNetwork, TempDir, Daemon, [ReceivedRequests; 2]) {
     run_setup_script("tests/real_work/install.sh");
-    let folder = TempDir::with_prefix("jig-test-indexes-").unwrap();
-    host_stdout(Command::new("python3").args(["-c", INDEXES_SCRIPT]).current_dir(folder.path()));
+    let directory = TempDir::with_prefix("jig-test-indexes-").unwrap();
+    host_stdout(Command::new("python3").args(["-c", INDEXES_SCRIPT]).current_dir(directory.path()));
     let sysroot = host_stdout(Command::new("rustc").args(["--print", "sysroot"]));
     let rust = format!("{}:/rust", Path::new(sysroot.trim()).display());
     let network = TestNetwork::with_hosts(&[ALLOWED, OTHER]);
@@ -66,8 +66,8 @@ async fn start_with_indexes() -> (TestNetwork, TempDir, Daemon, [ReceivedRequest
         .await;
 
     let hosts = [ALLOWED.1, OTHER.1]
-        .map(|host| start_http_server(&daemon, host, 80, Some(folder.path().to_owned())));
-    (network, folder, daemon, hosts)
+        .map(|host| start_http_server(&daemon, host, 80, Some(directory.path().to_owned())));
+    (network, directory, daemon, hosts)
 }
 
 /// Standard output of a program on the host.
@@ -80,7 +80,7 @@ fn host_stdout(command: &mut Command) -> String {
 /// Runs a command that installs a package from `$host`. With the allowed host it succeeds. With the
 /// other host it reports the reason, and no host receives a request.
 async fn assert_installs_only_from_allowed_host(command: &str) {
-    let (_network, _folder, daemon, [allowed, other]) = start_with_indexes().await;
+    let (_network, _directory, daemon, [allowed, other]) = start_with_indexes().await;
     let with_host = |host: &str| shell(&format!("host={host}\n{command}"));
     let response = daemon.run(with_host(ALLOWED.0)).await;
     assert!(response.stdout.ends_with("installed\n"), "{response:?}");

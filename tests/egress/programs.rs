@@ -9,8 +9,8 @@ use super::{ALLOWED, OTHER, egress_records, start_with_proxy};
 use crate::support::{Daemon, TlsServer, argv, eventually, shell, start_http_server};
 
 /// Runs a program on the host to its end.
-fn run_on_host(program: &str, arguments: &[&str], folder: &Path) {
-    let output = Command::new(program).args(arguments).current_dir(folder).output().unwrap();
+fn run_on_host(program: &str, arguments: &[&str], directory: &Path) {
+    let output = Command::new(program).args(arguments).current_dir(directory).output().unwrap();
     assert!(
         output.status.success(),
         "{program} {arguments:?}: {}",
@@ -18,9 +18,9 @@ fn run_on_host(program: &str, arguments: &[&str], folder: &Path) {
     );
 }
 
-/// A folder with a package index that has one package.
+/// A directory with a package index that has one package.
 fn package_index() -> TempDir {
-    let folder = TempDir::with_prefix("jig-test-index-").unwrap();
+    let directory = TempDir::with_prefix("jig-test-index-").unwrap();
     let script = "
 import os, zipfile
 os.makedirs('simple/jigpkg')
@@ -34,8 +34,8 @@ with open('simple/jigpkg/index.html', 'w') as index:
     index.write('<a href=\"jigpkg-1.0-py3-none-any.whl\">jigpkg-1.0-py3-none-any.whl</a>')
 ";
 
-    run_on_host("python3", &["-c", script], folder.path());
-    folder
+    run_on_host("python3", &["-c", script], directory.path());
+    directory
 }
 
 fn pip_install(index: &str) -> RunRequest {
@@ -65,8 +65,8 @@ async fn pip_installs_only_from_the_allowed_host() {
     assert_eq!(other.heads(), [""; 0]);
 }
 
-/// Creates a certificate for both hosts, and its key, in a folder.
-fn create_certificate(folder: &Path) {
+/// Creates a certificate for both hosts, and its key, in a directory.
+fn create_certificate(directory: &Path) {
     run_on_host(
         "openssl",
         &[
@@ -86,20 +86,20 @@ fn create_certificate(folder: &Path) {
             "-addext",
             "subjectAltName=DNS:packages.jig.test,DNS:other.jig.test",
         ],
-        folder,
+        directory,
     );
 }
 
 #[tokio::test]
 async fn curl_speaks_tls_with_an_allowed_host() {
     let (_network, daemon) = start_with_proxy().await;
-    let folder = TempDir::with_prefix("jig-test-tls-").unwrap();
-    create_certificate(folder.path());
-    fs::write(folder.path().join("hello"), "hello over TLS\n").unwrap();
-    fs::copy(folder.path().join("certificate.pem"), daemon.file("certificate.pem")).unwrap();
+    let directory = TempDir::with_prefix("jig-test-tls-").unwrap();
+    create_certificate(directory.path());
+    fs::write(directory.path().join("hello"), "hello over TLS\n").unwrap();
+    fs::copy(directory.path().join("certificate.pem"), daemon.file("certificate.pem")).unwrap();
 
     let _servers =
-        [ALLOWED.1, OTHER.1].map(|address| TlsServer::start(&daemon, folder.path(), address));
+        [ALLOWED.1, OTHER.1].map(|address| TlsServer::start(&daemon, directory.path(), address));
 
     let curl = |url: &str| argv(&["curl", "-sS", "--cacert", "certificate.pem", url]);
     eventually("the server listens", async || {
@@ -126,7 +126,7 @@ async fn curl_speaks_tls_with_an_allowed_host() {
 #[tokio::test]
 async fn git_clones_only_from_the_allowed_host() {
     let (_network, daemon) = start_with_proxy().await;
-    let folder = TempDir::with_prefix("jig-test-git-").unwrap();
+    let directory = TempDir::with_prefix("jig-test-git-").unwrap();
     let script = "
         git init --quiet --initial-branch main source && cd source
         echo content > file && git add file
@@ -134,8 +134,8 @@ async fn git_clones_only_from_the_allowed_host() {
         cd .. && git clone --quiet --bare source project.git && cd project.git && git update-server-info
     ";
 
-    run_on_host("sh", &["-e", "-c", script], folder.path());
-    start_http_server(&daemon, ALLOWED.1, 80, Some(folder.path().to_owned()));
+    run_on_host("sh", &["-e", "-c", script], directory.path());
+    start_http_server(&daemon, ALLOWED.1, 80, Some(directory.path().to_owned()));
     let output = daemon
         .output(shell(
             "git clone --quiet http://packages.jig.test/project.git /tmp/project && cat /tmp/project/file",

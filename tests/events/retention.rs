@@ -160,19 +160,19 @@ async fn records_shrink_around_a_running_step() {
 }
 
 #[tokio::test]
-async fn unused_session_is_removed_with_its_folder() {
+async fn unused_session_is_removed_with_its_directory() {
     let daemon = Setup::new().workspace_table("[sessions]\nretention = \"4s\"").start().await;
 
     daemon.run(in_session("unused", shell("echo text"))).await;
     daemon.run(in_session("watched", shell("echo text"))).await;
-    let folder = |daemon: &Daemon, name: &str| daemon.state_dir().join("sessions").join(name);
+    let directory = |daemon: &Daemon, name: &str| daemon.state_dir().join("sessions").join(name);
 
     // Left by a daemon that died while it removed a session.
-    let half = folder(&daemon, ".removed-half");
+    let half = directory(&daemon, ".removed-half");
     fs::create_dir(&half).unwrap();
     fs::write(half.join("events.jsonl"), "").unwrap();
     eventually("the session is older than the retention", async || {
-        let age = fs::metadata(folder(&daemon, "watched/events.jsonl"));
+        let age = fs::metadata(directory(&daemon, "watched/events.jsonl"));
         age.unwrap().modified().unwrap().elapsed().unwrap().as_secs() >= 5
     })
     .await;
@@ -181,7 +181,7 @@ async fn unused_session_is_removed_with_its_folder() {
     let daemon = daemon.restart().await;
     let watching = EventWatch::of(&daemon, in_session("watched", watch_request(2))).await;
     eventually("the unused session is removed", async || {
-        !folder(&daemon, "unused").exists() && !half.exists()
+        !directory(&daemon, "unused").exists() && !half.exists()
     })
     .await;
 
@@ -236,10 +236,10 @@ async fn oldest_artifacts_of_any_session_are_removed_beyond_max_bytes() {
 
 #[tokio::test]
 async fn max_bytes_spares_the_smaller_workspace() {
-    let folder = tempfile::TempDir::with_prefix("jig-test-other-").unwrap();
+    let directory = tempfile::TempDir::with_prefix("jig-test-other-").unwrap();
     let table = format!(
         "[[workspaces]]\nname = \"other\"\npath = {:?}\n[sessions]\nmax_bytes = 1000000",
-        folder.path()
+        directory.path()
     );
     let daemon = Setup::new().workspace_table(&table).start().await;
 
@@ -297,16 +297,16 @@ async fn stray_files_do_not_stop_retention() {
     let sessions = daemon.state_dir().join("sessions");
     fs::write(sessions.join("a-stray-file"), "").unwrap();
     fs::write(sessions.join("damaged/numbers"), "nonsense").unwrap();
-    let folder = sessions.join("unused");
+    let directory = sessions.join("unused");
     eventually("the session is older than the retention", async || {
-        let records = fs::metadata(folder.join("events.jsonl")).unwrap();
+        let records = fs::metadata(directory.join("events.jsonl")).unwrap();
         records.modified().unwrap().elapsed().unwrap().as_secs() >= 4
     })
     .await;
 
     let daemon = daemon.restart().await;
     daemon.run(in_session("new", shell("true"))).await;
-    eventually("the unused session is removed", async || !folder.exists()).await;
+    eventually("the unused session is removed", async || !directory.exists()).await;
 
     let mut client = EventServiceClient::new(daemon.channel());
     let listed = client.list_sessions(ListSessionsRequest::default()).await;

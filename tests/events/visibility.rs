@@ -25,13 +25,13 @@ async fn session_names(daemon: &Daemon, request: Request<ListSessionsRequest>) -
 
 #[tokio::test]
 async fn key_of_other_workspace_sees_no_events() {
-    let folder = tempfile::TempDir::with_prefix("jig-test-other-").unwrap();
+    let directory = tempfile::TempDir::with_prefix("jig-test-other-").unwrap();
     let keys = Arc::new(KeyFile::new());
     let first_key = keys.add_key("first", "invoke", &["--for-workspace", "workspace"]);
     let other_key = keys.add_key("other", "invoke", &["--for-workspace", "other"]);
     let read_key = keys.add_key("looks", "read", &["--for-workspace", "workspace"]);
 
-    let named = format!("other={}", folder.path().display());
+    let named = format!("other={}", directory.path().display());
     let setup = Setup::new().arguments(&["--workspace", &named]);
     let daemon = start_daemon_with_keys(setup, &keys).await;
     let mut watch = EventWatch::of(&daemon, with_key(&read_key, watch_request(0))).await;

@@ -169,7 +169,7 @@ async fn session_log_records_fetches_without_content() {
 
 /// Makes `ca.pem`, the certificate of an authority, and `certificate.pem`, which that authority
 /// signs for site.jig.test.
-fn make_certificates(folder: &Path) {
+fn make_certificates(directory: &Path) {
     let script = "
         openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=authority
         openssl req -new -newkey rsa:2048 -nodes -keyout key.pem -out request.pem -subj /CN=site.jig.test
@@ -177,19 +177,19 @@ fn make_certificates(folder: &Path) {
         openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile fields -out certificate.pem
     ";
     let output =
-        Command::new("sh").args(["-e", "-c", script]).current_dir(folder).output().unwrap();
+        Command::new("sh").args(["-e", "-c", script]).current_dir(directory).output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
 
 #[tokio::test]
 async fn fetch_verifies_tls_certificates() {
     let network = TestNetwork::with_hosts(&[ALLOWED_HOST, ("unlisted.jig.test", ALLOWED_HOST.1)]);
-    let folder = TempDir::with_prefix("jig-test-tls-").unwrap();
-    make_certificates(folder.path());
-    std::fs::write(folder.path().join("page"), "over TLS").unwrap();
+    let directory = TempDir::with_prefix("jig-test-tls-").unwrap();
+    make_certificates(directory.path());
+    std::fs::write(directory.path().join("page"), "over TLS").unwrap();
 
     // The daemon's host trusts no other authority.
-    let authority = folder.path().join("ca.pem");
+    let authority = directory.path().join("ca.pem");
     let hosts = [ALLOWED_HOST.0, "unlisted.jig.test"];
     let setup = network.setup().workspace_table(&format!(
         "[fetch]\nhosts = {hosts:?}\nallow_addresses = [{:?}]",
@@ -201,7 +201,7 @@ async fn fetch_verifies_tls_certificates() {
     );
 
     let daemon = setup.and_wrapped_by(["sh", "-c", &script]).start().await;
-    let _server = TlsServer::start(&daemon, folder.path(), ALLOWED_HOST.1);
+    let _server = TlsServer::start(&daemon, directory.path(), ALLOWED_HOST.1);
     eventually("the server listens", async || {
         let fetched = super::try_fetch(&daemon, url_request("https://site.jig.test/page")).await;
         match fetched {

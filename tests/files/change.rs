@@ -1,4 +1,5 @@
-//! `write_file`, `create_directory`, `move_path` and `delete_path` on files that commands change too.
+//! `write_file`, `create_directory`, `move_path` and `delete_path` on files that commands change
+//! too.
 
 use std::{
     fs,

@@ -12,7 +12,8 @@ use super::client_fixture::{ClientFixture, sorted_names};
 use crate::support::shell;
 
 impl ClientFixture {
-    /// Whether `git status` in a local directory runs a program that the workspace's repository names.
+    /// Whether `git status` in a local directory runs a program that the workspace's repository
+    /// names.
     fn git_runs_planted_program(&self, directory: &str) -> bool {
         let marker = self.local_path("pwned");
         Command::new("git")

@@ -17,8 +17,8 @@ use crate::support::{Daemon, Setup, snapshot_tree};
 
 /// Counts the journals of changes that a daemon has not finished.
 fn count_journals(daemon: &Daemon) -> usize {
-    let folders = fs::read_dir(daemon.state_dir().join("changes")).unwrap();
-    folders.map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count()).sum()
+    let directories = fs::read_dir(daemon.state_dir().join("changes")).unwrap();
+    directories.map(|directory| fs::read_dir(directory.unwrap().path()).unwrap().count()).sum()
 }
 
 /// Crashes the daemon at each step of a call, each time on a fresh workspace. The next daemon must
@@ -194,8 +194,8 @@ async fn recovery_keeps_changes_made_after_the_crash() {
 
 #[test]
 fn next_embedded_daemon_undoes_a_partial_patch() {
-    let folder = tempfile::tempdir().unwrap();
-    let workspace = folder.path().join("workspace");
+    let directory = tempfile::tempdir().unwrap();
+    let workspace = directory.path().join("workspace");
     fs::create_dir(&workspace).unwrap();
 
     let mut patch = String::new();
@@ -204,7 +204,7 @@ fn next_embedded_daemon_undoes_a_partial_patch() {
         patch += &format!("--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-old\n+new\n");
     }
 
-    let file = folder.path().join("patch");
+    let file = directory.path().join("patch");
     fs::write(&file, patch).unwrap();
 
     let jig = |arguments: &[&str], step: &str| {
@@ -212,8 +212,8 @@ fn next_embedded_daemon_undoes_a_partial_patch() {
             .args(arguments)
             .current_dir(&workspace)
             .env_clear()
-            .env("XDG_STATE_HOME", folder.path().join("state"))
-            .env("TMPDIR", folder.path())
+            .env("XDG_STATE_HOME", directory.path().join("state"))
+            .env("TMPDIR", directory.path())
             .env("JIG_DIE_AT_STEP", step)
             .stdin(Stdio::null())
             .output()

@@ -24,9 +24,9 @@ async fn delete_path_removes_a_tree_that_a_command_changes() {
     for round in 0..rounds {
         // The command changes only `tree`, so it sees the complete tree.
         let staging = daemon.file("made");
-        for folder in ["d/a/b", "d/a/c", "e/b"] {
-            fs::create_dir_all(staging.join(folder)).unwrap();
-            fs::write(staging.join(folder).join("f"), "").unwrap();
+        for directory in ["d/a/b", "d/a/c", "e/b"] {
+            fs::create_dir_all(staging.join(directory)).unwrap();
+            fs::write(staging.join(directory).join("f"), "").unwrap();
         }
 
         fs::write(staging.join("d/f"), "").unwrap();

@@ -20,22 +20,22 @@ const BIG_FILE_BYTES: u64 = 256 * MIB;
 
 /// A directory in which `jig` runs, and its state directory.
 struct EmbeddedWorkspace {
-    folder: TempDir,
+    directory: TempDir,
     state: PathBuf,
 }
 
 impl EmbeddedWorkspace {
     fn create() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let state = folder.path().join("state");
-        fs::create_dir(folder.path().join("here")).unwrap();
-        let file = File::create(folder.path().join("big")).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let state = directory.path().join("state");
+        fs::create_dir(directory.path().join("here")).unwrap();
+        let file = File::create(directory.path().join("big")).unwrap();
         file.set_len(BIG_FILE_BYTES).unwrap();
-        Self { folder, state }
+        Self { directory, state }
     }
 
     fn local_path(&self, name: &str) -> PathBuf {
-        self.folder.path().join("here").join(name)
+        self.directory.path().join("here").join(name)
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -83,9 +83,9 @@ impl EmbeddedWorkspace {
     }
 
     fn upload_records(&self) -> Vec<PathBuf> {
-        let folders = fs::read_dir(self.state.join("jig/embedded-uploads")).unwrap();
-        let folders = folders.map(|folder| folder.unwrap().path());
-        let entries = folders.flat_map(|folder| fs::read_dir(folder).unwrap());
+        let directories = fs::read_dir(self.state.join("jig/embedded-uploads")).unwrap();
+        let directories = directories.map(|directory| directory.unwrap().path());
+        let entries = directories.flat_map(|directory| fs::read_dir(directory).unwrap());
         entries.map(|entry| entry.unwrap().path()).collect()
     }
 
@@ -153,7 +153,7 @@ async fn concurrent_daemons_keep_each_others_uploads() {
     let workspace = EmbeddedWorkspace::create();
     let (mut child, partial_file) = workspace.start_copy(&[], MIB).await;
     send_signal(Signal::STOP, &child);
-    fs::write(workspace.folder.path().join("other"), vec![1; 3_000_000]).unwrap();
+    fs::write(workspace.directory.path().join("other"), vec![1; 3_000_000]).unwrap();
 
     workspace.run_jig(&["cp", "../other", ":other"]);
     assert_eq!(workspace.run_jig(&["run", "cat other | wc -c"]), "3000000\n");

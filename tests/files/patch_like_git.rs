@@ -186,11 +186,11 @@ fn is_below(path: &str, directory: &str) -> bool {
 
 /// The tree after `git apply`, or none if git rejects the diff.
 fn git_apply_result(tree: &Tree, diff: &str) -> Option<Tree> {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path().join("tree");
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("tree");
     fs::create_dir(&root).unwrap();
     write_tree(&root, tree);
-    let file = folder.path().join("diff");
+    let file = directory.path().join("diff");
     fs::write(&file, diff).unwrap();
 
     let output = Command::new("git")
@@ -199,7 +199,7 @@ fn git_apply_result(tree: &Tree, diff: &str) -> Option<Tree> {
         .current_dir(&root)
         .env("GIT_CONFIG_GLOBAL", "/dev/null")
         .env("GIT_CONFIG_SYSTEM", "/dev/null")
-        .env("GIT_CEILING_DIRECTORIES", folder.path())
+        .env("GIT_CEILING_DIRECTORIES", directory.path())
         .output()
         .unwrap();
     output.status.success().then(|| read_tree(&root))
@@ -243,10 +243,10 @@ impl Repository {
         for path in before.keys().filter(|path| !tree.contains_key(*path)) {
             fs::remove_file(self.0.join(path)).unwrap();
             let mut parent = Path::new(path).parent();
-            while let Some(folder) =
+            while let Some(directory) =
                 parent.filter(|parent| fs::remove_dir(self.0.join(parent)).is_ok())
             {
-                parent = folder.parent();
+                parent = directory.parent();
             }
         }
 
@@ -269,14 +269,14 @@ fn write(root: &Path, path: &str, (content, executable): &(Vec<u8>, bool)) {
 
 fn read_tree(root: &Path) -> Tree {
     let mut tree = Tree::new();
-    let mut folders = vec![root.to_owned()];
-    while let Some(folder) = folders.pop() {
-        let mut is_empty = folder != root;
-        for entry in fs::read_dir(&folder).unwrap() {
+    let mut directories = vec![root.to_owned()];
+    while let Some(directory) = directories.pop() {
+        let mut is_empty = directory != root;
+        for entry in fs::read_dir(&directory).unwrap() {
             is_empty = false;
             let path = entry.unwrap().path();
             if path.is_dir() {
-                folders.push(path);
+                directories.push(path);
                 continue;
             }
 
@@ -285,7 +285,7 @@ fn read_tree(root: &Path) -> Tree {
             tree.insert(name, (fs::read(&path).unwrap(), executable));
         }
 
-        assert!(!is_empty, "{} is left behind", folder.display());
+        assert!(!is_empty, "{} is left behind", directory.display());
     }
 
     tree

@@ -385,7 +385,7 @@ async fn large_ignore_file_excludes_what_ripgrep_excludes() {
     fs::write(daemon.file(".ignore"), ignore).unwrap();
 
     for number in (0..100_000).step_by(7) {
-        let (folder, name) = match number % 9 {
+        let (directory, name) = match number % 9 {
             0 => ("src", number.to_string()),
             1 => ("src/generated", format!("{number}.rs")),
             2 => ("", format!("top{number}")),
@@ -397,8 +397,8 @@ async fn large_ignore_file_excludes_what_ripgrep_excludes() {
             _ => ("a", format!("build{number}")),
         };
 
-        fs::create_dir_all(daemon.file(folder)).unwrap();
-        fs::write(daemon.file(folder).join(name), "").unwrap();
+        fs::create_dir_all(daemon.file(directory)).unwrap();
+        fs::write(daemon.file(directory).join(name), "").unwrap();
     }
 
     let output = ripgrep(&daemon.workspace(), &["--files".to_owned()]);

@@ -11,10 +11,10 @@ use crate::support::{Setup, eventually};
 /// A value that only the command may see.
 const SECRET: &str = "very-secret-value-of-a-variable";
 
-/// The files below `folder` that contain [`SECRET`].
-fn files_with_secret(folder: &Path) -> Vec<String> {
+/// The files below `directory` that contain [`SECRET`].
+fn files_with_secret(directory: &Path) -> Vec<String> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder).unwrap() {
+    for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
             found.extend(files_with_secret(&path));

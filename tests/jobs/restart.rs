@@ -69,16 +69,16 @@ async fn job_with_damaged_params_file_is_lost() {
         jobs.submit(list()).await,
     ];
     let intact = jobs.submit(list()).await;
-    let folder = daemon.state_dir().join("jobs");
-    fs::write(folder.join(format!("{emptied}.json")), "").unwrap();
+    let directory = daemon.state_dir().join("jobs");
+    fs::write(directory.join(format!("{emptied}.json")), "").unwrap();
 
-    let file = folder.join(format!("{cut}.json"));
+    let file = directory.join(format!("{cut}.json"));
     let params = fs::read_to_string(&file).unwrap();
     fs::write(&file, &params[..params.len() - 1]).unwrap();
-    fs::remove_file(folder.join(format!("{removed}.json"))).unwrap();
+    fs::remove_file(directory.join(format!("{removed}.json"))).unwrap();
 
     // A foreign directory does no harm.
-    fs::create_dir(folder.join("somebodys")).unwrap();
+    fs::create_dir(directory.join("somebodys")).unwrap();
     let daemon = daemon.restart().await;
     let mut jobs = Jobs::of(&daemon);
     for id in [&emptied, &cut, &removed] {

@@ -24,7 +24,7 @@ unpack_kernel() {
   package=$(apt-cache depends "$2" | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1)
   echo "fetching $package"
   scratch=$(mktemp -d)
-  # apt drops its privileges to download, and warns if it cannot write to this folder then.
+  # apt drops its privileges to download, and warns if it cannot write to this directory then.
   (cd "$scratch" && apt-get download "$package" 2>/dev/null && dpkg-deb -x ./*.deb unpacked)
   rm -rf "$tools/kernels/$name.modules"
   mkdir "$tools/kernels/$name.modules"

@@ -3,7 +3,7 @@
 #
 # The ramdisk is written to OUT. It contains:
 # - TESTS, the program with the tests, as /tests
-# - PROGRAMS, a folder of compiled C programs, as /programs
+# - PROGRAMS, a directory of compiled C programs, as /programs
 # - the modules in KERNELS as /modules
 # - each BINARY at its path on this machine
 # - the everyday programs of this machine with their libraries

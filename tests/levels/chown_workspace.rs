@@ -20,7 +20,7 @@ async fn chown_workspace_gives_root_owned_files_to_commands() {
     let outside = tempfile::tempdir().unwrap();
     let secret = outside.path().join("secret");
     fs::write(&secret, "roots\n").unwrap();
-    let setup = Setup::new().workspace_file("folder/file", "of root\n").with_container_root();
+    let setup = Setup::new().workspace_file("directory/file", "of root\n").with_container_root();
     let daemon = setup.start().await;
     let log = daemon.log();
     for field in ["\"changed\":3", "\"owner\":61000", "\"left\":0"] {
@@ -31,7 +31,7 @@ async fn chown_workspace_gives_root_owned_files_to_commands() {
         let metadata = fs::symlink_metadata(daemon.file(path)).unwrap();
         (metadata.uid(), metadata.gid())
     };
-    for path in ["", "folder", "folder/file"] {
+    for path in ["", "directory", "directory/file"] {
         assert_eq!(owner(path), (61_000, 61_000), "{path}");
     }
 
@@ -39,7 +39,7 @@ async fn chown_workspace_gives_root_owned_files_to_commands() {
     write_file(&daemon, "by-tool").await;
     assert_eq!(owner("by-tool"), (61_000, 61_000));
 
-    let script = "echo command >> by-tool; echo more >> folder/file; umask 077; mkdir own; echo own > own/file";
+    let script = "echo command >> by-tool; echo more >> directory/file; umask 077; mkdir own; echo own > own/file";
     assert_eq!(daemon.run(shell(script)).await.exit_code, Some(0));
     assert_eq!(daemon.read_file("by-tool").await.unwrap(), "tool\ncommand\n");
     assert_eq!(daemon.read_file("own/file").await.unwrap(), "own\n");
@@ -75,8 +75,8 @@ async fn chown_workspace_rejects_system_directories() {
 
 #[tokio::test]
 async fn check_does_not_chown_the_workspace() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().to_str().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
     let output = run_jigd(&["--check", "--chown-workspace", "--workspace", path]);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(fs::metadata(path).unwrap().uid(), 0);
@@ -84,10 +84,10 @@ async fn check_does_not_chown_the_workspace() {
 
 #[tokio::test]
 async fn inaccessible_workspace_is_reported() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700))
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700))
         .unwrap();
-    let inner = folder.path().join("inner");
+    let inner = directory.path().join("inner");
     fs::create_dir(&inner).unwrap();
     let table = format!("[[workspaces]]\nname = \"inner\"\npath = {inner:?}");
     let daemon = Setup::new().workspace_table(&table).with_container_root().start().await;

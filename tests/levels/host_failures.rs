@@ -172,12 +172,12 @@ async fn case_84_daemon_that_cannot_confine_itself_does_not_start() {
 
     // PR_SET_NO_NEW_PRIVS, PR_SET_DUMPABLE
     for fault in ["prctl:0:38=1", "prctl:0:4=1"] {
-        let folder = tempfile::TempDir::with_prefix("jig-test-").unwrap();
+        let directory = tempfile::TempDir::with_prefix("jig-test-").unwrap();
         let output = std::process::Command::new(&injector.path)
             .args([fault, "--"])
             .arg(crate::support::daemon_binary())
             .args(["--check", "--workspace"])
-            .arg(folder.path())
+            .arg(directory.path())
             .output()
             .unwrap();
 

@@ -170,8 +170,8 @@ async fn each_run_has_private_directories_that_are_removed() {
     }
 
     for path in used_paths {
-        let folder = Path::new(&path).parent().unwrap().to_owned();
-        eventually("the directory is removed", async || !folder.exists()).await;
+        let directory = Path::new(&path).parent().unwrap().to_owned();
+        eventually("the directory is removed", async || !directory.exists()).await;
     }
 
     let request = RunRequest {

@@ -34,7 +34,7 @@ fn bomb_requests() -> [RunRequest; 4] {
         lowered("python3 -c 'x = bytearray(10)\nwhile True: x += bytearray(1 << 20)'", memory),
         lowered("f() { f | f & }; while :; do f; done", processes),
         lowered(
-            "while :; do for folder in /tmp /dev/shm $HOME; do head -c 3000000000 /dev/zero > $folder/x; done; rm /tmp/x /dev/shm/x $HOME/x; done",
+            "while :; do for directory in /tmp /dev/shm $HOME; do head -c 3000000000 /dev/zero > $directory/x; done; rm /tmp/x /dev/shm/x $HOME/x; done",
             LowerLimits::default(),
         ),
         lowered(

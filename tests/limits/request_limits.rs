@@ -12,11 +12,11 @@ use crate::{
 
 /// Starts a daemon with a configuration file.
 async fn start_with_config(text: &str) -> Daemon {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.toml");
     std::fs::write(&path, text).unwrap();
     let arguments = ["--config", &path.display().to_string()];
-    Setup::new().arguments(&arguments).with_resource(Arc::new(folder)).start().await
+    Setup::new().arguments(&arguments).with_resource(Arc::new(directory)).start().await
 }
 
 #[tokio::test]
@@ -159,8 +159,8 @@ async fn jig_run_has_the_default_timeout_of_the_operator() {
 
 #[tokio::test]
 async fn default_timeout_is_at_most_the_wall_clock_limit() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("jig.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("jig.toml");
     std::fs::write(&config, "[limits]\nwall_clock = \"60s\"\n").unwrap();
     let config = config.display().to_string();
     let daemon = Setup::new().arguments(&["--config", &config]).start().await;

@@ -191,8 +191,8 @@ async fn attach_to_unknown_process_is_rejected() {
 
 #[tokio::test]
 async fn process_is_not_found_from_another_workspace() {
-    let folder = tempfile::tempdir().unwrap();
-    let other = format!("other={}", folder.path().display());
+    let directory = tempfile::tempdir().unwrap();
+    let other = format!("other={}", directory.path().display());
     let daemon = Setup::new().arguments(&["--workspace", &other]).start().await;
     let watch = daemon.start_process(keep_request("cat")).await;
     let in_other_workspace = |message| with_metadata("jig-workspace", "other", message);
@@ -216,7 +216,7 @@ async fn process_is_not_found_from_another_workspace() {
 
 #[tokio::test]
 async fn ended_process_is_retained_for_the_configured_time() {
-    let (_folder, setup) = setup_with_config("[limits]\nprocess_retention = \"1s\"\n");
+    let (_directory, setup) = setup_with_config("[limits]\nprocess_retention = \"1s\"\n");
     let daemon = setup.start().await;
     let mut watch = daemon.start_process(keep_request("exit 4")).await;
     watch.wait_for_exit().await;

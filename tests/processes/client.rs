@@ -337,16 +337,16 @@ async fn unreadable_stdin_fails_instead_of_ending_input() {
 
 #[test]
 fn exec_without_an_address_embeds_a_daemon() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
-        command.args(arguments).current_dir(folder.path()).env_clear();
+        command.args(arguments).current_dir(directory.path()).env_clear();
         command.env("PATH", "/usr/bin:/bin").stdin(Stdio::null()).output().unwrap()
     };
     let output = run(&["exec", "echo made > file; echo out; exit 3"]);
 
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(3), &b"out\n"[..]));
-    assert!(folder.path().join("file").exists());
+    assert!(directory.path().join("file").exists());
 
     for arguments in [
         &["exec", "-d", "true"][..],

@@ -34,8 +34,8 @@ struct LossyProcessService {
 
 #[tokio::test]
 async fn lost_write_is_retried_under_its_write_id() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("socket");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
     let incoming = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
     let service = ProcessServiceServer::new(LossyProcessService::default());
     let server = Server::builder().add_service(service).serve_with_incoming(incoming);

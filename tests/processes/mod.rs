@@ -27,11 +27,11 @@ fn keep_request(command: &str) -> StartRequest {
     StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..start_request(shell(command)) }
 }
 
-/// A setup with a configuration file, whose folder must outlive the daemon's start.
+/// A setup with a configuration file, whose directory must outlive the daemon's start.
 fn setup_with_config(config: &str) -> (TempDir, Setup) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.toml");
     std::fs::write(&path, config).unwrap();
     let setup = Setup::new().arguments(&["--config", &path.display().to_string()]);
-    (folder, setup)
+    (directory, setup)
 }

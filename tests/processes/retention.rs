@@ -71,7 +71,7 @@ async fn final_output_excerpts_count_towards_the_memory_limit() {
 
 #[tokio::test]
 async fn process_waiting_for_a_sandbox_can_be_killed() {
-    let (_folder, setup) = setup_with_config("[limits]\nconcurrent_runs = 1\n");
+    let (_directory, setup) = setup_with_config("[limits]\nconcurrent_runs = 1\n");
     let daemon = setup.start().await;
     let mark = Mark::new();
     let first = daemon.start_process(mark.on_start(keep_request("sleep 1000"))).await;
@@ -110,7 +110,7 @@ async fn process_waiting_for_a_sandbox_can_be_killed() {
 
 #[tokio::test]
 async fn processes_do_not_use_call_permits() {
-    let (_folder, setup) =
+    let (_directory, setup) =
         setup_with_config("[limits]\nconcurrent_calls = 4\nconcurrent_processes = 6\n");
     let daemon = setup.start().await;
     let mut watches = Vec::new();

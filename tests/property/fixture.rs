@@ -100,8 +100,8 @@ impl PropertyFixture {
 fn expected_tree() -> Tree {
     let file = |(name, content): (&str, &[u8])| (name.to_owned(), (0o100_644, content.to_vec()));
     let mut tree: Tree = FILES.into_iter().map(file).collect();
-    for folder in ["src", "src/deep", EMPTY_DIRECTORY] {
-        tree.insert(folder.to_owned(), (0o40_755, Vec::new()));
+    for directory in ["src", "src/deep", EMPTY_DIRECTORY] {
+        tree.insert(directory.to_owned(), (0o40_755, Vec::new()));
     }
 
     tree.insert(OUTSIDE_LINK.to_owned(), (0o120_777, b"/".to_vec()));

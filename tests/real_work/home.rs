@@ -179,8 +179,8 @@ async fn home_belongs_to_the_workspace_owner() {
 
 #[tokio::test]
 async fn bound_caches_are_shared_between_runs() {
-    let [caches, config_folder] = [0, 1].map(|_| tempfile::tempdir().unwrap());
-    let settings = config_folder.path().join("npmrc");
+    let [caches, config_directory] = [0, 1].map(|_| tempfile::tempdir().unwrap());
+    let settings = config_directory.path().join("npmrc");
     fs::write(&settings, "fund=false\n").unwrap();
     let setup = Setup::new().arguments(&[
         "--bind",

@@ -1,7 +1,7 @@
 //! Python: a virtual environment without a network, pytest, processes and threads, SQLite.
 
 use super::{MOUNTED_DIRECTORY, failing_lines, run_script, run_script_with_env, with_each_daemon};
-use crate::support::{Setup, tools_folder};
+use crate::support::{Setup, tools_directory};
 
 with_each_daemon!(virtual_environment_installs_a_wheel, pytest_runs, the_standard_library_works);
 
@@ -37,7 +37,7 @@ async fn virtual_environment_installs_a_wheel(setup: Setup) {
 }
 
 async fn pytest_runs(setup: Setup) {
-    let daemon = setup.mounting_directory(&tools_folder().join("pytest")).start().await;
+    let daemon = setup.mounting_directory(&tools_directory().join("pytest")).start().await;
     let script = r#"
 mkdir tests
 cat > tests/test_sample.py <<'END'

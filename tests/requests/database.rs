@@ -74,9 +74,9 @@ fn start_jigd(workspace: &Path, state: &Path) -> Output {
 
 #[tokio::test]
 async fn damaged_database_is_rejected_and_unchanged() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
 
-    let [workspace, state] = ["workspace", "state"].map(|name| folder.path().join(name));
+    let [workspace, state] = ["workspace", "state"].map(|name| directory.path().join(name));
     for path in [&workspace, &state] {
         fs::create_dir(path).unwrap();
     }

@@ -260,8 +260,8 @@ async fn repeated_failed_start_returns_first_error() {
 
 #[tokio::test]
 async fn each_workspace_has_its_own_request_ids() {
-    let other_folder = tempfile::tempdir().unwrap();
-    let path = format!("other={}", other_folder.path().display());
+    let other_directory = tempfile::tempdir().unwrap();
+    let path = format!("other={}", other_directory.path().display());
     let daemon = Setup::new().arguments(&["--workspace", &path]).start().await;
 
     let first = run_counted(&daemon, "id").await;

@@ -164,8 +164,8 @@ async fn unanswered_upload_does_not_overwrite_newer_content() {
 async fn fixed_state_directory_frees_rejected_request_id() {
     let daemon = Daemon::start().await;
 
-    let folder = daemon.state_dir().join("jobs");
-    fs::write(&folder, "").unwrap();
+    let directory = daemon.state_dir().join("jobs");
+    fs::write(&directory, "").unwrap();
     for _ in 0..2 {
         let refused = Jobs::of(&daemon).try_submit(submission()).await;
         let refusal = refused.unwrap_err();
@@ -173,7 +173,7 @@ async fn fixed_state_directory_frees_rejected_request_id() {
         assert!(refusal.message.contains("nothing was started"), "{refusal:?}");
     }
 
-    fs::remove_file(&folder).unwrap();
+    fs::remove_file(&directory).unwrap();
     let mut jobs = Jobs::of(&daemon);
     let id = jobs.submit(submission()).await;
     jobs.wait(&id).await;

@@ -119,9 +119,9 @@ const FULL_DISK_SCRIPT: &str = r#"
 
 #[test]
 fn new_state_directory_on_full_disk_is_reported() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
 
-    let [disk, workspace] = ["disk", "workspace"].map(|name| folder.path().join(name));
+    let [disk, workspace] = ["disk", "workspace"].map(|name| directory.path().join(name));
     for path in [&disk, &workspace] {
         fs::create_dir(path).unwrap();
     }

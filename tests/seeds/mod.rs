@@ -1,6 +1,6 @@
 //! The five source documents, row by row (README.md), checked on a running daemon. Also, tool by
 //! tool, the contract and the dialects that vendors train their models on. The scenarios are
-//! data: one file or folder per document. Each test runs one row and has its name.
+//! data: one file or directory per document. Each test runs one row and has its name.
 
 mod agentbench;
 mod anthropic;

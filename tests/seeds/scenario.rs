@@ -108,11 +108,11 @@ pub(super) fn dialect_of(document: &str) -> &str {
     }
 }
 
-/// The rows of a document: from its file, and from the files in the folder of its name.
+/// The rows of a document: from its file, and from the files in the directory of its name.
 fn read_rows(document: &str) -> BTreeMap<String, Row> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/seeds");
-    let folder = std::fs::read_dir(root.join(document));
-    let entries = folder.into_iter().flatten();
+    let directory = std::fs::read_dir(root.join(document));
+    let entries = directory.into_iter().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     let file = root.join(format!("{document}.toml"));
     paths.extend(file.exists().then_some(file));

@@ -29,13 +29,13 @@ int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event) {
 /// A shortage of epoll watches that the test begins and ends.
 #[derive(Debug)]
 pub(crate) struct EpollShortage {
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl EpollShortage {
     /// Compiles the library. There is no shortage yet.
     pub(crate) fn new() -> Self {
-        let shortage = Self { folder: TempDir::with_prefix("jig-test-epoll-").unwrap() };
+        let shortage = Self { directory: TempDir::with_prefix("jig-test-epoll-").unwrap() };
         fs::write(shortage.path("source.c"), SOURCE).unwrap();
         let [source, library] = ["source.c", "library.so"].map(|name| shortage.path(name));
         let flags = ["-shared", "-fPIC", "-Wall", "-Werror", "-o", &library, &source];
@@ -44,7 +44,7 @@ impl EpollShortage {
     }
 
     fn path(&self, name: &str) -> String {
-        self.folder.path().join(name).to_str().unwrap().to_owned()
+        self.directory.path().join(name).to_str().unwrap().to_owned()
     }
 
     /// Makes a daemon subject to the shortage.

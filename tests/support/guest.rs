@@ -24,7 +24,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::{
-    build_cache::{build_if_stale, run_setup_script, tools_folder},
+    build_cache::{build_if_stale, run_setup_script, tools_directory},
     program::{compile_all, program_sources},
     setup::daemon_binary,
     wait::MachineLock,
@@ -72,7 +72,7 @@ impl Kernel {
     }
 
     fn image(self) -> PathBuf {
-        let image = tools_folder().join("kernels").join(self.version());
+        let image = tools_directory().join("kernels").join(self.version());
         run_setup_script("tests/kernels/install.sh");
         assert!(image.exists(), "{} is missing", image.display());
         image
@@ -191,7 +191,7 @@ fn build_ramdisk() -> PathBuf {
     let (tests, script) =
         (env::current_exe().unwrap(), Path::new(MANIFEST_DIR).join("tests/kernels/ramdisk.sh"));
     let client = Path::new(env!("CARGO_BIN_EXE_jig"));
-    let kernels = tools_folder().join("kernels");
+    let kernels = tools_directory().join("kernels");
     build_if_stale(
         "ramdisk",
         &[&tests, &script, daemon_binary(), client, &program_sources(), &kernels],

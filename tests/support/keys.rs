@@ -7,7 +7,7 @@ use tonic::Request;
 
 use super::call::with_metadata;
 
-/// A key file in a temporary folder.
+/// A key file in a temporary directory.
 #[derive(Debug)]
 pub(crate) struct KeyFile(TempDir);
 

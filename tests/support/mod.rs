@@ -26,7 +26,7 @@ mod wait;
 mod watched_process;
 
 pub(crate) use access_list::build_access_list;
-pub(crate) use build_cache::{build_if_stale, run_setup_script, tools_folder};
+pub(crate) use build_cache::{build_if_stale, run_setup_script, tools_directory};
 pub(crate) use call::{Refusal, argv, describe_status, shell, with_metadata};
 pub(crate) use collector::{Collector, attribute_text, hex};
 pub(crate) use connection_proxy::ConnectionProxy;

@@ -17,16 +17,16 @@ use super::{Daemon, copy_program};
 /// A program that the test runs outside any sandbox.
 #[derive(Debug)]
 pub(crate) struct HostProgram {
-    _folder: TempDir,
+    _directory: TempDir,
     pub(crate) path: PathBuf,
 }
 
 impl HostProgram {
     pub(crate) fn compile(name: &str) -> Self {
-        let folder = TempDir::with_prefix("jig-test-program-").unwrap();
-        let path = folder.path().join(name);
+        let directory = TempDir::with_prefix("jig-test-program-").unwrap();
+        let path = directory.path().join(name);
         compile_to(name, &path);
-        Self { _folder: folder, path }
+        Self { _directory: directory, path }
     }
 }
 
@@ -86,26 +86,26 @@ pub(crate) fn check_no_leftovers(response: &RunResponse) {
     );
 }
 
-/// Compiles all programs into a folder.
-pub(super) fn compile_all(folder: &Path) {
+/// Compiles all programs into a directory.
+pub(super) fn compile_all(directory: &Path) {
     for entry in fs::read_dir(program_sources()).unwrap() {
         let source = entry.unwrap().path();
         if source.extension().is_some_and(|extension| extension == "c") {
             let name = source.file_stem().unwrap().to_str().unwrap();
-            compile_to(name, &folder.join(name));
+            compile_to(name, &directory.join(name));
         }
     }
 }
 
-/// Folder of the programs' sources.
+/// Directory of the programs' sources.
 pub(super) fn program_sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/attack/programs")
 }
 
 /// Compiles a program. Where there is no compiler, copies it from `$JIG_TEST_PROGRAMS`.
 fn compile_to(name: &str, path: &Path) {
-    if let Some(folder) = env::var_os("JIG_TEST_PROGRAMS") {
-        copy_program(&PathBuf::from(folder).join(name), path);
+    if let Some(directory) = env::var_os("JIG_TEST_PROGRAMS") {
+        copy_program(&PathBuf::from(directory).join(name), path);
         return;
     }
 

@@ -62,7 +62,7 @@ pub(crate) struct Setup {
 /// Directory of a daemon, and its test's lock on the machine.
 #[derive(Debug)]
 pub(crate) struct DaemonDirectory {
-    folder: TempDir,
+    root: TempDir,
     _lock: MachineLock,
 }
 
@@ -193,7 +193,7 @@ impl Setup {
         self
     }
 
-    /// Creates a file of the workspace, and its folder, before the daemon starts.
+    /// Creates a file of the workspace, and its directory, before the daemon starts.
     pub(crate) fn workspace_file(mut self, path: &str, content: &str) -> Self {
         self.files.push((path.to_owned(), content.to_owned()));
         self
@@ -237,7 +237,7 @@ impl Setup {
 
         let directory = Arc::new(DaemonDirectory {
             _lock: MachineLock::acquire(self.exclusive).await,
-            folder: tempfile::Builder::new()
+            root: tempfile::Builder::new()
                 .prefix("jig-test-")
                 .permissions(fs::Permissions::from_mode(0o755))
                 .tempdir()
@@ -258,7 +258,7 @@ impl Setup {
             }
         }
 
-        chown(directory.folder.path(), self.user, self.user).unwrap();
+        chown(directory.root.path(), self.user, self.user).unwrap();
         if self.user.is_some() {
             // Other users may have no access to the build's directory.
             copy_program(Path::new(DAEMON_BINARY), &directory.binary_copy());
@@ -354,24 +354,24 @@ impl Setup {
 
 impl DaemonDirectory {
     pub(super) fn workspace(&self) -> PathBuf {
-        self.folder.path().join("workspace")
+        self.root.path().join("workspace")
     }
 
     pub(super) fn state_dir(&self) -> PathBuf {
-        self.folder.path().join("state")
+        self.root.path().join("state")
     }
 
     pub(super) fn socket(&self) -> PathBuf {
-        self.folder.path().join("jigd.sock")
+        self.root.path().join("jigd.sock")
     }
 
     /// A path for files of the test, beside the workspace.
     pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.root.path().join(name)
     }
 
     fn binary_copy(&self) -> PathBuf {
-        self.folder.path().join("jigd")
+        self.root.path().join("jigd")
     }
 }
 

@@ -32,14 +32,14 @@ pub(crate) struct NameServer {
 /// Files with host names, which exist as long as the daemon reads them.
 #[derive(Debug)]
 pub(crate) struct TestNetwork {
-    folder: TempDir,
+    directory: TempDir,
     addresses: Vec<String>,
 }
 
 impl TestNetwork {
     /// A network with hosts: their names and addresses.
     pub(crate) fn with_hosts(hosts: &[(&str, &str)]) -> Self {
-        let folder = TempDir::with_prefix("jig-test-network-").unwrap();
+        let directory = TempDir::with_prefix("jig-test-network-").unwrap();
         let mut text = "127.0.0.1 localhost\n".to_owned();
         let mut addresses = Vec::new();
         for (name, address) in hosts {
@@ -50,19 +50,19 @@ impl TestNetwork {
             addresses.push(format!("{address}/{prefix}"));
         }
 
-        fs::write(folder.path().join("hosts"), text).unwrap();
+        fs::write(directory.path().join("hosts"), text).unwrap();
         let resolver = "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n";
-        fs::write(folder.path().join("resolv.conf"), resolver).unwrap();
+        fs::write(directory.path().join("resolv.conf"), resolver).unwrap();
         addresses.sort_unstable();
         addresses.dedup();
 
-        Self { folder, addresses }
+        Self { directory, addresses }
     }
 
     /// Sets a resolver timeout of 30 s, for slow name servers.
     pub(crate) fn with_slow_name_servers(self) -> Self {
         let resolver = "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n";
-        fs::write(self.folder.path().join("resolv.conf"), resolver).unwrap();
+        fs::write(self.directory.path().join("resolv.conf"), resolver).unwrap();
         self
     }
 
@@ -74,7 +74,7 @@ impl TestNetwork {
         }
 
         for name in ["hosts", "resolv.conf"] {
-            let path = self.folder.path().join(name);
+            let path = self.directory.path().join(name);
             script.push_str(&format!("; mount --bind {} /etc/{name}", path.display()));
         }
 
@@ -103,21 +103,21 @@ pub(crate) fn run_in_network_of<T: Send + 'static>(
     thread.join().unwrap()
 }
 
-/// Serves HTTP in the daemon's network: the files of a folder, and `/zeros/COUNT`, which is COUNT
-/// bytes. Returns the received requests. The server runs until the test process ends.
+/// Serves HTTP in the daemon's network: the files of a directory, and `/zeros/COUNT`, which is
+/// COUNT bytes. Returns the received requests. The server runs until the test process ends.
 pub(crate) fn start_http_server(
     daemon: &Daemon,
     address: &'static str,
     port: u16,
-    folder: Option<PathBuf>,
+    directory: Option<PathBuf>,
 ) -> ReceivedRequests {
     let requests = ReceivedRequests::default();
     let received = requests.clone();
     let listener = run_in_network_of(daemon, move || TcpListener::bind((address, port)).unwrap());
     thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
-            let (folder, received) = (folder.clone(), received.clone());
-            thread::spawn(move || serve_connection(stream, folder, &received));
+            let (directory, received) = (directory.clone(), received.clone());
+            thread::spawn(move || serve_connection(stream, directory, &received));
         }
     });
 
@@ -127,7 +127,7 @@ pub(crate) fn start_http_server(
 /// Serves requests until the client closes the connection.
 fn serve_connection(
     stream: TcpStream,
-    folder: Option<PathBuf>,
+    directory: Option<PathBuf>,
     requests: &ReceivedRequests,
 ) -> Option<()> {
     let mut reader = BufReader::new(stream.try_clone().ok()?);
@@ -153,7 +153,7 @@ fn serve_connection(
             continue;
         }
 
-        let file = folder.as_ref().map(|folder| folder.join(path.trim_start_matches('/')));
+        let file = directory.as_ref().map(|directory| directory.join(path.trim_start_matches('/')));
         let file = file.map(|file| if file.is_dir() { file.join("index.html") } else { file });
         let content = match file {
             Some(file) => fs::read(file).ok(),

@@ -12,15 +12,15 @@ use super::{Daemon, run_in_network_of};
 pub(crate) struct TlsServer(Child);
 
 impl TlsServer {
-    /// Serves the files of `folder` at port 443 of `address`, in the network of `daemon`. The
-    /// folder has `certificate.pem` and `key.pem`.
-    pub(crate) fn start(daemon: &Daemon, folder: &Path, address: &str) -> Self {
-        let (folder, accept) = (folder.to_owned(), format!("{address}:443"));
+    /// Serves the files of `directory` at port 443 of `address`, in the network of `daemon`. The
+    /// directory has `certificate.pem` and `key.pem`.
+    pub(crate) fn start(daemon: &Daemon, directory: &Path, address: &str) -> Self {
+        let (directory, accept) = (directory.to_owned(), format!("{address}:443"));
         run_in_network_of(daemon, move || {
             let child = Command::new("openssl")
                 .args(["s_server", "-quiet", "-WWW", "-accept", &accept])
                 .args(["-cert", "certificate.pem", "-key", "key.pem"])
-                .current_dir(&folder)
+                .current_dir(&directory)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())

@@ -18,14 +18,14 @@ pub(crate) fn empty_directory(directory: &Path) {
     }
 }
 
-/// Reads the tree below `folder` without following links.
-pub(crate) fn snapshot_tree(folder: &Path) -> Tree {
+/// Reads the tree below `directory` without following links.
+pub(crate) fn snapshot_tree(directory: &Path) -> Tree {
     let mut tree = Tree::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(next) = folders.pop() {
+    let mut directories = vec![directory.to_owned()];
+    while let Some(next) = directories.pop() {
         for entry in fs::read_dir(next).unwrap() {
             let path = entry.unwrap().path();
-            let name = path.strip_prefix(folder).unwrap().to_string_lossy();
+            let name = path.strip_prefix(directory).unwrap().to_string_lossy();
             let metadata = path.symlink_metadata().unwrap();
             let content = if metadata.is_symlink() {
                 let target = fs::read_link(&path).unwrap();
@@ -38,7 +38,7 @@ pub(crate) fn snapshot_tree(folder: &Path) -> Tree {
 
             tree.insert(name.into_owned(), (metadata.permissions().mode(), content));
             if metadata.is_dir() {
-                folders.push(path);
+                directories.push(path);
             }
         }
     }

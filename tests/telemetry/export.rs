@@ -74,8 +74,8 @@ async fn unreachable_collector_is_logged_once_with_span_count() {
 
 /// Creates a self-signed certificate for 127.0.0.1. Returns the paths of the certificate and its
 /// key.
-fn create_certificate(folder: &Path) -> [String; 2] {
-    let [certificate, key] = ["certificate.pem", "key.pem"].map(|name| folder.join(name));
+fn create_certificate(directory: &Path) -> [String; 2] {
+    let [certificate, key] = ["certificate.pem", "key.pem"].map(|name| directory.join(name));
     let output = Command::new("openssl")
         .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"])
         .args(["-subj", "/CN=collector", "-addext", "subjectAltName=IP:127.0.0.1"])
@@ -90,11 +90,11 @@ fn create_certificate(folder: &Path) -> [String; 2] {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn spans_are_exported_over_tls_to_trusted_collectors() {
-    let folder = tempfile::tempdir().unwrap();
-    let [certificate, key] = create_certificate(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let [certificate, key] = create_certificate(directory.path());
 
     // The daemon may read files beside its configuration.
-    let config = folder.path().join("jig.toml");
+    let config = directory.path().join("jig.toml");
     fs::write(&config, "").unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

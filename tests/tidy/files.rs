@@ -9,8 +9,8 @@ pub(super) fn package_files() -> Sources {
     rust_files()
         .into_iter()
         .filter(|(file, _)| {
-            let folder = file.split_once('/').map(|(folder, _)| folder);
-            matches!(folder, None | Some("api" | "client" | "daemon"))
+            let directory = file.split_once('/').map(|(directory, _)| directory);
+            matches!(directory, None | Some("api" | "client" | "daemon"))
         })
         .collect()
 }

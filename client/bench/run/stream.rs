@@ -156,8 +156,8 @@ mod tests {
 
     #[test]
     fn bytes_through_a_pipe_are_counted() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("file");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
         create_file(&file, 100_001).unwrap();
         assert!(through_pipe(&file, 2, 200_002).is_ok());
         assert!(through_pipe(&file, 2, 100_001).is_err());

@@ -69,8 +69,8 @@ mod tests {
 
     #[test]
     fn only_files_and_missing_paths_are_destinations() {
-        let folder = tempfile::tempdir().unwrap();
-        let path_of = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let path_of = |name: &str| directory.path().join(name);
         fs::create_dir(path_of("dir")).unwrap();
         fs::write(path_of("dir/file"), "").unwrap();
         for (link, to) in [

@@ -333,8 +333,8 @@ mod tests {
 
     #[test]
     fn destinations_in_a_repository_are_rejected() {
-        let folder = tempfile::tempdir().unwrap();
-        let path_of = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let path_of = |name: &str| directory.path().join(name);
         fs::create_dir_all(path_of("bare/refs/heads")).unwrap();
         fs::create_dir(path_of("half")).unwrap();
         fs::write(path_of("bare/HEAD"), "").unwrap();
@@ -358,8 +358,8 @@ mod tests {
 
     #[test]
     fn links_into_a_repository_are_rejected() {
-        let folder = tempfile::tempdir().unwrap();
-        let path_of = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let path_of = |name: &str| directory.path().join(name);
         fs::create_dir_all(path_of("r/.git/hooks")).unwrap();
         fs::create_dir_all(path_of("bare/refs")).unwrap();
         fs::create_dir_all(path_of("plain/sub")).unwrap();

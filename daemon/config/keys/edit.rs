@@ -89,14 +89,15 @@ fn edit_file(
         real => real.map_err(io_error(path))?,
     };
     let path = real.as_path();
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
+    let directory = match path.parent() {
+        Some(directory) if !directory.as_os_str().is_empty() => directory,
         _ => Path::new("."),
     };
 
     // Without the lock, a concurrent change would be lost.
-    let lock = fs::File::open(folder).map_err(io_error(folder))?;
-    flock(&lock, FlockOperation::LockExclusive).map_err(|errno| io_error(folder)(errno.into()))?;
+    let lock = fs::File::open(directory).map_err(io_error(directory))?;
+    flock(&lock, FlockOperation::LockExclusive)
+        .map_err(|errno| io_error(directory)(errno.into()))?;
     let before = match fs::metadata(path) {
         Ok(metadata) => Some(metadata),
         Err(error) if create_missing && error.kind() == io::ErrorKind::NotFound => None,
@@ -112,7 +113,7 @@ fn edit_file(
 
     let temporary = tempfile::Builder::new()
         .prefix(".jig-keys-")
-        .make_in(folder, |path| {
+        .make_in(directory, |path| {
             let mut options = OpenOptions::new();
             options.write(true).create_new(true).mode(0o600).open(path)
         })
@@ -129,7 +130,7 @@ fn edit_file(
     })();
     written.map_err(io_error(path))?;
     temporary.persist(path).map_err(|error| io_error(path)(error.error))?;
-    lock.sync_all().map_err(io_error(folder))
+    lock.sync_all().map_err(io_error(directory))
 }
 
 fn validated(path: &Path, content: RawKeyFile) -> Result<Vec<ApiKey>, KeyFileEditError> {
@@ -189,8 +190,8 @@ mod tests {
 
     #[test]
     fn the_target_of_a_link_is_changed_and_the_link_stays() {
-        let [folder, other] = [0, 1].map(|_| tempfile::tempdir().unwrap());
-        let (link, path) = (folder.path().join("link"), other.path().join("keys.toml"));
+        let [directory, other] = [0, 1].map(|_| tempfile::tempdir().unwrap());
+        let (link, path) = (directory.path().join("link"), other.path().join("keys.toml"));
         std::os::unix::fs::symlink(&path, &link).unwrap();
         // A dangling link is not replaced.
         assert!(add(&link, &key("a")).is_err());
@@ -205,8 +206,8 @@ mod tests {
 
     #[test]
     fn keys_are_added_and_revoked_and_other_content_stays() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("keys.toml");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keys.toml");
         assert!(revoke(&path, "a").is_err());
         let secret = add(&path, &key("a")).unwrap();
         let mode = fs::metadata(&path).unwrap().permissions().mode();
@@ -230,6 +231,6 @@ mod tests {
         assert_eq!(listed.len(), 1);
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o640);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 }

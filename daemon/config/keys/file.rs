@@ -394,8 +394,8 @@ mod tests {
     #[test]
     fn a_file_that_other_users_can_write_is_refused() {
         use std::{fs, os::unix::fs::PermissionsExt as _};
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("keys.toml");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keys.toml");
         let with_mode = |mode: u32| {
             fs::write(&path, key("")).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
@@ -408,7 +408,7 @@ mod tests {
             let problem = with_mode(mode).unwrap_err().concat();
             assert!(problem.contains("chmod go-w"), "{problem}");
         }
-        let missing = KeyFile::read(&folder.path().join("none")).unwrap_err();
+        let missing = KeyFile::read(&directory.path().join("none")).unwrap_err();
         assert!(missing.concat().contains("jig key new"));
     }
 }

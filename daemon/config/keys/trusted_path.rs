@@ -66,12 +66,12 @@ const NOT_A_FILE: &str = "is not a file";
 
 /// Opens a file for reading. Does not wait for the writer of a FIFO.
 fn open_file_at(
-    folder: &impl std::os::fd::AsFd,
+    directory: &impl std::os::fd::AsFd,
     name: &OsStr,
     flags: OFlags,
 ) -> Result<File, String> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | flags;
-    let file = openat(folder, name, flags, Mode::empty());
+    let file = openat(directory, name, flags, Mode::empty());
     let file = file.map_err(|errno| explain_open_error(&errno.into()))?;
     let stat = fstat(&file).map_err(|errno| explain_open_error(&errno.into()))?;
     if FileType::from_raw_mode(stat.st_mode).is_file() {
@@ -154,8 +154,8 @@ fn open_root() -> Result<(OwnedFd, PathBuf), String> {
     Ok((root, path.to_owned()))
 }
 
-fn check_directory(folder: &OwnedFd, path: &Path) -> Result<(), String> {
-    let stat = fstat(folder).map_err(|errno| explain_open_error(&errno.into()))?;
+fn check_directory(directory: &OwnedFd, path: &Path) -> Result<(), String> {
+    let stat = fstat(directory).map_err(|errno| explain_open_error(&errno.into()))?;
     check_owner("a directory above it", path, stat.st_uid)?;
     let mode = stat.st_mode;
     if mode & GROUP_OTHER_WRITE != 0 && mode & STICKY_BIT == 0 {
@@ -189,8 +189,8 @@ mod tests {
 
     #[test]
     fn a_file_that_other_users_can_replace_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = folder.path().join("keys");
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("keys");
         let path = place.join("keys.toml");
         fs::create_dir(&place).unwrap();
         fs::write(&path, "").unwrap();
@@ -208,7 +208,7 @@ mod tests {
         with_mode(0o755).unwrap();
         // Only root can change owners; the tests that need it run as root.
         let own = geteuid().as_raw();
-        let above = folder.path().to_owned();
+        let above = directory.path().to_owned();
         for (changed, expected) in [
             (&path, "it belongs"),
             (&place, "a directory above it belongs"),
@@ -225,17 +225,17 @@ mod tests {
     #[test]
     fn symbolic_links_are_followed_and_each_is_checked() {
         // As Kubernetes mounts a secret.
-        let folder = tempfile::tempdir().unwrap();
-        let [volume, first] = ["volume", "volume/..first"].map(|name| folder.path().join(name));
+        let directory = tempfile::tempdir().unwrap();
+        let [volume, first] = ["volume", "volume/..first"].map(|name| directory.path().join(name));
         fs::create_dir_all(&first).unwrap();
         fs::set_permissions(&volume, fs::Permissions::from_mode(0o1777)).unwrap();
         fs::write(first.join("keys.toml"), "first").unwrap();
         symlink("..first", volume.join("..data")).unwrap();
         symlink("..data/keys.toml", volume.join("keys.toml")).unwrap();
-        symlink(volume.join("keys.toml"), folder.path().join("link")).unwrap();
-        symlink("volume/../volume/./keys.toml", folder.path().join("detour")).unwrap();
+        symlink(volume.join("keys.toml"), directory.path().join("link")).unwrap();
+        symlink("volume/../volume/./keys.toml", directory.path().join("detour")).unwrap();
         for path in ["volume/keys.toml", "link", "detour"] {
-            let file = open_trusted(&folder.path().join(path)).unwrap();
+            let file = open_trusted(&directory.path().join(path)).unwrap();
             assert_eq!(io::read_to_string(file).unwrap(), "first", "{path}");
         }
         let own = geteuid().as_raw();
@@ -246,35 +246,35 @@ mod tests {
             lchown(&link, Some(own), None).unwrap();
         }
         // The directory of a link is checked too.
-        let open_to_all = folder.path().join("open");
+        let open_to_all = directory.path().join("open");
         fs::create_dir(&open_to_all).unwrap();
         fs::set_permissions(&open_to_all, fs::Permissions::from_mode(0o777)).unwrap();
         symlink(volume.join("keys.toml"), open_to_all.join("keys.toml")).unwrap();
         let problem = open_trusted(&open_to_all.join("keys.toml")).unwrap_err();
         assert!(problem.contains("chmod go-w"), "{problem}");
-        symlink("loop", folder.path().join("loop")).unwrap();
+        symlink("loop", directory.path().join("loop")).unwrap();
         for (path, expected) in [
             ("loop", "too many symbolic links"),
             ("volume", NOT_A_FILE),
             ("none/keys.toml", "jig key new"),
             ("volume/keys.toml/x", "ot a directory"),
         ] {
-            let problem = open_trusted(&folder.path().join(path)).unwrap_err();
+            let problem = open_trusted(&directory.path().join(path)).unwrap_err();
             assert!(problem.contains(expected), "{path}: {problem}");
         }
     }
 
     #[test]
     fn the_checked_file_is_the_file_that_is_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let [path, other] = ["keys.toml", "other"].map(|name| folder.path().join(name));
+        let directory = tempfile::tempdir().unwrap();
+        let [path, other] = ["keys.toml", "other"].map(|name| directory.path().join(name));
         fs::write(&path, "right").unwrap();
         fs::write(&other, "wrong").unwrap();
         let file = open_trusted(&path).unwrap();
         fs::rename(&other, &path).unwrap();
         assert_eq!(io::read_to_string(file).unwrap(), "right");
         // Opening a FIFO does not wait for a writer.
-        let fifo = folder.path().join("fifo");
+        let fifo = directory.path().join("fifo");
         rustix::fs::mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
         assert_eq!(open_trusted(&fifo).unwrap_err(), NOT_A_FILE);
         assert_eq!(open(&fifo).unwrap_err(), NOT_A_FILE);

@@ -138,9 +138,9 @@ mod tests {
 
     #[test]
     fn git_directories_in_the_workspace_are_found() {
-        let folder = tempfile::tempdir().unwrap();
-        let folder = fs::canonicalize(folder.path()).unwrap();
-        let root = &folder.join("workspace");
+        let directory = tempfile::tempdir().unwrap();
+        let directory = fs::canonicalize(directory.path()).unwrap();
+        let root = &directory.join("workspace");
         fs::create_dir(root).unwrap();
         assert!(found(root).is_empty());
 
@@ -171,8 +171,8 @@ mod tests {
 
     #[test]
     fn a_bare_repository_is_found_without_dot_git() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = fs::canonicalize(folder.path()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(directory.path()).unwrap();
         repository(&root);
         assert_eq!(found(&root), [(String::new(), false)]);
         fs::create_dir(root.join(".git")).unwrap();
@@ -183,8 +183,8 @@ mod tests {
 
     #[test]
     fn a_git_directory_behind_a_symbolic_link_is_rejected() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = fs::canonicalize(folder.path()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(directory.path()).unwrap();
         fs::create_dir(root.join("real")).unwrap();
         symlink("real", root.join("link")).unwrap();
         fs::write(root.join(".git"), "gitdir: link\n").unwrap();

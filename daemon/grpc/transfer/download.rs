@@ -251,11 +251,11 @@ mod tests {
 
     /// A download of a file of this size.
     async fn download_of_size(
-        folder: &Path,
+        directory: &Path,
         size: u64,
     ) -> (FileDownload, ResponseStream<DownloadResponse>) {
-        fs::write(folder.join("file"), vec![7; usize::try_from(size).unwrap()]).unwrap();
-        let workspace = Workspace::open("w", folder, "/workspace").unwrap();
+        fs::write(directory.join("file"), vec![7; usize::try_from(size).unwrap()]).unwrap();
+        let workspace = Workspace::open("w", directory, "/workspace").unwrap();
         let path = workspace.resolve("file").unwrap();
         let (sender, terminator, responses) = response_channel(STREAM_BUFFER_CHUNKS, "call");
         let file = workspace.open_file(&path).unwrap();
@@ -284,13 +284,13 @@ mod tests {
         (download, responses)
     }
 
-    async fn ten_messages(folder: &Path) -> (FileDownload, ResponseStream<DownloadResponse>) {
-        download_of_size(folder, MAX_DOWNLOAD_CHUNK_BYTES * 10).await
+    async fn ten_messages(directory: &Path) -> (FileDownload, ResponseStream<DownloadResponse>) {
+        download_of_size(directory, MAX_DOWNLOAD_CHUNK_BYTES * 10).await
     }
 
     #[tokio::test]
     async fn stream_that_is_cut_off_ends_with_an_error() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         type CutOff = fn(&mut FileDownload);
         let causes: [(CutOff, Code); 3] = [
             (|download| download.read_timeout = Duration::ZERO, Code::DeadlineExceeded),
@@ -307,7 +307,7 @@ mod tests {
             ),
         ];
         for (cut_off, code) in causes {
-            let (mut download, responses) = ten_messages(folder.path()).await;
+            let (mut download, responses) = ten_messages(directory.path()).await;
             cut_off(&mut download);
             download.run().await;
             let items: Vec<_> = responses.collect().await;
@@ -319,8 +319,8 @@ mod tests {
 
     #[tokio::test]
     async fn reading_client_gets_the_whole_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let (download, responses) = ten_messages(folder.path()).await;
+        let directory = tempfile::tempdir().unwrap();
+        let (download, responses) = ten_messages(directory.path()).await;
         let task = task::spawn("download", download.run());
         let items: Vec<_> = responses.collect().await;
         assert_eq!(items.len(), 10);
@@ -367,14 +367,14 @@ mod tests {
             [(0, 0), (9, 0), (MAX_DOWNLOAD_CHUNK_BYTES * 2, 0), (MAX_DOWNLOAD_CHUNK_BYTES * 2, 1)]
         {
             for (number, (change, is_written_to)) in changes.into_iter().enumerate() {
-                let folder = tempfile::tempdir().unwrap();
-                let (mut download, _responses) = download_of_size(folder.path(), size).await;
+                let directory = tempfile::tempdir().unwrap();
+                let (mut download, _responses) = download_of_size(directory.path(), size).await;
 
                 let opened = file_version(&download.opened_stat);
                 let mut parts: Vec<DownloadResponse> = Vec::new();
                 while parts.last().is_none_or(|part| part.sha256.is_none()) {
                     if parts.len() == when {
-                        change(&folder.path().join("file"));
+                        change(&directory.path().join("file"));
                     }
                     parts.push(download.next_chunk().await.unwrap());
                 }

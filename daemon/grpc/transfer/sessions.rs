@@ -84,7 +84,7 @@ impl UploadSessions {
         let sessions =
             Self { records, workspaces, uploads: Mutex::default(), released: Notify::new() };
         // If another daemon holds the lock, it deletes useless records as well.
-        let Some(_lock) = sessions.records.try_lock_folder() else {
+        let Some(_lock) = sessions.records.try_lock_directory() else {
             return sessions;
         };
 
@@ -122,7 +122,7 @@ impl UploadSessions {
             return;
         }
 
-        let _lock = self.records.lock_folder();
+        let _lock = self.records.lock_directory();
         let records = self.records.load();
         let (matching, others): (Vec<_>, Vec<_>) =
             records.into_iter().partition(|record| upload_key(record) == *key);

@@ -401,8 +401,8 @@ mod tests {
 
     #[tokio::test]
     async fn read_does_not_wait_for_a_lock_of_another_program() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("db");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("db");
         let connection = Connection::open(&path).unwrap();
         connection
             .execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE t (n INTEGER PRIMARY KEY)")

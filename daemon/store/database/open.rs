@@ -194,9 +194,9 @@ fn enable_incremental_vacuum(connection: &Connection, path: &Path) -> rusqlite::
         return Ok(());
     }
 
-    // In the same folder: the daemon may not write elsewhere, and memory may be too small.
-    let folder = path.parent().unwrap_or(path).display().to_string();
-    connection.pragma_update(None, "temp_store_directory", folder)?;
+    // In the same directory: the daemon may not write elsewhere, and memory may be too small.
+    let directory = path.parent().unwrap_or(path).display().to_string();
+    connection.pragma_update(None, "temp_store_directory", directory)?;
     if let Err(error) = connection.execute_batch("VACUUM") {
         tracing::warn!(%error, "cannot rewrite the database; its file will not shrink");
     }

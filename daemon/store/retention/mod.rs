@@ -1,7 +1,7 @@
 //! Retention: removes what has expired or exceeds a limit.
 //!
 //! [`rows`] covers finished rows of the database (jobs, idempotency keys). [`sessions`] covers
-//! session folders, with their records and artifacts.
+//! session directories, with their records and artifacts.
 
 pub(crate) mod rows;
 pub(crate) mod sessions;

@@ -21,7 +21,7 @@ use crate::daemon::{
     config::sessions::SessionsConfig,
     store::{
         session::{RetentionUnit, Session, SessionSummary, StepUsage},
-        session_folders::SessionLocation,
+        session_directories::SessionLocation,
         sessions::SessionStore,
     },
     task,
@@ -151,7 +151,7 @@ impl RetentionPass {
     /// Removes a session that has expired, or those of its steps that have expired or exceed
     /// `max_record_bytes`. Returns a summary of what remains; `None` if the session is gone.
     fn retain_session(&self, location: &SessionLocation) -> io::Result<Option<SessionSummary>> {
-        let summary = Session::summarize(&location.folder, &self.shutdown)?;
+        let summary = Session::summarize(&location.directory, &self.shutdown)?;
         if self.is_expired(summary.last_used)
             && self.remove_if(location, |last_used| self.is_expired(last_used))?
         {
@@ -168,7 +168,7 @@ impl RetentionPass {
             return Ok(None);
         };
         self.trim_session(&session)?;
-        Session::summarize(&location.folder, &self.shutdown).map(Some)
+        Session::summarize(&location.directory, &self.shutdown).map(Some)
     }
 
     fn remove_if(

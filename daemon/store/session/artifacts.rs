@@ -1,4 +1,4 @@
-//! The artifacts of a session: files in its folder.
+//! The artifacts of a session: files in its directory.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ const STAT_BLOCK_BYTES: u64 = 512;
 
 #[derive(Debug)]
 pub(crate) struct ArtifactMetadata {
-    /// Relative to the session's folder.
+    /// Relative to the session's directory.
     pub(crate) path: String,
     /// The step that created it.
     pub(crate) step: StepId,
@@ -32,14 +32,14 @@ pub(crate) struct ArtifactMetadata {
 
 /// Lists at most `limit` artifacts by path, those after `after`.
 pub(super) fn list(
-    folder: &Path,
+    directory: &Path,
     after: Option<&str>,
     step: Option<u64>,
     limit: usize,
 ) -> io::Result<Vec<ArtifactMetadata>> {
     let mut paths = BTreeMap::new();
     for name in ARTIFACT_DIRS {
-        for_each_artifact(&folder.join(name), name, |path, artifact_step| {
+        for_each_artifact(&directory.join(name), name, |path, artifact_step| {
             let matches = after.is_none_or(|after| path.as_str() > after)
                 && step.is_none_or(|step| artifact_step.number() == step);
             if matches {
@@ -53,36 +53,38 @@ pub(super) fn list(
 
     paths
         .into_iter()
-        .filter_map(|(path, step)| stat_artifact(folder, path, step).transpose())
+        .filter_map(|(path, step)| stat_artifact(directory, path, step).transpose())
         .collect()
 }
 
 /// Lists all artifacts, in no order.
 pub(super) fn list_all(
-    folder: &Path,
+    directory: &Path,
     shutdown: &CancellationToken,
 ) -> io::Result<Vec<ArtifactMetadata>> {
     let mut paths = Vec::new();
     for name in ARTIFACT_DIRS {
-        for_each_artifact(&folder.join(name), name, |path, step| paths.push((path, step)))?;
+        for_each_artifact(&directory.join(name), name, |path, step| paths.push((path, step)))?;
     }
 
     let stat = |(path, step)| {
-        check_not_cancelled(shutdown).and_then(|()| stat_artifact(folder, path, step)).transpose()
+        check_not_cancelled(shutdown)
+            .and_then(|()| stat_artifact(directory, path, step))
+            .transpose()
     };
     paths.into_iter().filter_map(stat).collect()
 }
 
 /// Returns the bytes that all artifacts take on the disk.
-pub(super) fn disk_usage(folder: &Path, shutdown: &CancellationToken) -> io::Result<u64> {
-    Ok(list_all(folder, shutdown)?.iter().map(|artifact| artifact.disk_bytes).sum())
+pub(super) fn disk_usage(directory: &Path, shutdown: &CancellationToken) -> io::Result<u64> {
+    Ok(list_all(directory, shutdown)?.iter().map(|artifact| artifact.disk_bytes).sum())
 }
 
 /// Removes the artifacts of a step that exist.
-pub(super) fn remove_step(folder: &Path, step: u64) -> io::Result<()> {
+pub(super) fn remove_step(directory: &Path, step: u64) -> io::Result<()> {
     let [stdout, stderr] = StepId::stream_paths(step);
     for path in [stdout, stderr, StepId(step).patch_path()] {
-        match fs::remove_file(folder.join(path)) {
+        match fs::remove_file(directory.join(path)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
@@ -90,10 +92,10 @@ pub(super) fn remove_step(folder: &Path, step: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes all artifacts and any other files in their folders.
-pub(super) fn remove_all(folder: &Path, shutdown: &CancellationToken) -> io::Result<()> {
+/// Removes all artifacts and any other files in their directories.
+pub(super) fn remove_all(directory: &Path, shutdown: &CancellationToken) -> io::Result<()> {
     for name in ARTIFACT_DIRS {
-        let entries = match fs::read_dir(folder.join(name)) {
+        let entries = match fs::read_dir(directory.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             entries => entries?,
         };
@@ -106,11 +108,11 @@ pub(super) fn remove_all(folder: &Path, shutdown: &CancellationToken) -> io::Res
 }
 
 fn for_each_artifact(
-    folder: &Path,
+    directory: &Path,
     name: &str,
     mut f: impl FnMut(String, StepId),
 ) -> io::Result<()> {
-    let entries = match fs::read_dir(folder) {
+    let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
@@ -129,11 +131,11 @@ fn for_each_artifact(
 
 /// Returns the metadata of an artifact; `None` if it does not exist any more.
 fn stat_artifact(
-    folder: &Path,
+    directory: &Path,
     path: String,
     step: StepId,
 ) -> io::Result<Option<ArtifactMetadata>> {
-    match fs::symlink_metadata(folder.join(&path)) {
+    match fs::symlink_metadata(directory.join(&path)) {
         Ok(metadata) => Ok(Some(ArtifactMetadata {
             path,
             step,

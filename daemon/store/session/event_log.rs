@@ -53,7 +53,7 @@ const EXTRA_RESERVE_BYTES: u64 = 16 * 1024;
 /// The records of a session, open for appending.
 #[derive(Debug)]
 pub(super) struct EventLog {
-    folder: PathBuf,
+    directory: PathBuf,
     state: Mutex<EventLogState>,
     last_sequence: watch::Sender<u64>,
     /// Held while old records are removed.
@@ -89,21 +89,21 @@ pub(crate) struct SessionCounters {
 }
 
 impl EventLog {
-    /// Opens the records in `folder`, creating the file if it is missing. Removes a record that a
-    /// crash cut off.
-    pub(super) fn open(folder: &Path, usage: Arc<SessionUsage>) -> io::Result<Self> {
+    /// Opens the records in `directory`, creating the file if it is missing. Removes a record that
+    /// a crash cut off.
+    pub(super) fn open(directory: &Path, usage: Arc<SessionUsage>) -> io::Result<Self> {
         let file = File::options()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o600)
-            .open(folder.join(RECORDS_FILE))?;
-        let (counters, length) = recover(folder, &file)?;
+            .open(directory.join(RECORDS_FILE))?;
+        let (counters, length) = recover(directory, &file)?;
         file.set_len(length)?;
 
         Ok(Self {
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
             last_sequence: watch::Sender::new(counters.sequence),
             state: Mutex::new(EventLogState {
                 file: Arc::new(file),
@@ -121,11 +121,11 @@ impl EventLog {
         })
     }
 
-    /// Reads the counters of the session in `folder` without opening it.
-    pub(super) fn read_counters(folder: &Path) -> io::Result<SessionCounters> {
-        match File::open(folder.join(RECORDS_FILE)) {
-            Ok(file) => Ok(recover(folder, &file)?.0),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => read_counters_file(folder),
+    /// Reads the counters of the session in `directory` without opening it.
+    pub(super) fn read_counters(directory: &Path) -> io::Result<SessionCounters> {
+        match File::open(directory.join(RECORDS_FILE)) {
+            Ok(file) => Ok(recover(directory, &file)?.0),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => read_counters_file(directory),
             Err(error) => Err(error),
         }
     }
@@ -218,9 +218,9 @@ impl EventLog {
     ) -> io::Result<()> {
         let _exclusive = self.compaction.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.snapshot();
-        write_counters_file(&self.folder, &Self::read_counters(&self.folder)?)?;
+        write_counters_file(&self.directory, &Self::read_counters(&self.directory)?)?;
 
-        let new = self.folder.join(COMPACTED_RECORDS_FILE);
+        let new = self.directory.join(COMPACTED_RECORDS_FILE);
         let result = self.rewrite(&before, &new, is_removed, shutdown);
         if result.is_err() {
             // If this fails too, the next compaction truncates the file.
@@ -256,7 +256,7 @@ impl EventLog {
 
         // The end records of running steps need their space in the new file.
         let reserved = reserve_space(&file, length, length + end_reserve_bytes(&state))?;
-        fs::rename(new, self.folder.join(RECORDS_FILE))?;
+        fs::rename(new, self.directory.join(RECORDS_FILE))?;
 
         state.length = length;
         state.reserved = reserved;
@@ -402,9 +402,9 @@ fn has_value(fields: &Map<String, Value>, name: &str, value: &str) -> bool {
 }
 
 /// Finds the counters of a session, and the end of its last complete record.
-fn recover(folder: &Path, file: &File) -> io::Result<(SessionCounters, u64)> {
+fn recover(directory: &Path, file: &File) -> io::Result<(SessionCounters, u64)> {
     // Read first: records with higher numbers may be removed at any time.
-    let mut counters = read_counters_file(folder)?;
+    let mut counters = read_counters_file(directory)?;
     let length = last_line_end(file, file.metadata()?.len())?;
 
     let mut is_last = true;
@@ -423,20 +423,20 @@ fn recover(folder: &Path, file: &File) -> io::Result<(SessionCounters, u64)> {
     Ok((counters, length))
 }
 
-fn read_counters_file(folder: &Path) -> io::Result<SessionCounters> {
-    match fs::read(folder.join(COUNTERS_FILE)) {
+fn read_counters_file(directory: &Path) -> io::Result<SessionCounters> {
+    match fs::read(directory.join(COUNTERS_FILE)) {
         Ok(text) => serde_json::from_slice(&text).map_err(io::Error::from),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(SessionCounters::default()),
         Err(error) => Err(error),
     }
 }
 
-/// Writes the counters of the session in `folder`, atomically.
-pub(super) fn write_counters_file(folder: &Path, counters: &SessionCounters) -> io::Result<()> {
-    let new = folder.join(format!("{COUNTERS_FILE}.new"));
+/// Writes the counters of the session in `directory`, atomically.
+pub(super) fn write_counters_file(directory: &Path, counters: &SessionCounters) -> io::Result<()> {
+    let new = directory.join(format!("{COUNTERS_FILE}.new"));
     let mut file =
         File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(&serde_json::to_vec(counters)?)?;
     file.sync_data()?;
-    fs::rename(new, folder.join(COUNTERS_FILE))
+    fs::rename(new, directory.join(COUNTERS_FILE))
 }

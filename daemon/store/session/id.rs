@@ -1,6 +1,6 @@
 //! Session ids.
 
-/// 1 to 64 letters, digits, `.`, `_` and `-`, the first of them no dot. It names a folder.
+/// 1 to 64 letters, digits, `.`, `_` and `-`, the first of them no dot. It names a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SessionId(String);
 
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_cannot_name_other_folders() {
+    fn ids_cannot_name_other_directories() {
         for good in ["default", "a", "A-1_b.c", &"x".repeat(64)] {
             assert!(SessionId::parse(good).is_some(), "{good}");
         }

@@ -41,12 +41,12 @@ use self::{
     record_reader::{RecordHeader, RecordReader, binary_search},
     summary::parse_record_time,
 };
-use super::{artifact_writer::ArtifactWriter, folder::create, session_usage::SessionUsage};
+use super::{artifact_writer::ArtifactWriter, directory::create, session_usage::SessionUsage};
 
-/// An open session: its folder and its event log.
+/// An open session: its directory and its event log.
 #[derive(Debug)]
 pub(crate) struct Session {
-    folder: PathBuf,
+    directory: PathBuf,
     events: EventLog,
     usage: Arc<SessionUsage>,
 }
@@ -80,20 +80,23 @@ pub(crate) struct StepUsage {
 }
 
 impl Session {
-    /// Creates the initial content of a new session in `folder`. With `counters`, those of a
+    /// Creates the initial content of a new session in `directory`. With `counters`, those of a
     /// removed session of the same id, the new session continues them.
-    pub(super) fn create_in(folder: &Path, counters: Option<&SessionCounters>) -> io::Result<()> {
-        create(&folder.join(step::LOGS_DIR))?;
-        counters.map_or(Ok(()), |counters| write_counters_file(folder, counters))
+    pub(super) fn create_in(
+        directory: &Path,
+        counters: Option<&SessionCounters>,
+    ) -> io::Result<()> {
+        create(&directory.join(step::LOGS_DIR))?;
+        counters.map_or(Ok(()), |counters| write_counters_file(directory, counters))
     }
 
-    /// Opens the session in `folder`, creating it if it is new. Removes a record that a crash cut
-    /// off.
-    pub(super) fn open(folder: PathBuf, usage: Arc<SessionUsage>) -> io::Result<Self> {
-        create(&folder)?;
-        create(&folder.join(step::LOGS_DIR))?;
-        let events = EventLog::open(&folder, Arc::clone(&usage))?;
-        Ok(Self { folder, events, usage })
+    /// Opens the session in `directory`, creating it if it is new. Removes a record that a crash
+    /// cut off.
+    pub(super) fn open(directory: PathBuf, usage: Arc<SessionUsage>) -> io::Result<Self> {
+        create(&directory)?;
+        create(&directory.join(step::LOGS_DIR))?;
+        let events = EventLog::open(&directory, Arc::clone(&usage))?;
+        Ok(Self { directory, events, usage })
     }
 
     /// Records the end of steps that were in progress when the previous daemon died. On failure,
@@ -108,27 +111,30 @@ impl Session {
         }
     }
 
-    /// Reads the counters of the session in `folder` without opening it. Blocks.
-    pub(super) fn read_counters(folder: &Path) -> io::Result<SessionCounters> {
-        EventLog::read_counters(folder)
+    /// Reads the counters of the session in `directory` without opening it. Blocks.
+    pub(super) fn read_counters(directory: &Path) -> io::Result<SessionCounters> {
+        EventLog::read_counters(directory)
     }
 
-    /// Summarizes the session in `folder` without opening it. Blocks.
+    /// Summarizes the session in `directory` without opening it. Blocks.
     pub(super) fn summarize(
-        folder: &Path,
+        directory: &Path,
         shutdown: &CancellationToken,
     ) -> io::Result<SessionSummary> {
-        SessionSummary::read(folder, shutdown)
+        SessionSummary::read(directory, shutdown)
     }
 
-    /// Returns when the session in `folder` was last used, without opening it. Blocks.
-    pub(super) fn last_used(folder: &Path) -> io::Result<SystemTime> {
-        summary::last_used(folder)
+    /// Returns when the session in `directory` was last used, without opening it. Blocks.
+    pub(super) fn last_used(directory: &Path) -> io::Result<SystemTime> {
+        summary::last_used(directory)
     }
 
-    /// Deletes the artifacts of the removed session in `folder`. Blocks.
-    pub(super) fn delete_artifacts(folder: &Path, shutdown: &CancellationToken) -> io::Result<()> {
-        artifacts::remove_all(folder, shutdown)
+    /// Deletes the artifacts of the removed session in `directory`. Blocks.
+    pub(super) fn delete_artifacts(
+        directory: &Path,
+        shutdown: &CancellationToken,
+    ) -> io::Result<()> {
+        artifacts::remove_all(directory, shutdown)
     }
 
     // === Records ===
@@ -205,16 +211,16 @@ impl Session {
         max_bytes: u64,
     ) -> (ArtifactWriter, String) {
         let path = step.artifact_path(stream);
-        let writer = ArtifactWriter::new(self.folder.join(&path), max_bytes);
+        let writer = ArtifactWriter::new(self.directory.join(&path), max_bytes);
         (writer.with_usage(Arc::clone(&self.usage)), path)
     }
 
     /// Stores the patch of `step` and returns the path under which it can be read. Blocks.
     pub(crate) fn save_patch(&self, step: StepId, patch: &[u8]) -> io::Result<String> {
         let path = step.patch_path();
-        let file = self.folder.join(&path);
-        if let Some(folder) = file.parent() {
-            create(folder)?;
+        let file = self.directory.join(&path);
+        if let Some(directory) = file.parent() {
+            create(directory)?;
         }
 
         let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file)?;
@@ -229,7 +235,7 @@ impl Session {
     /// Removes the patch of `step`, which was not applied. Blocks.
     pub(crate) fn remove_patch(&self, step: StepId) {
         // On failure, the step's record still says that the step failed.
-        let _removed = std::fs::remove_file(self.folder.join(step.patch_path()));
+        let _removed = std::fs::remove_file(self.directory.join(step.patch_path()));
     }
 
     /// Opens the artifact at `path`. Blocks.
@@ -238,7 +244,7 @@ impl Session {
             return Ok(OpenedArtifact::Missing);
         };
 
-        match File::open(self.folder.join(path)) {
+        match File::open(self.directory.join(path)) {
             Ok(file) => Ok(OpenedArtifact::File(file)),
             // An empty stream has no file. The records tell whether there was such a command, and
             // whether it wrote anything that has been removed since.
@@ -262,7 +268,7 @@ impl Session {
         step: Option<u64>,
         limit: usize,
     ) -> io::Result<Vec<ArtifactMetadata>> {
-        artifacts::list(&self.folder, after, step, limit)
+        artifacts::list(&self.directory, after, step, limit)
     }
 
     /// Returns the tool that `step` is a call of, if its first record is stored. Blocks.
@@ -339,7 +345,7 @@ impl Session {
             }
         }
 
-        for artifact in artifacts::list_all(&self.folder, shutdown)? {
+        for artifact in artifacts::list_all(&self.directory, shutdown)? {
             let index = indices.get(&RetentionUnit::Step(artifact.step.0));
             if let Some(usage) = index.and_then(|index| steps.get_mut(*index)) {
                 usage.artifact_bytes += artifact.disk_bytes;
@@ -372,7 +378,7 @@ impl Session {
         for unit in steps {
             check_not_cancelled(shutdown)?;
             if let RetentionUnit::Step(step) = unit {
-                artifacts::remove_step(&self.folder, *step)?;
+                artifacts::remove_step(&self.directory, *step)?;
             }
         }
         self.events.compact(|unit| steps.contains(&unit), shutdown)

@@ -1,10 +1,10 @@
 //! Steps of a session, and the paths of their artifacts.
 
-/// Folder of the output of commands.
+/// Directory of the output of commands.
 pub(super) const LOGS_DIR: &str = "logs";
-/// Folder of patches.
+/// Directory of patches.
 const DIFFS_DIR: &str = "diffs";
-/// The folders of artifacts, in path order.
+/// The directories of artifacts, in path order.
 pub(super) const ARTIFACT_DIRS: [&str; 2] = [DIFFS_DIR, LOGS_DIR];
 
 /// Number of a step in its session. Each call is a step.
@@ -62,10 +62,11 @@ impl StepId {
         format!("{DIFFS_DIR}/step_{:04}.patch", self.0)
     }
 
-    /// Whether `path` is inside a folder of artifacts.
+    /// Whether `path` is inside a directory of artifacts.
     pub(crate) fn is_beside_artifacts(path: &str) -> bool {
-        let mut folders = ARTIFACT_DIRS.iter();
-        folders.any(|folder| path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))
+        let mut directories = ARTIFACT_DIRS.iter();
+        directories
+            .any(|directory| path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/')))
     }
 
     /// Returns the step whose artifact is at `path`. Accepts only paths that this module creates,

@@ -1,4 +1,4 @@
-//! Summary of a session, read from its folder without opening it.
+//! Summary of a session, read from its directory without opening it.
 
 use std::{
     fs::{self, File},
@@ -17,7 +17,7 @@ use super::{
     record_reader::{RecordHeader, RecordReader},
 };
 
-/// Size of a session without content: its folders and small files, one block each.
+/// Size of a session without content: its directories and small files, one block each.
 const EMPTY_SESSION_BYTES: u64 = 4 * 4096;
 /// Unit of `st_blocks` (stat(2)).
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -34,27 +34,29 @@ pub(crate) struct SessionSummary {
 }
 
 impl SessionSummary {
-    /// Summarizes the session in `folder`.
-    pub(super) fn read(folder: &Path, shutdown: &CancellationToken) -> io::Result<Self> {
-        let last_used = last_used(folder)?;
+    /// Summarizes the session in `directory`.
+    pub(super) fn read(directory: &Path, shutdown: &CancellationToken) -> io::Result<Self> {
+        let last_used = last_used(directory)?;
 
-        let (record_bytes, disk_bytes, oldest_record) = match File::open(folder.join(RECORDS_FILE))
-        {
-            Ok(file) => {
-                let metadata = file.metadata()?;
-                let length = metadata.len();
-                let mut reader = RecordReader::new(&file, 0, length);
-                let first = reader.next()?.and_then(RecordHeader::parse);
-                let oldest_record = first.and_then(|header| parse_record_time(&header.time));
-                (length, metadata.blocks() * STAT_BLOCK_BYTES, oldest_record)
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => (0, 0, None),
-            Err(error) => return Err(error),
-        };
+        let (record_bytes, disk_bytes, oldest_record) =
+            match File::open(directory.join(RECORDS_FILE)) {
+                Ok(file) => {
+                    let metadata = file.metadata()?;
+                    let length = metadata.len();
+                    let mut reader = RecordReader::new(&file, 0, length);
+                    let first = reader.next()?.and_then(RecordHeader::parse);
+                    let oldest_record = first.and_then(|header| parse_record_time(&header.time));
+                    (length, metadata.blocks() * STAT_BLOCK_BYTES, oldest_record)
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => (0, 0, None),
+                Err(error) => return Err(error),
+            };
 
         Ok(Self {
             record_bytes,
-            disk_bytes: EMPTY_SESSION_BYTES + disk_bytes + artifacts::disk_usage(folder, shutdown)?,
+            disk_bytes: EMPTY_SESSION_BYTES
+                + disk_bytes
+                + artifacts::disk_usage(directory, shutdown)?,
             oldest_record,
             last_used,
         })
@@ -62,12 +64,12 @@ impl SessionSummary {
 }
 
 /// Returns the time of the session's last record, even if that has been removed.
-pub(super) fn last_used(folder: &Path) -> io::Result<SystemTime> {
-    let SessionCounters { time, .. } = EventLog::read_counters(folder)?;
+pub(super) fn last_used(directory: &Path) -> io::Result<SystemTime> {
+    let SessionCounters { time, .. } = EventLog::read_counters(directory)?;
     Ok(match parse_record_time(&time) {
         Some(time) => time,
         // Created, and without any record so far.
-        None => fs::metadata(folder)?.modified().unwrap_or(UNIX_EPOCH),
+        None => fs::metadata(directory)?.modified().unwrap_or(UNIX_EPOCH),
     })
 }
 

@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{OpenedArtifact, RetentionUnit, Session, SessionUsage, StepId, StepUsage, StreamName};
 
-fn open(folder: &TempDir) -> Session {
-    Session::open(folder.path().to_owned(), Arc::default()).unwrap()
+fn open(directory: &TempDir) -> Session {
+    Session::open(directory.path().to_owned(), Arc::default()).unwrap()
 }
 
 fn fields(tool: &str) -> Map<String, Value> {
@@ -21,12 +21,12 @@ fn fields(tool: &str) -> Map<String, Value> {
 
 #[test]
 fn step_numbers_continue_after_a_restart_and_a_torn_record_is_removed() {
-    let folder = tempfile::tempdir().unwrap();
-    let session = open(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let session = open(&directory);
     assert_eq!(session.begin_step(fields("run")).unwrap(), StepId(1));
     assert_eq!(session.begin_step(fields("read_file")).unwrap(), StepId(2));
     drop(session);
-    let path = folder.path().join("events.jsonl");
+    let path = directory.path().join("events.jsonl");
     let whole = fs::read(&path).unwrap();
     fs::OpenOptions::new()
         .append(true)
@@ -34,7 +34,7 @@ fn step_numbers_continue_after_a_restart_and_a_torn_record_is_removed() {
         .unwrap()
         .write_all(b"{\"sequence\":3,\"st")
         .unwrap();
-    let session = open(&folder);
+    let session = open(&directory);
     assert_eq!(fs::read(&path).unwrap(), whole);
     assert_eq!(session.begin_step(fields("run")).unwrap(), StepId(3));
     assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 3);
@@ -42,23 +42,23 @@ fn step_numbers_continue_after_a_restart_and_a_torn_record_is_removed() {
 
 #[test]
 fn artifacts_open_by_their_exact_paths_only() {
-    let folder = tempfile::tempdir().unwrap();
-    let session = open(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let session = open(&directory);
     let step = session.begin_step(fields("run")).unwrap();
     let (mut sink, path) = session.artifact_writer(step, StreamName::Stdout, 3);
     sink.write(b"abcdef");
     assert_eq!(path, "logs/tool_step_0001_stdout.txt");
     assert!(matches!(session.open_artifact(&path).unwrap(), OpenedArtifact::File(_)));
-    assert_eq!(fs::read(folder.path().join(&path)).unwrap(), b"abc");
+    assert_eq!(fs::read(directory.path().join(&path)).unwrap(), b"abc");
     assert!(matches!(
         session.open_artifact("logs/tool_step_0001_stderr.txt").unwrap(),
         OpenedArtifact::Empty
     ));
     let path = session.save_patch(step, b"--- a").unwrap();
     assert_eq!(path, "diffs/step_0001.patch");
-    assert_eq!(fs::read(folder.path().join(&path)).unwrap(), b"--- a");
+    assert_eq!(fs::read(directory.path().join(&path)).unwrap(), b"--- a");
     assert!(matches!(session.open_artifact(&path).unwrap(), OpenedArtifact::File(_)));
-    fs::remove_file(folder.path().join(&path)).unwrap();
+    fs::remove_file(directory.path().join(&path)).unwrap();
     for missing in [
         &*path,
         "diffs/step_1.patch",
@@ -86,8 +86,8 @@ fn wrote_nothing(session: &Session, step: u64) -> bool {
 
 #[test]
 fn empty_stream_of_a_command_is_detected_among_many_records() {
-    let folder = tempfile::tempdir().unwrap();
-    let session = open(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let session = open(&directory);
     let end = |text: String| -> Map<String, Value> {
         [
             ("event".to_owned(), "tool_call_finished".into()),
@@ -154,8 +154,8 @@ fn sequences(session: &Session) -> Vec<u64> {
 
 #[test]
 fn numbers_continue_after_their_records_are_removed() {
-    let folder = tempfile::tempdir().unwrap();
-    let session = open(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let session = open(&directory);
     let running = session.begin_step(fields("run")).unwrap();
     let steps: Vec<_> = (0..3).map(|_| run(&session)).collect();
     assert_eq!(usage(&session).len(), 3, "one is running");
@@ -174,10 +174,10 @@ fn numbers_continue_after_their_records_are_removed() {
     assert!(session.last_command().unwrap().is_none());
     drop(session);
     for expected in [5, 6] {
-        let session = open(&folder);
+        let session = open(&directory);
         assert_eq!(run(&session), StepId(expected));
     }
-    assert_eq!(sequences(&open(&folder)), [9, 10, 11, 12]);
+    assert_eq!(sequences(&open(&directory)), [9, 10, 11, 12]);
 }
 
 /// The end record of a command that wrote `stdout_bytes`.
@@ -190,21 +190,21 @@ fn end_with(stdout_bytes: u64) -> Map<String, Value> {
 
 #[test]
 fn removed_output_is_not_reported_as_empty() {
-    let folder = tempfile::tempdir().unwrap();
-    let session = open(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let session = open(&directory);
     let step = session.begin_step(fields("run")).unwrap();
     let (mut sink, path) = session.artifact_writer(step, StreamName::Stdout, 100);
     sink.write(b"text\n");
     session.record(step, end_with(5)).unwrap();
     let [_, stderr] = StepId::stream_paths(step.0);
     // The daemon died, or the disk was full, after the artifacts and before the records went.
-    super::artifacts::remove_step(folder.path(), step.0).unwrap();
+    super::artifacts::remove_step(directory.path(), step.0).unwrap();
     for _ in 0..2 {
-        let session = open(&folder);
+        let session = open(&directory);
         let artifact = |path: &str| session.open_artifact(path).unwrap();
         assert!(matches!(artifact(&path), OpenedArtifact::Missing));
         assert!(matches!(artifact(&stderr), OpenedArtifact::Empty));
-        fs::write(folder.path().join("events.jsonl.new"), "{\"half").unwrap();
+        fs::write(directory.path().join("events.jsonl.new"), "{\"half").unwrap();
     }
     remove(&session, &steps_of(&[1]));
     assert!(sequences(&session).is_empty());
@@ -213,9 +213,9 @@ fn removed_output_is_not_reported_as_empty() {
 
 #[tokio::test]
 async fn records_added_during_a_trim_are_signalled() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let usage = Arc::new(SessionUsage::default());
-    let session = Session::open(folder.path().to_owned(), Arc::clone(&usage)).unwrap();
+    let session = Session::open(directory.path().to_owned(), Arc::clone(&usage)).unwrap();
     while session.records().length() <= 1000 {
         run(&session);
     }
@@ -232,22 +232,22 @@ async fn records_added_during_a_trim_are_signalled() {
 
 #[test]
 fn removal_stops_when_the_daemon_shuts_down() {
-    let folder = tempfile::tempdir().unwrap();
-    let session = open(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let session = open(&directory);
     run(&session);
     let end = CancellationToken::new();
     end.cancel();
     assert!(session.remove_steps(&steps_of(&[1]), &end).is_err());
     assert!(session.step_usage(&end).is_err());
-    assert!(Session::summarize(folder.path(), &end).is_err());
+    assert!(Session::summarize(directory.path(), &end).is_err());
     assert_eq!(sequences(&session), [1, 2]);
     assert_eq!(session.list_artifacts(None, None, 10).unwrap().len(), 1);
 }
 
 #[test]
 fn steps_in_progress_at_a_crash_are_ended_by_the_next_daemon() {
-    let folder = tempfile::tempdir().unwrap();
-    let session = open(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let session = open(&directory);
     run(&session);
     let mut started = fields("run");
     for name in ["call_id", "params"] {
@@ -259,7 +259,7 @@ fn steps_in_progress_at_a_crash_are_ended_by_the_next_daemon() {
     session.record_without_step(end()).unwrap();
     drop(session);
     for _ in 0..2 {
-        let session = open(&folder);
+        let session = open(&directory);
         session.end_lost_steps();
         let (records, _) = session.records().read_from(0, u64::MAX).unwrap();
         let ends = &records[7..];
@@ -279,8 +279,8 @@ fn steps_in_progress_at_a_crash_are_ended_by_the_next_daemon() {
 
 #[test]
 fn last_command_is_found_after_a_restart() {
-    let folder = tempfile::tempdir().unwrap();
-    let session = open(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let session = open(&directory);
     assert!(session.last_command().unwrap().is_none());
     let first = run(&session);
     let second = session.begin_step(fields("run")).unwrap();
@@ -292,10 +292,10 @@ fn last_command_is_found_after_a_restart() {
         assert_eq!(command.end_record.is_some(), has_ended);
     };
     check(&session, second, true, false);
-    check(&open(&folder), second, false, false);
+    check(&open(&directory), second, false, false);
     session.record(second, end()).unwrap();
     check(&session, second, false, true);
-    let session = open(&folder);
+    let session = open(&directory);
     check(&session, second, false, true);
     remove(&session, &steps_of(&[second.number()]));
     check(&session, first, false, true);
@@ -303,11 +303,11 @@ fn last_command_is_found_after_a_restart() {
 
 #[test]
 fn artifacts_are_listed_in_path_order() {
-    let folder = tempfile::tempdir().unwrap();
-    let session = open(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let session = open(&directory);
     let steps: Vec<_> = (0..3).map(|_| run(&session)).collect();
     session.save_patch(steps[1], b"---").unwrap();
-    fs::write(folder.path().join("logs/other"), "").unwrap();
+    fs::write(directory.path().join("logs/other"), "").unwrap();
     let list = |after: Option<&str>, step, limit| {
         let listed = session.list_artifacts(after, step, limit).unwrap();
         let paths = listed.into_iter().map(|artifact| artifact.path);
@@ -330,8 +330,8 @@ fn artifacts_are_listed_in_path_order() {
 
 #[test]
 fn records_without_step_are_retained_individually() {
-    let folder = tempfile::tempdir().unwrap();
-    let session = open(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let session = open(&directory);
     session.record_without_step(end()).unwrap();
     run(&session);
     session.record_without_step(end()).unwrap();

@@ -21,17 +21,17 @@ fn location(sessions: &SessionStore, session: &str) -> SessionLocation {
 
 #[test]
 fn pages_skip_unreadable_sessions_and_end_after_the_last() {
-    let folder = tempfile::tempdir().unwrap();
-    let sessions = SessionStore::new(folder.path().to_owned());
+    let directory = tempfile::tempdir().unwrap();
+    let sessions = SessionStore::new(directory.path().to_owned());
     for name in ["a", "b", "d"] {
         sessions.open_or_create("w", &id(name)).unwrap();
     }
     sessions.open_or_create("other", &id("c")).unwrap();
-    let sessions = SessionStore::new(folder.path().to_owned());
+    let sessions = SessionStore::new(directory.path().to_owned());
     assert!(sessions.open_existing("w", &id("c")).unwrap().is_none());
     sessions.open_or_create("w", &id("e")).unwrap();
-    fs::write(folder.path().join("b/numbers"), "nonsense").unwrap();
-    fs::write(folder.path().join("stray"), "").unwrap();
+    fs::write(directory.path().join("b/numbers"), "nonsense").unwrap();
+    fs::write(directory.path().join("stray"), "").unwrap();
     assert_eq!(listed(&sessions, None, 2), ["a", "d"]);
     assert_eq!(listed(&sessions, Some("a"), 9), ["d", "e"]);
     assert_eq!(listed(&sessions, Some("e"), 9), [""; 0]);
@@ -41,8 +41,8 @@ fn pages_skip_unreadable_sessions_and_end_after_the_last() {
 
 #[test]
 fn session_with_the_id_of_a_removed_one_continues_its_counters() {
-    let folder = tempfile::tempdir().unwrap();
-    let read = || SessionStore::new(folder.path().to_owned());
+    let directory = tempfile::tempdir().unwrap();
+    let read = || SessionStore::new(directory.path().to_owned());
     let mut sessions = read();
     let shutdown = CancellationToken::new();
     let begin = |sessions: &SessionStore| {
@@ -58,7 +58,7 @@ fn session_with_the_id_of_a_removed_one_continues_its_counters() {
         drop(in_use);
         if expected == 3 {
             // Killed midway: marked as removed, and no tombstone is written.
-            sessions.folders.mark_removed(&location.folder).unwrap();
+            sessions.directories.mark_removed(&location.directory).unwrap();
             sessions = read();
         } else {
             assert!(sessions.remove(&location, |_| true, &shutdown).unwrap());
@@ -70,14 +70,14 @@ fn session_with_the_id_of_a_removed_one_continues_its_counters() {
         }
     }
     sessions.finish_removals(&shutdown).unwrap();
-    let names = fs::read_dir(folder.path()).unwrap();
+    let names = fs::read_dir(directory.path()).unwrap();
     assert_eq!(names.count(), 1, "only the tombstones remain");
 }
 
 #[test]
 fn sessions_do_not_wait_for_each_other() {
-    let folder = tempfile::tempdir().unwrap();
-    let sessions = Arc::new(SessionStore::new(folder.path().to_owned()));
+    let directory = tempfile::tempdir().unwrap();
+    let sessions = Arc::new(SessionStore::new(directory.path().to_owned()));
     sessions.with_entry("w", &id("slow"), |_| {
         let other = Arc::clone(&sessions);
         let thread = std::thread::spawn(move || {

@@ -11,18 +11,18 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A change in a folder that affects the partial file with this name.
+/// A change in a directory that affects the partial file with this name.
 type Tampering = fn(&Path, &str);
 
 /// Creates a workspace with a partial file of `dir/file` that has some bytes.
 fn with_partial_file() -> (TempDir, Workspace, PartialFile) {
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("dir")).unwrap();
-    let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir(directory.path().join("dir")).unwrap();
+    let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
     let path = workspace.resolve("dir/file").unwrap();
     let mut partial = workspace.create_partial_file(&path, |_| Ok(())).unwrap();
     partial.append(b"some").unwrap();
-    (folder, workspace, partial)
+    (directory, workspace, partial)
 }
 
 /// Runs `work` on a thread without root's permissions for files.
@@ -49,7 +49,7 @@ fn reason(error: PartialFileError) -> (bool, Reason) {
 
 #[test]
 fn partial_file_is_reopened() {
-    let (_folder, workspace, partial) = with_partial_file();
+    let (_directory, workspace, partial) = with_partial_file();
     workspace.check_partial_file(&partial).unwrap();
     let reopened =
         workspace.reopen_partial_file(partial.location().clone(), &CancelToken::new()).unwrap();
@@ -65,40 +65,43 @@ fn partial_file_is_reopened() {
 #[test]
 fn removed_partial_file_is_unusable_and_inaccessible_one_is_intact() {
     let cases: [(Tampering, Reason); 5] = [
-        (|folder, name| fs::remove_file(folder.join("dir").join(name)).unwrap(), Reason::StaleFile),
         (
-            |folder, name| {
-                let partial = folder.join("dir").join(name);
-                fs::rename(&partial, folder.join("stolen")).unwrap();
+            |directory, name| fs::remove_file(directory.join("dir").join(name)).unwrap(),
+            Reason::StaleFile,
+        ),
+        (
+            |directory, name| {
+                let partial = directory.join("dir").join(name);
+                fs::rename(&partial, directory.join("stolen")).unwrap();
                 fs::write(partial, "some").unwrap();
             },
             Reason::StaleFile,
         ),
         (
-            |folder, _| {
-                fs::rename(folder.join("dir"), folder.join("moved")).unwrap();
-                fs::write(folder.join("dir"), "").unwrap();
+            |directory, _| {
+                fs::rename(directory.join("dir"), directory.join("moved")).unwrap();
+                fs::write(directory.join("dir"), "").unwrap();
             },
             Reason::StaleFile,
         ),
         (
-            |folder, _| {
-                fs::rename(folder.join("dir"), folder.join("moved")).unwrap();
-                symlink("moved", folder.join("dir")).unwrap();
+            |directory, _| {
+                fs::rename(directory.join("dir"), directory.join("moved")).unwrap();
+                symlink("moved", directory.join("dir")).unwrap();
             },
             Reason::StaleFile,
         ),
         (
-            |folder, _| {
+            |directory, _| {
                 let closed = fs::Permissions::from_mode(0o0);
-                fs::set_permissions(folder.join("dir"), closed).unwrap();
+                fs::set_permissions(directory.join("dir"), closed).unwrap();
             },
             Reason::PermissionDenied,
         ),
     ];
     for (tamper, expected) in cases {
-        let (folder, workspace, partial) = with_partial_file();
-        tamper(folder.path(), &partial.location().name);
+        let (directory, workspace, partial) = with_partial_file();
+        tamper(directory.path(), &partial.location().name);
         let errors = without_root_access(|| {
             [
                 workspace.check_partial_file(&partial).unwrap_err(),
@@ -155,8 +158,8 @@ fn commit_does_not_overwrite_concurrent_changes() {
         ),
     ];
     for (before, command, after, expected) in cases {
-        let (folder, workspace, mut partial) = with_partial_file();
-        let file = folder.path().join("dir/file");
+        let (directory, workspace, mut partial) = with_partial_file();
+        let file = directory.path().join("dir/file");
         if let Some(before) = before {
             fs::write(&file, before).unwrap();
             fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
@@ -172,21 +175,21 @@ fn commit_does_not_overwrite_concurrent_changes() {
         assert_eq!(reason(error.unwrap_err()), (true, expected));
         assert_eq!(fs::read_to_string(&file).ok().as_deref(), after);
         // The partial file is unchanged.
-        let path = folder.path().join("dir").join(&partial.location().name);
+        let path = directory.path().join("dir").join(&partial.location().name);
         assert_eq!(mode(&path), 0o600);
         workspace.check_partial_file(&partial).unwrap();
         let created =
             workspace.commit_partial_file(&mut partial, &target, |_| Ok(()), &CancelToken::new());
         assert_eq!(created.unwrap(), after.is_none());
         assert_eq!(fs::read_to_string(&file).unwrap(), "some");
-        assert_eq!(fs::read_dir(folder.path().join("dir")).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(directory.path().join("dir")).unwrap().count(), 1);
     }
 }
 
 #[test]
 fn file_that_changes_after_its_hash_check_is_not_replaced() {
-    let (folder, workspace, mut partial) = with_partial_file();
-    let file = folder.path().join("dir/file");
+    let (directory, workspace, mut partial) = with_partial_file();
+    let file = directory.path().join("dir/file");
     fs::write(&file, "old").unwrap();
     let target = PartialFileTarget {
         expected_sha256: Some(crate::daemon::checksum::sha256(b"old")),
@@ -219,9 +222,9 @@ fn file_that_changes_after_its_hash_check_is_not_replaced() {
 
 #[test]
 fn commit_fails_after_the_directory_was_replaced() {
-    let (folder, workspace, mut partial) = with_partial_file();
-    fs::rename(folder.path().join("dir"), folder.path().join("moved")).unwrap();
-    fs::create_dir(folder.path().join("dir")).unwrap();
+    let (temp_dir, workspace, mut partial) = with_partial_file();
+    fs::rename(temp_dir.path().join("dir"), temp_dir.path().join("moved")).unwrap();
+    fs::create_dir(temp_dir.path().join("dir")).unwrap();
     let result = workspace.commit_partial_file(
         &mut partial,
         &target(&workspace),
@@ -231,16 +234,16 @@ fn commit_fails_after_the_directory_was_replaced() {
     assert_eq!(reason(result.unwrap_err()), (false, Reason::StaleFile));
     partial.discard();
     for directory in ["dir", "moved"] {
-        let entries = fs::read_dir(folder.path().join(directory)).unwrap();
+        let entries = fs::read_dir(temp_dir.path().join(directory)).unwrap();
         assert_eq!(entries.count(), 0, "{directory}");
     }
 }
 
 #[test]
 fn directory_need_not_be_readable() {
-    let (folder, workspace, partial) = with_partial_file();
+    let (temp_dir, workspace, partial) = with_partial_file();
     partial.discard();
-    let directory = folder.path().join("dir");
+    let directory = temp_dir.path().join("dir");
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o300)).unwrap();
     let created = without_root_access(|| {
         let target = target(&workspace);
@@ -276,9 +279,9 @@ fn interrupted_commit_is_reverted_or_completed() {
         ("", "", "", None, "missing", ""),
     ] {
         let case = format!("{at_temporary:?} {at_destination:?} {at_link:?} {replaces:?}");
-        let (folder, _workspace, partial) = with_partial_file();
+        let (temp_dir, _workspace, partial) = with_partial_file();
         let location = PartialFileLocation { replaces, ..partial.location().clone() };
-        let at = |name: &str| folder.path().join("dir").join(name);
+        let at = |name: &str| temp_dir.path().join("dir").join(name);
         let old_link = format!("{}~", location.name);
         let names = [location.name.as_str(), "file", &old_link];
         fs::rename(at(&location.name), at("partial")).unwrap();
@@ -318,8 +321,8 @@ fn interrupted_commit_is_reverted_or_completed() {
 
 #[test]
 fn corrupt_record_does_not_affect_other_files() {
-    let (folder, workspace, partial) = with_partial_file();
-    let at = |name: &str| folder.path().join("dir").join(name);
+    let (directory, workspace, partial) = with_partial_file();
+    let at = |name: &str| directory.path().join("dir").join(name);
     for name in ["", "~", "file", "../file"] {
         fs::write(at("~"), "").unwrap();
         fs::write(at("file"), "").unwrap();

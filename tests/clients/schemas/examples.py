@@ -7,7 +7,7 @@ import tomllib
 
 import jsonschema
 
-folder = pathlib.Path(sys.argv[1])
+directory = pathlib.Path(sys.argv[1])
 problems = []
 tried = 0
 
@@ -29,7 +29,7 @@ def expanded(value):
 
 
 for path in map(pathlib.Path, sys.argv[2:]):
-    tools = json.loads((folder / f"{path.stem}.json-schema.json").read_text())
+    tools = json.loads((directory / f"{path.stem}.json-schema.json").read_text())
     schemas = {tool["name"]: tool["input_schema"] for tool in tools}
     for group in tomllib.loads(path.read_text()).values():
         for name, scenario in group.items():

@@ -13,13 +13,13 @@ import pydantic
 from google.genai import types as gemini
 from openai.lib import _pydantic as openai_strict
 
-folder = pathlib.Path(sys.argv[1])
+directory = pathlib.Path(sys.argv[1])
 problems = []
 tried = 0
 
 
 def rendered(form):
-    for path in sorted(folder.glob(f"*.{form}.json")):
+    for path in sorted(directory.glob(f"*.{form}.json")):
         yield path.name.split(".")[0], json.loads(path.read_text())
 
 
@@ -100,7 +100,7 @@ RESULTS = {
     "mcp": mcp.types.CallToolResult,
 }
 for form, kind in RESULTS.items():
-    results = json.loads((folder / "results" / f"{form}.json").read_text())
+    results = json.loads((directory / "results" / f"{form}.json").read_text())
     attempt("results", form, "number", lambda: None if len(results) == 3 else f"{len(results)} of 3")
     for result in results:
         attempt("results", form, "result", lambda: typed(pydantic.TypeAdapter(kind), result))

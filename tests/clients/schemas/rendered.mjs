@@ -3,24 +3,24 @@ import { readdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
-const [, , folder, sdks] = process.argv;
+const [, , directory, sdks] = process.argv;
 
-/// Finds packages in the folder of their installation, which is not above this file.
+/// Finds packages in the directory of their installation, which is not above this file.
 export const require = createRequire(join(sdks, "package.json"));
 
 /// The tools in a format: `{dialect, tools}` for each dialect. The contract's own tools have the dialect `contract`.
 export function rendered(format) {
   const end = `.${format}.json`;
-  const files = readdirSync(folder).filter((name) => name.endsWith(end)).sort();
+  const files = readdirSync(directory).filter((name) => name.endsWith(end)).sort();
   return files.map((name) => ({
     dialect: name.slice(0, -end.length),
-    tools: JSON.parse(readFileSync(join(folder, name), "utf8")),
+    tools: JSON.parse(readFileSync(join(directory, name), "utf8")),
   }));
 }
 
 /// The results of calls in a format.
 export function results(format) {
-  return JSON.parse(readFileSync(join(folder, "results", `${format}.json`), "utf8"));
+  return JSON.parse(readFileSync(join(directory, "results", `${format}.json`), "utf8"));
 }
 
 /// The schema itself, then every schema in it, each with its depth.

@@ -156,8 +156,8 @@ fn ensure_image() {
 }
 
 fn import_image() {
-    let folder = create_folder();
-    let root = folder.path().join("root");
+    let directory = create_directory();
+    let root = directory.path().join("root");
     for (name, mode) in [
         ("usr", 0o755),
         ("etc", 0o755),
@@ -181,14 +181,14 @@ fn import_image() {
     }
 
     fs::write(root.join("work/file"), "of the image\n").unwrap();
-    let archive = folder.path().join("root.tar");
+    let archive = directory.path().join("root.tar");
     let mut tar = Command::new("tar");
     run_successfully(tar.arg("-C").arg(&root).arg("-cf").arg(&archive).arg("."));
     let path = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
     run_successfully(podman_command().args(["import", "--change", path]).arg(&archive).arg(IMAGE));
 }
 
-fn create_folder() -> TempDir {
+fn create_directory() -> TempDir {
     tempfile::Builder::new()
         .prefix("jig-test-podman-")
         .permissions(fs::Permissions::from_mode(0o755))
@@ -198,21 +198,21 @@ fn create_folder() -> TempDir {
 
 /// Files of a container: the client, which contains the daemon, Docker's profile and a volume.
 fn create_container_files(owner: u32) -> TempDir {
-    let folder = create_folder();
+    let directory = create_directory();
     for name in ["jig", "volume"] {
-        fs::create_dir(folder.path().join(name)).unwrap();
+        fs::create_dir(directory.path().join(name)).unwrap();
     }
 
     let program = stripped_binary("jig", Path::new(env!("CARGO_BIN_EXE_jig")));
-    copy_program(&program, &folder.path().join("jig/jig"));
-    let volume = folder.path().join("volume");
+    copy_program(&program, &directory.path().join("jig/jig"));
+    let volume = directory.path().join("volume");
     fs::write(volume.join("file"), "of the host\n").unwrap();
     for path in [volume.join("file"), volume] {
         chown(path, Some(owner), Some(owner)).unwrap();
     }
 
-    fs::write(folder.path().join("profile.json"), docker_profile_json()).unwrap();
-    folder
+    fs::write(directory.path().join("profile.json"), docker_profile_json()).unwrap();
+    directory
 }
 
 /// Docker's default profile, in the form that engines read.

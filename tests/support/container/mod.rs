@@ -162,7 +162,7 @@ impl Container {
         if self.own_users { USER_NAMESPACE_RANGE.0 + uid } else { uid }
     }
 
-    fn config(&self, folder: &Path) -> Value {
+    fn config(&self, directory: &Path) -> Value {
         let granted = if self.uid == 0 { self.capabilities } else { &[] };
         let bind = |source: &str, target: &str, mode: &str| json!({"destination": target, "type": "bind", "source": source, "options": ["rbind", mode]});
         let mount = |kind: &str, target: &str, options: &[&str]| json!({"destination": target, "type": kind, "source": kind, "options": options});
@@ -192,7 +192,7 @@ impl Container {
                 mount("sysfs", "/sys", &["nosuid", "noexec", "nodev", "ro"]),
                 mount("tmpfs", "/tmp", &["nosuid", "nodev", "mode=1777"]),
                 bind("/usr", "/usr", "ro"),
-                bind(folder.join("jig").to_str().unwrap(), "/jig", "ro"),
+                bind(directory.join("jig").to_str().unwrap(), "/jig", "ro"),
                 bind("/etc/resolv.conf", "/etc/resolv.conf", "ro"),
                 bind("/etc/hosts", "/etc/hosts", "ro"),
                 bind(DIRECTORY_PLACEHOLDER, DIRECTORY_PLACEHOLDER, "rw"),
@@ -336,12 +336,12 @@ impl Setup {
 impl OciBundle {
     /// Writes a bundle to disk.
     fn create(container: &Container) -> Self {
-        let folder = tempfile::Builder::new()
+        let directory = tempfile::Builder::new()
             .prefix("jig-test-bundle-")
             .permissions(fs::Permissions::from_mode(0o755))
             .tempdir()
             .unwrap();
-        let root = folder.path().join("rootfs");
+        let root = directory.path().join("rootfs");
         for name in ["usr", "etc", "tmp", "proc", "dev", "sys", "jig"] {
             fs::create_dir_all(root.join(name)).unwrap();
         }
@@ -351,8 +351,8 @@ impl OciBundle {
             fs::write(root.join(name), "").unwrap();
         }
 
-        fs::create_dir(folder.path().join("jig")).unwrap();
-        copy_program(&stripped_binary("jigd", daemon_binary()), &folder.path().join("jig/jigd"));
+        fs::create_dir(directory.path().join("jig")).unwrap();
+        copy_program(&stripped_binary("jigd", daemon_binary()), &directory.path().join("jig/jigd"));
 
         // Recreate the host's links into /usr.
         for name in ["bin", "sbin", "lib", "lib32", "lib64"] {
@@ -361,14 +361,14 @@ impl OciBundle {
             }
         }
 
-        let config = container.config(folder.path()).to_string();
-        fs::write(folder.path().join("config.in"), config).unwrap();
-        Self(folder)
+        let config = container.config(directory.path()).to_string();
+        fs::write(directory.path().join("config.in"), config).unwrap();
+        Self(directory)
     }
 
     /// The wrapper that runs the daemon in the container. The daemon and its arguments follow it.
     fn wrapper(&self) -> Vec<String> {
-        let folder = self.0.path().to_str().unwrap();
+        let directory = self.0.path().to_str().unwrap();
 
         // A PID namespace of its own: all of its processes end with it.
         let wrapper = [
@@ -384,7 +384,7 @@ impl OciBundle {
             "-c",
             RUN_SCRIPT,
             "sh",
-            folder,
+            directory,
             CONFIGURE_SCRIPT,
         ];
 

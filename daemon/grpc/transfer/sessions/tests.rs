@@ -124,15 +124,15 @@ fn eviction_starts_with_the_workspace_that_has_most() {
     assert_eq!(evicted(uploads, 64), ["c"]);
 }
 
-fn open_sessions(folder: &std::path::Path) -> Arc<UploadSessions> {
-    let store = crate::daemon::store::state_dir::StateDir::open(folder).unwrap();
+fn open_sessions(directory: &std::path::Path) -> Arc<UploadSessions> {
+    let store = crate::daemon::store::state_dir::StateDir::open(directory).unwrap();
     Arc::new(UploadSessions::load(store.uploads(), Vec::new()))
 }
 
 #[test]
 fn later_call_takes_over_an_active_upload() {
-    let folder = tempfile::tempdir().unwrap();
-    let sessions = open_sessions(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let sessions = open_sessions(directory.path());
     let record = upload("a", 0, UploadState::Complete).1.record;
     let stop = CancellationToken::new();
     let LeaseOutcome::New(lease) = sessions.acquire(record.clone(), &stop).unwrap() else {
@@ -162,8 +162,8 @@ fn later_call_takes_over_an_active_upload() {
 
 #[test]
 fn active_uploads_are_not_evicted() {
-    let folder = tempfile::tempdir().unwrap();
-    let sessions = open_sessions(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let sessions = open_sessions(directory.path());
     let stop = CancellationToken::new();
     let mut leases = Vec::new();
     for number in 0..MAX_UPLOAD_SESSIONS {
@@ -179,8 +179,8 @@ fn active_uploads_are_not_evicted() {
 
 #[test]
 fn expired_upload_starts_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let sessions = open_sessions(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let sessions = open_sessions(directory.path());
     let stop = CancellationToken::new();
     for (age, is_found) in
         [(UPLOAD_RETENTION.as_secs() - 60, true), (UPLOAD_RETENTION.as_secs(), false)]

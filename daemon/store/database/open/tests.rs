@@ -14,8 +14,8 @@ fn open(path: &Path) -> Result<(), String> {
 
 #[test]
 fn database_is_created_and_reopened() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.db");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.db");
     open(&path).unwrap();
     open(&path).unwrap();
     use std::os::unix::fs::PermissionsExt as _;
@@ -30,8 +30,8 @@ const REQUESTS: &str = "
 
 #[test]
 fn older_database_is_migrated() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.db");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.db");
     let connection = Connection::open(&path).unwrap();
     let older = format!(
         "{} INSERT INTO fact VALUES ('kept', x'01'); {REQUESTS} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1",
@@ -67,8 +67,8 @@ fn large(path: &Path, number: u32) {
 
 #[test]
 fn vacuum_shrinks_the_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.db");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.db");
     large(&path, 300);
     let size = || std::fs::metadata(&path).unwrap().len();
     assert!(size() > 30_000_000);
@@ -83,8 +83,8 @@ fn vacuum_shrinks_the_file() {
 
 #[test]
 fn startup_check_of_a_large_database_covers_its_first_tables() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.db");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.db");
     large(&path, 100);
     let intact = std::fs::read(&path).unwrap();
     // The responses: the call that reads them finds the damage.
@@ -104,8 +104,8 @@ fn startup_check_of_a_large_database_covers_its_first_tables() {
 
 #[test]
 fn foreign_newer_or_damaged_database_is_rejected_unchanged() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.db");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.db");
     let create = |sql: &str| {
         let _existed = std::fs::remove_file(&path);
         Connection::open(&path).unwrap().execute_batch(sql).unwrap();
@@ -132,8 +132,8 @@ fn foreign_newer_or_damaged_database_is_rejected_unchanged() {
 
 #[test]
 fn error_for_a_damaged_schema_names_the_damage_and_the_remedy() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.db");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.db");
     for (sql, expected) in [
         ("DROP TABLE job", "its column job.dialect is missing"),
         ("DROP INDEX job_by_state", "its index job_by_state is missing"),
@@ -157,8 +157,8 @@ fn error_for_a_damaged_schema_names_the_damage_and_the_remedy() {
 
 #[test]
 fn non_file_is_rejected() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.db");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.db");
     let assert_rejected = || {
         let error = open(&path).unwrap_err();
         assert!(error.contains("not a database of jigd's"), "{error}");
@@ -176,7 +176,7 @@ fn non_file_is_rejected() {
     fs::create_dir(&path).unwrap();
     assert_rejected();
     fs::remove_dir(&path).unwrap();
-    let elsewhere = folder.path().join("elsewhere");
+    let elsewhere = directory.path().join("elsewhere");
     std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
     assert_rejected();
     assert!(!elsewhere.exists());
@@ -184,8 +184,8 @@ fn non_file_is_rejected() {
 
 #[test]
 fn emptied_database_is_rejected() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.db");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.db");
     // A new database is accepted even if earlier daemons have left records.
     Database::open(&path, true).unwrap();
     fs::write(&path, "").unwrap();
@@ -197,11 +197,11 @@ fn emptied_database_is_rejected() {
 
 #[test]
 fn schema_is_complete_without_the_files_beside_the_database() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("jig.db");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.db");
     let database = Database::open(&path, false).unwrap();
     // As a killed daemon leaves it.
-    let copy = folder.path().join("copy.db");
+    let copy = directory.path().join("copy.db");
     fs::copy(&path, &copy).unwrap();
     drop(database);
     let found = integrity::schema_parts(&Connection::open(&copy).unwrap()).unwrap();

@@ -1,7 +1,7 @@
-//! The folders of sessions: `sessions/ID`, or `sessions/ID@WORKSPACE` if another workspace has a
-//! session of that id.
+//! The directories of sessions: `sessions/ID`, or `sessions/ID@WORKSPACE` if another workspace has
+//! a session of that id.
 //!
-//! A file in the folder names its workspace. So no workspace ever opens a session of another,
+//! A file in the directory names its workspace. So no workspace ever opens a session of another,
 //! however the daemon is configured.
 
 use std::{
@@ -15,25 +15,25 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    folder,
+    directory,
     session::{SessionId, check_not_cancelled},
 };
 
-/// File in a session's folder that names its workspace.
+/// File in a session's directory that names its workspace.
 const OWNER_FILE: &str = "workspace";
 
-/// Prefix of folders that are being created. No session id starts with a dot.
+/// Prefix of directories that are being created. No session id starts with a dot.
 const UNFINISHED_PREFIX: &str = ".new-";
-/// Prefix of folders that are being deleted.
+/// Prefix of directories that are being deleted.
 const REMOVED_PREFIX: &str = ".removed-";
 
 /// The tombstones, under the name that earlier versions gave the file.
 const TOMBSTONES_FILE: &str = ".past";
 
 #[derive(Debug)]
-pub(super) struct SessionFolders {
+pub(super) struct SessionDirectories {
     path: PathBuf,
-    /// Makes the names of folders unique while they are created or removed.
+    /// Makes the names of directories unique while they are created or removed.
     rename_count: AtomicU64,
 }
 
@@ -41,10 +41,10 @@ pub(super) struct SessionFolders {
 pub(super) struct SessionLocation {
     pub(super) workspace: String,
     pub(super) id: SessionId,
-    pub(super) folder: PathBuf,
+    pub(super) directory: PathBuf,
 }
 
-impl SessionFolders {
+impl SessionDirectories {
     pub(super) fn new(path: PathBuf) -> Self {
         Self { path, rename_count: AtomicU64::new(0) }
     }
@@ -53,17 +53,17 @@ impl SessionFolders {
         self.path.join(TOMBSTONES_FILE)
     }
 
-    /// Returns the folder of a session, if it exists.
+    /// Returns the directory of a session, if it exists.
     pub(super) fn find(&self, workspace: &str, id: &SessionId) -> io::Result<Option<PathBuf>> {
-        for folder in self.candidates(workspace, id) {
-            if owner(&folder)?.as_deref() == Some(workspace) {
-                return Ok(Some(folder));
+        for directory in self.candidates(workspace, id) {
+            if owner(&directory)?.as_deref() == Some(workspace) {
+                return Ok(Some(directory));
             }
         }
         Ok(None)
     }
 
-    /// Creates the folder of a session that has none. `fill` creates its initial content.
+    /// Creates the directory of a session that has none. `fill` creates its initial content.
     ///
     /// Atomic: part of a workspace's name could be the name of another, and a full disk leaves
     /// nothing behind.
@@ -89,14 +89,14 @@ impl SessionFolders {
         id: &SessionId,
         fill: impl FnOnce(&Path) -> io::Result<()>,
     ) -> io::Result<PathBuf> {
-        // An earlier daemon may have left a folder of this name.
+        // An earlier daemon may have left a directory of this name.
         match fs::remove_dir_all(unfinished) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
 
-        folder::create(&self.path)?;
-        folder::create(unfinished)?;
+        directory::create(&self.path)?;
+        directory::create(unfinished)?;
 
         let mut file = File::options()
             .write(true)
@@ -117,17 +117,17 @@ impl SessionFolders {
         }
     }
 
-    /// Lists the folders of all sessions. Ignores folders that are no session's.
+    /// Lists the directories of all sessions. Ignores directories that are no session's.
     pub(super) fn list(&self) -> io::Result<Vec<SessionLocation>> {
         let mut locations = Vec::new();
         for entry in self.entries()? {
-            let folder = entry?.path();
-            let name = folder.file_name().unwrap_or_default().to_string_lossy();
+            let directory = entry?.path();
+            let name = directory.file_name().unwrap_or_default().to_string_lossy();
             if name.starts_with('.') {
                 continue; // in progress, or the tombstones
             }
 
-            match self.identify(&folder, &name) {
+            match self.identify(&directory, &name) {
                 Ok(Some(location)) => locations.push(location),
                 Ok(None) => {
                     tracing::warn!(name = %name, "ignoring an entry of the sessions directory that is not a session");
@@ -140,24 +140,24 @@ impl SessionFolders {
         Ok(locations)
     }
 
-    /// Returns the session that a folder belongs to, which has or had the name `name`.
-    fn identify(&self, folder: &Path, name: &str) -> io::Result<Option<SessionLocation>> {
-        let Some(workspace) = owner(folder)? else {
+    /// Returns the session that a directory belongs to, which has or had the name `name`.
+    fn identify(&self, directory: &Path, name: &str) -> io::Result<Option<SessionLocation>> {
+        let Some(workspace) = owner(directory)? else {
             return Ok(None);
         };
         let unqualified = name.strip_suffix(&format!("@{workspace}"));
         let id = SessionId::parse(unqualified.unwrap_or(name));
-        Ok(id.map(|id| SessionLocation { workspace, id, folder: folder.to_owned() }))
+        Ok(id.map(|id| SessionLocation { workspace, id, directory: directory.to_owned() }))
     }
 
-    /// Renames a session's folder, after which the session no longer exists. [`Self::delete`]
-    /// deletes the renamed folder, whose path is returned.
-    pub(super) fn mark_removed(&self, folder: &Path) -> io::Result<PathBuf> {
-        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    /// Renames a session's directory, after which the session no longer exists. [`Self::delete`]
+    /// deletes the renamed directory, whose path is returned.
+    pub(super) fn mark_removed(&self, directory: &Path) -> io::Result<PathBuf> {
+        let name = directory.file_name().unwrap_or_default().to_string_lossy();
         loop {
             let removed = format!("{REMOVED_PREFIX}{}-{name}", self.next_number());
             let removed = self.path.join(removed);
-            match fs::rename(folder, &removed) {
+            match fs::rename(directory, &removed) {
                 Ok(()) => return Ok(removed),
                 // Left by an earlier daemon: takes the next number.
                 Err(error) if already_exists(&error) => {}
@@ -166,23 +166,23 @@ impl SessionFolders {
         }
     }
 
-    /// Lists the folders that [`Self::mark_removed`] renamed, each with its session if that can be
-    /// determined.
+    /// Lists the directories that [`Self::mark_removed`] renamed, each with its session if that can
+    /// be determined.
     pub(super) fn list_removed(&self) -> io::Result<Vec<(Option<SessionLocation>, PathBuf)>> {
         let mut removed = Vec::new();
         for entry in self.entries()? {
-            let folder = entry?.path();
-            let name = folder.file_name().unwrap_or_default().to_string_lossy();
+            let directory = entry?.path();
+            let name = directory.file_name().unwrap_or_default().to_string_lossy();
             if let Some(rest) = name.strip_prefix(REMOVED_PREFIX) {
                 let name = rest.split_once('-').map_or(rest, |(_, name)| name);
-                let session = self.identify(&folder, name).ok().flatten();
-                removed.push((session, folder));
+                let session = self.identify(&directory, name).ok().flatten();
+                removed.push((session, directory));
             }
         }
         Ok(removed)
     }
 
-    /// Deletes folders that an earlier daemon did not finish. Call it before creating any.
+    /// Deletes directories that an earlier daemon did not finish. Call it before creating any.
     pub(super) fn delete_unfinished(&self) -> io::Result<()> {
         for entry in self.entries()? {
             let entry = entry?;
@@ -193,9 +193,9 @@ impl SessionFolders {
         Ok(())
     }
 
-    /// Deletes a folder with its content. Fails once `shutdown` is cancelled.
-    pub(super) fn delete(&self, folder: &Path, shutdown: &CancellationToken) -> io::Result<()> {
-        delete(folder, shutdown)
+    /// Deletes a directory with its content. Fails once `shutdown` is cancelled.
+    pub(super) fn delete(&self, directory: &Path, shutdown: &CancellationToken) -> io::Result<()> {
+        delete(directory, shutdown)
     }
 
     fn next_number(&self) -> u64 {
@@ -210,16 +210,17 @@ impl SessionFolders {
         Ok(entries.into_iter().flatten())
     }
 
-    /// Returns the possible folders of a session. No id contains `@`, no workspace name a slash.
+    /// Returns the possible directories of a session. No id contains `@`, no workspace name a
+    /// slash.
     fn candidates(&self, workspace: &str, id: &SessionId) -> [PathBuf; 2] {
         let id = id.as_str();
         [self.path.join(id), self.path.join(format!("{id}@{workspace}"))]
     }
 }
 
-/// Deletes a folder and its content, if it exists.
-fn delete(folder: &Path, shutdown: &CancellationToken) -> io::Result<()> {
-    let entries = match fs::read_dir(folder) {
+/// Deletes a directory and its content, if it exists.
+fn delete(directory: &Path, shutdown: &CancellationToken) -> io::Result<()> {
+    let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
@@ -233,14 +234,14 @@ fn delete(folder: &Path, shutdown: &CancellationToken) -> io::Result<()> {
             fs::remove_file(entry.path())?;
         }
     }
-    fs::remove_dir(folder)
+    fs::remove_dir(directory)
 }
 
-/// Returns the workspace that a session's folder belongs to.
-fn owner(folder: &Path) -> io::Result<Option<String>> {
-    match fs::read_to_string(folder.join(OWNER_FILE)) {
+/// Returns the workspace that a session's directory belongs to.
+fn owner(directory: &Path) -> io::Result<Option<String>> {
+    match fs::read_to_string(directory.join(OWNER_FILE)) {
         Ok(name) => Ok(Some(name)),
-        // A file in the place of a folder has no owner either.
+        // A file in the place of a directory has no owner either.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             Ok(None)
         }
@@ -248,7 +249,7 @@ fn owner(folder: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Whether the target of a rename exists and is not an empty folder.
+/// Whether the target of a rename exists and is not an empty directory.
 fn already_exists(error: &io::Error) -> bool {
     use ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
     matches!(error.kind(), AlreadyExists | DirectoryNotEmpty | NotADirectory)
@@ -258,23 +259,23 @@ fn already_exists(error: &io::Error) -> bool {
 mod tests {
     use super::*;
 
-    fn listed(folders: &SessionFolders) -> std::collections::BTreeMap<String, PathBuf> {
-        let locations = folders.list().unwrap().into_iter().map(|location| {
+    fn listed(directories: &SessionDirectories) -> std::collections::BTreeMap<String, PathBuf> {
+        let locations = directories.list().unwrap().into_iter().map(|location| {
             assert_eq!(location.id, SessionId::default());
-            (location.workspace, location.folder)
+            (location.workspace, location.directory)
         });
         locations.collect()
     }
 
     #[test]
-    fn workspaces_with_equal_session_ids_have_separate_folders() {
-        let folder = tempfile::tempdir().unwrap();
-        let folders = SessionFolders::new(folder.path().to_owned());
+    fn workspaces_with_equal_session_ids_have_separate_directories() {
+        let directory = tempfile::tempdir().unwrap();
+        let directories = SessionDirectories::new(directory.path().to_owned());
         let id = SessionId::default();
-        let make = |workspace| folders.create(workspace, &id, |_| Ok(())).unwrap();
-        let find = |workspace| folders.find(workspace, &id).unwrap();
+        let make = |workspace| directories.create(workspace, &id, |_| Ok(())).unwrap();
+        let find = |workspace| directories.find(workspace, &id).unwrap();
         assert_eq!(find("a"), None);
-        let [plain, own] = ["default", "default@b"].map(|name| folder.path().join(name));
+        let [plain, own] = ["default", "default@b"].map(|name| directory.path().join(name));
         assert_eq!(make("a"), plain);
         assert_eq!(find("b"), None);
         assert_eq!(make("b"), own);
@@ -283,47 +284,47 @@ mod tests {
         // Unaffected by the removal of the other.
         fs::remove_dir_all(&plain).unwrap();
         assert_eq!(find("b"), Some(own.clone()));
-        // The owner of this folder is unknown.
+        // The owner of this directory is unknown.
         fs::create_dir(&plain).unwrap();
         fs::write(plain.join("events.jsonl"), "").unwrap();
-        let other = folder.path().join("default@a");
+        let other = directory.path().join("default@a");
         assert_eq!(make("a"), other);
         let both = [("a".to_owned(), other.clone()), ("b".to_owned(), own.clone())];
-        assert_eq!(listed(&folders), both.into());
-        let removed = folders.mark_removed(&own).unwrap();
-        assert_eq!(listed(&folders), [("a".to_owned(), other)].into());
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
-        let (session, path) = folders.list_removed().unwrap().pop().unwrap();
+        assert_eq!(listed(&directories), both.into());
+        let removed = directories.mark_removed(&own).unwrap();
+        assert_eq!(listed(&directories), [("a".to_owned(), other)].into());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3);
+        let (session, path) = directories.list_removed().unwrap().pop().unwrap();
         let session = session.unwrap();
         assert_eq!((&*session.workspace, session.id), ("b", id));
         assert_eq!(path, removed);
-        folders.delete(&removed, &CancellationToken::new()).unwrap();
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        directories.delete(&removed, &CancellationToken::new()).unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
     }
 
     #[test]
     fn other_entries_are_ignored_and_failed_creation_leaves_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let folders = SessionFolders::new(folder.path().to_owned());
+        let directory = tempfile::tempdir().unwrap();
+        let directories = SessionDirectories::new(directory.path().to_owned());
         let id = SessionId::default();
-        fs::write(folder.path().join("stray"), "").unwrap();
-        fs::write(folder.path().join("default"), "").unwrap();
-        fs::create_dir(folder.path().join("empty")).unwrap();
-        assert!(listed(&folders).is_empty());
-        assert_eq!(folders.find("a", &id).unwrap(), None);
+        fs::write(directory.path().join("stray"), "").unwrap();
+        fs::write(directory.path().join("default"), "").unwrap();
+        fs::create_dir(directory.path().join("empty")).unwrap();
+        assert!(listed(&directories).is_empty());
+        assert_eq!(directories.find("a", &id).unwrap(), None);
         let full = |_: &Path| Err(io::Error::from(ErrorKind::StorageFull));
-        assert!(folders.create("a", &id, full).is_err());
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
-        let created = folders.create("a", &id, |_| Ok(())).unwrap();
-        assert_eq!(created, folder.path().join("default@a"));
-        assert_eq!(listed(&folders), [("a".to_owned(), created.clone())].into());
+        assert!(directories.create("a", &id, full).is_err());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3);
+        let created = directories.create("a", &id, |_| Ok(())).unwrap();
+        assert_eq!(created, directory.path().join("default@a"));
+        assert_eq!(listed(&directories), [("a".to_owned(), created.clone())].into());
         // Cancelled midway: the next daemon deletes the rest.
         let shutdown = CancellationToken::new();
         shutdown.cancel();
-        assert!(folders.delete(&created, &shutdown).is_err());
+        assert!(directories.delete(&created, &shutdown).is_err());
         assert!(created.exists());
-        fs::create_dir(folder.path().join(".new-7")).unwrap();
-        folders.delete_unfinished().unwrap();
-        assert!(!folder.path().join(".new-7").exists());
+        fs::create_dir(directory.path().join(".new-7")).unwrap();
+        directories.delete_unfinished().unwrap();
+        assert!(!directory.path().join(".new-7").exists());
     }
 }
