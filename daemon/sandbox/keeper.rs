@@ -24,7 +24,7 @@ use super::{
     identity::{self, KeeperPrivileges},
     launcher, masked_proc, no_namespaces,
     plan::{SandboxPlan, WorkspacePlan},
-    priority, root,
+    priority, root, run_meter,
     stage::{Stage, StageFailure, at_stage},
     wire::{
         KeeperRequest, SandboxIdentity, SetupReply, StartTemplateRequest, TemplateSpec, receive,
@@ -87,7 +87,7 @@ fn prepare(socket: &impl AsFd) -> Result<KeeperState, StageFailure> {
     setsid().map_err(at_stage(stage, "starting a session"))?;
     let single_threaded =
         SingleThreaded::check().map_err(|error| StageFailure::other(stage, error.to_string()))?;
-    check_process_tree_is_readable()?;
+    run_meter::check_process_tree_is_readable()?;
 
     let (message, workspace_directories) = receive(socket)
         .map_err(at_stage(stage, "receiving the plan"))?
@@ -126,20 +126,6 @@ fn prepare(socket: &impl AsFd) -> Result<KeeperState, StageFailure> {
         launcher: None,
         no_namespaces_templates: Vec::new(),
     })
-}
-
-/// Fails on a kernel without the list of children of a thread (proc_tid_children(5)). A run's meter
-/// would find only the init, and no limit would hold.
-fn check_process_tree_is_readable() -> Result<(), StageFailure> {
-    match fs::metadata("/proc/thread-self/children") {
-        Ok(_) => Ok(()),
-        Err(error) => Err(StageFailure::other(
-            Stage::Launcher,
-            format!(
-                "no limit of runs can be measured without /proc/thread-self/children ({error}): use a kernel with CONFIG_PROC_CHILDREN"
-            ),
-        )),
-    }
 }
 
 // === impl KeeperState ===

@@ -32,7 +32,10 @@ use rustix::{
 
 pub(crate) use self::kernel_objects::MIN_RECOUNT_CPU_US;
 use self::kernel_objects::{ObjectCounter, ProcessSample};
-use super::wire::{MeasurementBounds, RunMeasurement};
+use super::{
+    stage::{Stage, StageFailure},
+    wire::{MeasurementBounds, RunMeasurement},
+};
 
 /// Descriptors that one scan examines at most, to bound its time.
 const MAX_SCANNED_DESCRIPTORS: usize = 16 * 1024;
@@ -254,6 +257,17 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let number: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
     Some(number * 1024)
+}
+
+/// Fails on a kernel without the list of children of a thread (proc_tid_children(5)). A run's meter
+/// would find only the init, and no limit would hold.
+pub(super) fn check_process_tree_is_readable() -> Result<(), StageFailure> {
+    fs::metadata("/proc/thread-self/children").map(drop).map_err(|error| {
+        let text = format!(
+            "no limit of runs can be measured without /proc/thread-self/children ({error}): use a kernel with CONFIG_PROC_CHILDREN"
+        );
+        StageFailure::other(Stage::Launcher, text)
+    })
 }
 
 /// `pid` and its descendants. In a process namespace, orphans become children of the init.
