@@ -95,6 +95,8 @@ def ask_script(messages, _tools):
 
 
 def main():
+    if len(sys.argv) < 2:
+        sys.exit("usage: agent.py ADDRESS [TASK], for example: agent.py 127.0.0.1:50051")
     address, task = sys.argv[1], " ".join(sys.argv[2:]) or TASK
     ask = ask_model if "OPENAI_API_KEY" in os.environ else ask_script
     messages = [{"role": "user", "content": task}]
