@@ -129,6 +129,9 @@ pub(crate) fn cli_command() -> clap::Command {
 pub(crate) enum DaemonRequirement {
     /// A running daemon with the state that the command asks for.
     Running,
+    /// A running daemon that serves the current directory, because the command works in it and goes
+    /// on when `jig` has ended.
+    RunningHere,
     /// Any daemon. Without a running one, jig starts one for this call in the current directory.
     Any,
     /// No daemon, or one that the command starts itself.
@@ -153,11 +156,11 @@ impl CliCommand {
             | Self::LastCommand(_)
             | Self::Artifacts(_)
             | Self::Artifact(_)
-            | Self::Batch(_)
-            | Self::Job(_)
             | Self::Approvals(_)
             | Self::Rules(_) => DaemonRequirement::Running,
-            Self::Exec(args) if args.needs_daemon() => DaemonRequirement::Running,
+            Self::Job(args) if !args.submits_job() => DaemonRequirement::Running,
+            Self::Job(_) | Self::Batch(_) => DaemonRequirement::RunningHere,
+            Self::Exec(args) if args.needs_daemon() => DaemonRequirement::RunningHere,
             Self::Run(_)
             | Self::Exec(_)
             | Self::Read(_)

@@ -21,20 +21,24 @@ const INFO_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Sets the address of a running daemon if the command needs or can use one.
 ///
-/// A command that needs any daemon uses a running one only if it serves the current directory.
-/// Standard error names the daemon in use.
+/// A command that works in the current directory uses a running daemon only if it serves that
+/// directory, or if the caller names a workspace. Standard error names the daemon in use.
 pub(crate) fn resolve_daemon(
     global: GlobalArgs,
-    need: DaemonRequirement,
+    mut need: DaemonRequirement,
 ) -> Result<GlobalArgs, CliError> {
+    if need == DaemonRequirement::RunningHere && global.client_options().workspace.is_some() {
+        need = DaemonRequirement::Running;
+    }
     if global.address().is_some() || need == DaemonRequirement::NoDaemon {
         return Ok(global);
     }
 
     let current_dir = match need {
-        DaemonRequirement::Any => current_directory_id(),
+        DaemonRequirement::Any | DaemonRequirement::RunningHere => current_directory_id(),
         DaemonRequirement::Running | DaemonRequirement::NoDaemon => None,
     };
+    let mut elsewhere = None;
     for address in default_addresses().filter(|address| may_call(address)) {
         let candidate = global.with_default_address(&address, None);
         let with_timeout = candidate.with_deadline(INFO_TIMEOUT);
@@ -44,17 +48,22 @@ pub(crate) fn resolve_daemon(
 
         match (need, info) {
             // It answers, with info or an error. The command itself reports that error.
-            (DaemonRequirement::Running, Ok(_) | Err(CliError::Call(_))) => {
+            (DaemonRequirement::Running, Ok(_))
+            | (
+                DaemonRequirement::Running | DaemonRequirement::RunningHere,
+                Err(CliError::Call(_)),
+            ) => {
                 output::note(&format!("using the daemon at {address}"));
                 return Ok(candidate);
             }
-            (DaemonRequirement::Any, Ok(info)) => {
+            (DaemonRequirement::Any | DaemonRequirement::RunningHere, Ok(info)) => {
                 if let Some(workspace) = served_workspace(&info, current_dir.as_deref(), &global) {
                     output::note(&format!(
                         "using the daemon at {address}: it serves this directory as workspace {workspace}"
                     ));
                     return Ok(global.with_default_address(&address, Some(workspace)));
                 }
+                elsewhere = Some(address);
             }
             (_, Err(CliError::Connect(ConnectError::TimedOut { .. }))) => output::note(&format!(
                 "ignoring the listener at {address}: it does not answer like a daemon within {} s; end it, or name a daemon with --address",
@@ -64,9 +73,12 @@ pub(crate) fn resolve_daemon(
         }
     }
 
-    match need {
-        DaemonRequirement::Running => Err(no_daemon_error()),
-        DaemonRequirement::Any | DaemonRequirement::NoDaemon => {
+    match (need, elsewhere) {
+        (DaemonRequirement::RunningHere, Some(address)) => Err(CliError::Usage(format!(
+            "the daemon at {address} does not serve this directory: name the daemon with --address, or one of its workspaces with --workspace"
+        ))),
+        (DaemonRequirement::Running | DaemonRequirement::RunningHere, _) => Err(no_daemon_error()),
+        (DaemonRequirement::Any | DaemonRequirement::NoDaemon, _) => {
             output::note("no running daemon serves this directory: starting one for this call");
             Ok(global)
         }

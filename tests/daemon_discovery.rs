@@ -53,7 +53,7 @@ async fn command_finds_daemon_of_its_user() {
         &["rules", "list"],
         &["job", "ls"],
         &["sessions"],
-        &["exec", "--keep", "true"],
+        &["--workspace", "workspace", "exec", "--keep", "true"],
     ] {
         let output = run_jig(directory.path(), runtime.path(), arguments);
         let stderr = stderr_expecting_exit(&output, 0);
@@ -116,10 +116,25 @@ async fn running_daemon_is_used_only_in_its_workspace() {
         assert!(directory.join("b").exists());
     }
 
+    // Work that goes on when `jig` has ended is not started in another directory either.
+    for arguments in [
+        &["job", "submit", "run", "command=echo there > c"][..],
+        &["exec", "--detach", "sh", "-c", "echo there > c"],
+        &["batch", "-"],
+    ] {
+        let output = run_jig(elsewhere.path(), runtime.path(), arguments);
+        let stderr = stderr_expecting_exit(&output, 64);
+        assert!(stderr.contains("does not serve this directory"), "{arguments:?}: {stderr}");
+    }
+    assert_eq!(daemon.info().await.counts.unwrap().calls_finished, 1);
+    let submit = ["--workspace", "workspace", "job", "submit", "--wait", "stat", "path=a"];
+    stderr_expecting_exit(&run_jig(elsewhere.path(), runtime.path(), &submit), 0);
+    assert_eq!(daemon.info().await.counts.unwrap().calls_finished, 2);
+
     // An unknown workspace is an error of the running daemon.
     let arguments = ["--workspace", "other", "ls"];
     stderr_expecting_exit(&run_jig(&daemon.workspace(), runtime.path(), &arguments), 1);
-    assert_eq!(daemon.info().await.counts.unwrap().calls_finished, 1);
+    assert_eq!(daemon.info().await.counts.unwrap().calls_finished, 2);
 }
 
 #[tokio::test]

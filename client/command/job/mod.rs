@@ -33,6 +33,13 @@ pub(crate) struct JobArgs {
     action: JobCommand,
 }
 
+impl JobArgs {
+    /// Returns whether the command submits a job.
+    pub(crate) fn submits_job(&self) -> bool {
+        matches!(self.action, JobCommand::Submit(_))
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum JobCommand {
     Submit(SubmitArgs),
