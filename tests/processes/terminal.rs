@@ -81,10 +81,12 @@ async fn control_keys_act_as_on_a_terminal() {
     watch.read_until("jobs done\r\n").await;
 
     // Ctrl-U and backspace edit the line.
-    daemon.send_stdin(&id, b"echo wrong\x15echo rigg\x7fht\n").await.unwrap();
+    daemon.send_stdin(&id, b"echo wrong\x15echo rigg\x7fht; PS1='pro''mpt> '\n").await.unwrap();
     watch.read_until("right\r\n").await;
 
-    // Ctrl-D ends the shell.
+    // Ctrl-D ends the shell once the prompt is back. Before that, bash has not set its modes of the
+    // terminal again, and loses the key.
+    watch.read_until("prompt> ").await;
     daemon.close_stdin(&id).await.unwrap();
     assert_eq!(watch.wait_for_exit().await.outcome(), Outcome::Exited);
 
