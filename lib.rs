@@ -15,7 +15,7 @@
 //!   main.rs start.rs start/  from arguments to serving
 //!   key_admin.rs    `jigd key`: API keys in the key file
 //!   config/         file < environment < flags → checked types
-//!   server/         listeners, peers, layers (trace, errors, panic, deadline, auth, body limits), health
+//!   server/         listeners, TLS, peers, layers (trace, errors, panic, deadline, auth, body limits), health
 //!   grpc/           one file or directory per gRPC service; errors → statuses
 //!   pipeline/       what every call passes: validation, idempotency, policy, approval, admission, records;
 //!                   jobs, batches and calls by name
@@ -36,6 +36,7 @@
 //!   error.rs error/ errors of calls: reasons, messages, suggestions
 //!   task.rs checksum.rs fd_exhaustion.rs  tasks; SHA-256; waiting for file descriptors
 //!   fuzz.rs         entry points of the fuzz targets
+//! mcp/              the MCP server, a client of the contract: `jig mcp`, and `/mcp` over HTTP
 //! client/           `jig`: connection, subcommands, benchmarks; its library part is the Rust client
 //! tests/            one binary that starts the real daemon; attack/ by the numbers of the attack catalogue
 //! ```
@@ -107,9 +108,11 @@
 //! | rusqlite | requests, jobs, approvals and rules in the state directory |
 //! | ignore, globset, grep-*, regex | walks and searches as ripgrep's |
 //! | similar, strsim | diffs; similar lines and names in errors |
-//! | reqwest, rustls, url, htmd, encoding_rs | `fetch_url`: HTTP, TLS, HTML to Markdown, character sets |
+//! | rustls, tokio-rustls, x509-cert | TLS; names in client certificates |
+//! | reqwest, url, htmd, encoding_rs | `fetch_url`: HTTP, HTML to Markdown, character sets |
 //! | jsonschema, toml, serde | parameters of custom tools; configuration |
 //! | opentelemetry, tracing | spans and logs |
+//! | rmcp | the Model Context Protocol |
 //! | clap, indicatif, anstream | command line, progress and colours of `jig` |
 //!
 //! The process decides which crate makes a system call. In ordinary processes (daemon, keeper,
@@ -163,3 +166,5 @@ pub mod api;
 pub mod client;
 #[cfg(feature = "daemon")]
 pub mod daemon;
+#[cfg(any(feature = "client", feature = "daemon"))]
+pub mod mcp;

@@ -9,6 +9,8 @@ use tonic::codegen::http::Uri;
 pub enum DaemonAddress {
     /// Host and port, for example `127.0.0.1:50051`.
     Tcp(String),
+    /// Host and port of a daemon that speaks TLS, for example `build.example.org:50051`.
+    Tls(String),
     /// Path of a Unix socket.
     Unix(PathBuf),
 }
@@ -22,10 +24,19 @@ pub struct InvalidAddress {
 }
 
 impl DaemonAddress {
+    /// The address as `--listen` of the daemon takes it.
+    pub(super) fn listen_argument(&self) -> String {
+        match self {
+            Self::Tls(authority) => authority.clone(),
+            Self::Tcp(_) | Self::Unix(_) => self.to_string(),
+        }
+    }
+
     /// Returns the URI for tonic.
     pub(super) fn to_endpoint(&self) -> String {
         match self {
-            Self::Tcp(authority) => format!("http://{authority}"),
+            // The connector speaks TLS, so tonic must not.
+            Self::Tcp(authority) | Self::Tls(authority) => format!("http://{authority}"),
             Self::Unix(path) => format!("unix:{}", path.display()),
         }
     }
@@ -57,11 +68,7 @@ impl FromStr for DaemonAddress {
         let authority = match address.split_once("://") {
             None => address,
             Some(("http", rest)) => rest.strip_suffix('/').unwrap_or(rest),
-            Some(("https", _)) => {
-                return Err(invalid(
-                    "this client does not support TLS; use a proxy on this machine",
-                ));
-            }
+            Some(("https", rest)) => rest.strip_suffix('/').unwrap_or(rest),
             Some(_) => return Err(invalid(ADDRESS_HINT)),
         };
 
@@ -75,6 +82,9 @@ impl FromStr for DaemonAddress {
         if uri.host().is_none_or(str::is_empty) || uri.port_u16().is_none_or(|port| port == 0) {
             return Err(invalid(ADDRESS_HINT));
         }
+        if address.starts_with("https://") {
+            return Ok(Self::Tls(authority.to_owned()));
+        }
         Ok(Self::Tcp(authority.to_owned()))
     }
 }
@@ -83,12 +93,14 @@ impl fmt::Display for DaemonAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(authority) => f.write_str(authority),
+            Self::Tls(authority) => write!(f, "https://{authority}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
 }
 
-const ADDRESS_HINT: &str = "write `host:port`, `http://host:port` or `unix:/path`";
+const ADDRESS_HINT: &str =
+    "write `host:port`, `http://host:port`, `https://host:port` or `unix:/path`";
 
 #[cfg(test)]
 mod tests {
@@ -102,6 +114,8 @@ mod tests {
             ("[::1]:50051", "[::1]:50051"),
             ("http://host.example:80", "host.example:80"),
             ("http://host:80/", "host:80"),
+            ("https://host:443", "https://host:443"),
+            ("https://[::1]:1/", "https://[::1]:1"),
             ("unix:/run/jig.sock", "unix:/run/jig.sock"),
             ("unix:///run/jig.sock", "unix:/run/jig.sock"),
             ("unix:here.sock", "unix:here.sock"),
@@ -125,7 +139,10 @@ mod tests {
             "http://host:80/path",
             "http://",
             "user@host:80",
-            "https://host:443",
+            "https://host",
+            "https://host:443/path",
+            "https://user@host:443",
+            "HTTPS://host:443",
             "ftp://host:21",
             "unix:",
             "unix://",

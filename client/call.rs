@@ -2,7 +2,8 @@
 
 use std::{future::Future, io::Write};
 
-use tonic::{Request, Response, Status, transport::Channel};
+use tonic::{Request, Response, Status, metadata::MetadataMap, transport::Channel};
+use tower::{ServiceExt as _, util::BoxCloneSyncService};
 
 use super::{
     address::DaemonAddress,
@@ -13,20 +14,24 @@ use super::{
     health::{self, HealthCheckRequest, ServingStatus},
     methods::methods,
 };
-use crate::api::v1::{
-    ApplyPatchRequest, ApplyPatchResponse, AwaitJobRequest, AwaitJobResponse,
-    CreateDirectoryRequest, CreateDirectoryResponse, DeletePathRequest, DeletePathResponse,
-    EditFileRequest, EditFileResponse, EditNotebookRequest, EditNotebookResponse, GetInfoRequest,
-    GetInfoResponse, LastCommandRequest, LastCommandResponse, ListDirectoryRequest,
-    ListDirectoryResponse, ListFilesRequest, ListFilesResponse, MovePathRequest, MovePathResponse,
-    ReadArtifactRequest, ReadFileRequest, ReadFileResponse, ReadNotebookRequest,
-    ReadNotebookResponse, RunRequest, RunResponse, SearchRequest, SearchResponse, StatPathRequest,
-    StatPathResponse, WriteFileRequest, WriteFileResponse,
-    approval_service_client::ApprovalServiceClient, artifact_service_client::ArtifactServiceClient,
-    catalog_service_client::CatalogServiceClient, daemon_service_client::DaemonServiceClient,
-    invoke_service_client::InvokeServiceClient, job_service_client::JobServiceClient,
-    process_service_client::ProcessServiceClient, tool_service_client::ToolServiceClient,
-    transfer_service_client::TransferServiceClient,
+use crate::{
+    api::v1::{
+        ApplyPatchRequest, ApplyPatchResponse, AwaitJobRequest, AwaitJobResponse,
+        CreateDirectoryRequest, CreateDirectoryResponse, DeletePathRequest, DeletePathResponse,
+        EditFileRequest, EditFileResponse, EditNotebookRequest, EditNotebookResponse,
+        GetInfoRequest, GetInfoResponse, LastCommandRequest, LastCommandResponse,
+        ListDirectoryRequest, ListDirectoryResponse, ListFilesRequest, ListFilesResponse,
+        MovePathRequest, MovePathResponse, ReadArtifactRequest, ReadFileRequest, ReadFileResponse,
+        ReadNotebookRequest, ReadNotebookResponse, RunRequest, RunResponse, SearchRequest,
+        SearchResponse, StatPathRequest, StatPathResponse, WriteFileRequest, WriteFileResponse,
+        approval_service_client::ApprovalServiceClient,
+        artifact_service_client::ArtifactServiceClient,
+        catalog_service_client::CatalogServiceClient, daemon_service_client::DaemonServiceClient,
+        invoke_service_client::InvokeServiceClient, job_service_client::JobServiceClient,
+        process_service_client::ProcessServiceClient, tool_service_client::ToolServiceClient,
+        transfer_service_client::TransferServiceClient,
+    },
+    mcp::{GrpcBackend, TransportError},
 };
 
 /// Largest response that the client accepts: two streams of 10 MiB, the maximum that a request can
@@ -46,15 +51,17 @@ pub struct Client {
 impl Client {
     /// Connects to a daemon.
     ///
-    /// `address` is `HOST:PORT`, `http://HOST:PORT`, `unix:/PATH` or `unix:///PATH`.
+    /// `address` is `HOST:PORT`, `http://HOST:PORT`, `https://HOST:PORT`, `unix:/PATH` or
+    /// `unix:///PATH`.
     ///
     /// # Errors
     ///
     /// Returns an error if the address or an option is invalid, or if no daemon answers there.
     pub async fn connect(address: &str, options: Options) -> Result<Self, ConnectError> {
         let address: DaemonAddress = address.parse()?;
+        let tls = options.tls.clone();
         let context = CallMetadata::try_from(options)?;
-        let channel = connect::connect(&address, context.deadline).await?;
+        let channel = connect::connect(&address, &tls, context.deadline).await?;
         Ok(Self { channel, context })
     }
 
@@ -62,6 +69,17 @@ impl Client {
     #[must_use]
     pub fn without_request_id(&self) -> Self {
         Self { channel: self.channel.clone(), context: self.context.without_request_id() }
+    }
+
+    /// Returns the daemon's services with the context of this client, for an MCP server.
+    #[must_use]
+    pub fn grpc_backend(&self) -> GrpcBackend {
+        let mut metadata = MetadataMap::new();
+        for (key, value) in self.context.metadata.iter() {
+            metadata.insert(key.clone(), value.clone());
+        }
+        let transport = BoxCloneSyncService::new(self.channel.clone().map_err(TransportError::new));
+        GrpcBackend::new(transport, metadata, self.context.deadline)
     }
 
     /// Reads an artifact as a stream of parts.

@@ -65,6 +65,7 @@ pub(crate) enum CliCommand {
     Call(command::call::CallArgs),
     Batch(command::batch::BatchArgs),
     Job(command::job::JobArgs),
+    Mcp(command::mcp::McpArgs),
     Approvals(command::approvals::ApprovalsArgs),
     Rules(command::rules::RulesArgs),
     Key(command::key::KeyArgs),
@@ -86,7 +87,7 @@ const COMMAND_GROUPS: [(&str, &[&str]); 4] = [
             "notebook", "cp",
         ],
     ),
-    ("Tools for models", &["tools", "call", "batch", "job"]),
+    ("Tools for models", &["tools", "call", "batch", "job", "mcp"]),
     (
         "Operate",
         &[
@@ -141,7 +142,7 @@ pub(crate) enum DaemonRequirement {
 impl CliCommand {
     /// Returns whether the command runs a program in a sandbox.
     pub(crate) fn runs_command(&self) -> bool {
-        matches!(self, Self::Run(_) | Self::Exec(_))
+        matches!(self, Self::Run(_) | Self::Exec(_) | Self::Mcp(_))
     }
 
     /// Returns which daemon the command needs.
@@ -177,6 +178,7 @@ impl CliCommand {
             | Self::Notebook(_)
             | Self::Info
             | Self::Tools(_)
+            | Self::Mcp(_)
             | Self::Call(_) => DaemonRequirement::Any,
             Self::Key(_)
             | Self::Serve(_)

@@ -11,7 +11,8 @@ use tonic::{
 
 use super::{
     address::{DaemonAddress, InvalidAddress},
-    connector::Connector,
+    connector::{Connector, FirstRead},
+    tls::{self, InvalidTlsOption, TlsOptions, TlsSettings, tls_error},
 };
 
 /// Maximum time to connect. A reachable machine answers within a few round trips.
@@ -47,6 +48,8 @@ pub struct Options {
     /// Idempotency key, for a client that makes one call which changes something. The daemon
     /// executes the call once and returns the same result to each repetition, from any client.
     pub request_id: Option<String>,
+    /// Files of TLS. Only an `https://` address can have them.
+    pub tls: TlsOptions,
 }
 
 /// Reason why the client could not connect. `Display` says what to do.
@@ -64,9 +67,21 @@ pub enum ConnectError {
         /// Rule that the value breaks.
         problem: &'static str,
     },
+    /// An option of TLS cannot be used.
+    #[error(transparent)]
+    TlsOption(#[from] InvalidTlsOption),
+    /// The TLS handshake failed, or one of both peers speaks plaintext.
+    #[error("cannot connect to {address}: {problem}")]
+    Tls {
+        /// Address of the daemon.
+        address: DaemonAddress,
+        /// What happened and what to do.
+        problem: String,
+    },
     /// No process listens at the address.
     #[error(
-        "nothing listens at {address}; check the address, or start a daemon there with `jig serve --listen {address}`"
+        "nothing listens at {address}; check the address, or start a daemon there with `jig serve --listen {}`",
+        .address.listen_argument()
     )]
     NothingListens {
         /// Address of the daemon.
@@ -161,27 +176,35 @@ impl CallMetadata {
 /// Connects before the first call, so that a wrong address is not reported as a failed call.
 pub(super) async fn connect(
     address: &DaemonAddress,
+    tls: &TlsOptions,
     deadline: Option<Duration>,
 ) -> Result<Channel, ConnectError> {
-    if let DaemonAddress::Unix(path) = address {
-        check_socket_path_length(address, path)?;
-    }
+    let tls = match address {
+        DaemonAddress::Tls(authority) => Some(TlsSettings::load(tls, host_of(authority))?),
+        // A key that was meant for an encrypted connection must not be sent in plaintext.
+        DaemonAddress::Tcp(authority) if !tls.is_empty() => {
+            return Err(InvalidTlsOption::without_tls(authority).into());
+        }
+        DaemonAddress::Tcp(_) => None,
+        DaemonAddress::Unix(path) => {
+            check_socket_path_length(address, path)?;
+            None
+        }
+    };
 
     let timeout = deadline.map_or(CONNECT_TIMEOUT, |time| time.min(CONNECT_TIMEOUT));
-    let endpoint = Endpoint::from_shared(address.to_endpoint())
-        .map_err(|error| to_connect_error(address, &error))?
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
-        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
-
-    let (connector, mut peer_responded) = Connector::new(address.clone());
+    let endpoint = to_endpoint(address)?;
+    let (connector, mut first_read) = Connector::new(address.clone(), tls);
     let connecting = async {
         let connected = endpoint.connect_with_connector(connector).await;
         let channel = connected.map_err(|error| to_connect_error(address, &error))?;
         // `wait_for` fails if the connection has gone; the first call then reports that.
-        let _gone = peer_responded.wait_for(|has_responded| *has_responded).await;
-        Ok(channel)
+        match first_read.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(FirstRead::OtherProtocol(problem))) => {
+                Err(ConnectError::Tls { address: address.clone(), problem: problem.clone() })
+            }
+            Ok(_) | Err(_) => Ok(channel),
+        }
     };
 
     // The endpoint's own timeout covers the socket only, not the HTTP/2 handshake.
@@ -189,6 +212,27 @@ pub(super) async fn connect(
         Ok(connected) => connected,
         Err(_) => Err(ConnectError::TimedOut { address: address.clone() }),
     }
+}
+
+fn to_endpoint(address: &DaemonAddress) -> Result<Endpoint, ConnectError> {
+    let endpoint = Endpoint::from_shared(address.to_endpoint())
+        .map_err(|error| to_connect_error(address, &error))?
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
+    // Requests carry the scheme that the client speaks.
+    let origin = address.to_string().parse().ok();
+    Ok(match origin.filter(|_| matches!(address, DaemonAddress::Tls(_))) {
+        Some(origin) => endpoint.origin(origin),
+        None => endpoint,
+    })
+}
+
+/// The host of `HOST:PORT`, without the brackets of an IPv6 address.
+fn host_of(authority: &str) -> &str {
+    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
 impl fmt::Debug for Options {
@@ -200,6 +244,7 @@ impl fmt::Debug for Options {
             .field("deadline", &self.deadline)
             .field("traceparent", &self.traceparent)
             .field("request_id", &self.request_id)
+            .field("tls", &self.tls)
             .finish()
     }
 }
@@ -228,6 +273,10 @@ fn to_connect_error(address: &DaemonAddress, error: &(dyn StdError + 'static)) -
             problem: causes().last().map_or_else(String::new, ToString::to_string),
         };
     };
+
+    if let Some(error) = tls_error(cause) {
+        return ConnectError::Tls { address, problem: tls::explain(error) };
+    }
 
     // `io::Error` cannot be cloned; its error code carries the same information.
     let source =
@@ -298,7 +347,8 @@ mod tests {
         let path = directory.path().join("socket");
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
         let address = format!("unix:{}", path.display()).parse().unwrap();
-        let connecting = connect(&address, None);
+        let tls = TlsOptions::default();
+        let connecting = connect(&address, &tls, None);
 
         let reading = async {
             let (mut stream, _) = listener.accept().await.unwrap();
@@ -338,19 +388,62 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn tls_options_are_never_ignored() {
+        let file = |name: &str| Some(std::path::PathBuf::from(name));
+        let address = |text: &str| text.parse::<DaemonAddress>().unwrap();
+        for (address, tls, expected) in [
+            (
+                address("host:1"),
+                TlsOptions { ca: file("/nowhere"), ..TlsOptions::default() },
+                "https://host:1",
+            ),
+            (
+                address("https://host:1"),
+                TlsOptions { ca: file("/nowhere"), ..TlsOptions::default() },
+                "/nowhere",
+            ),
+            (
+                address("https://host:1"),
+                TlsOptions { client_key: file("/nowhere"), ..TlsOptions::default() },
+                "--client-cert",
+            ),
+            (
+                address("https://host:1"),
+                TlsOptions { client_cert: file("/nowhere"), ..TlsOptions::default() },
+                "--client-key",
+            ),
+        ] {
+            let error = connect(&address, &tls, None).await.unwrap_err();
+            assert!(matches!(error, ConnectError::TlsOption(_)), "{error:?}");
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn host_has_no_port_and_no_brackets() {
+        for (authority, expected) in
+            [("host.example:1", "host.example"), ("[::1]:1", "::1"), ("127.0.0.1:1", "127.0.0.1")]
+        {
+            assert_eq!(host_of(authority), expected);
+        }
+    }
+
+    #[tokio::test]
     async fn silent_listener_times_out() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let _silent = tokio::net::UnixListener::bind(&path).unwrap();
         let address = format!("unix:{}", path.display()).parse().unwrap();
-        let error = connect(&address, Some(Duration::from_millis(100))).await;
+        let timeout = Some(Duration::from_millis(100));
+        let error = connect(&address, &TlsOptions::default(), timeout).await;
         let error = error.unwrap_err();
         assert!(matches!(error, ConnectError::TimedOut { .. }), "{error:?}");
     }
 
     #[tokio::test]
     async fn missing_listener_is_reported() {
-        let error = connect(&"unix:/nowhere/jig.sock".parse().unwrap(), None).await.unwrap_err();
+        let address = "unix:/nowhere/jig.sock".parse().unwrap();
+        let error = connect(&address, &TlsOptions::default(), None).await.unwrap_err();
         assert!(matches!(error, ConnectError::NothingListens { .. }), "{error:?}");
         assert!(error.to_string().contains("jig serve"), "{error}");
     }

@@ -91,10 +91,13 @@ impl From<&CallError> for ErrorReport {
 /// Returns the name of the gRPC code that stands for a failed connection.
 fn connect_code(error: &ConnectError) -> &'static str {
     match error {
-        ConnectError::Address(_) | ConnectError::Option { .. } => "INVALID_ARGUMENT",
+        ConnectError::Address(_) | ConnectError::Option { .. } | ConnectError::TlsOption(_) => {
+            "INVALID_ARGUMENT"
+        }
         ConnectError::PermissionDenied { .. } => "PERMISSION_DENIED",
         ConnectError::NothingListens { .. }
         | ConnectError::TimedOut { .. }
+        | ConnectError::Tls { .. }
         | ConnectError::Failed { .. }
         | _ => "UNAVAILABLE",
     }

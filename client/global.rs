@@ -1,6 +1,6 @@
 //! Flags of every subcommand: daemon, credentials, session, deadline and output format.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{
     Args,
@@ -13,12 +13,34 @@ use crate::cli_error::CliError;
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct GlobalArgs {
-    /// Daemon address: `HOST:PORT`, `http://HOST:PORT` or `unix:/PATH`.
+    /// Daemon address: `HOST:PORT`, `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH`.
     #[arg(long, global = true, hide_short_help = true, env = "JIG_ADDRESS", value_name = "ADDR")]
     address: Option<String>,
     /// API key. Prefer JIG_KEY: command-line arguments are visible to other users.
     #[arg(long, global = true, hide_short_help = true, env = "JIG_KEY", hide_env_values = true)]
     key: Option<String>,
+    /// PEM file with the CA certificates that verify the daemon, for an `https://` address.
+    /// Default: those of the system.
+    #[arg(long, global = true, hide_short_help = true, env = "JIG_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// PEM file with the client certificate, for an `https://` address.
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "JIG_CLIENT_CERT",
+        value_name = "FILE"
+    )]
+    client_cert: Option<PathBuf>,
+    /// PEM file with the private key of the client certificate.
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "JIG_CLIENT_KEY",
+        value_name = "FILE"
+    )]
+    client_key: Option<PathBuf>,
     /// Name of the workspace. Default: the daemon's first workspace.
     #[arg(long, global = true, hide_short_help = true, env = "JIG_WORKSPACE", value_name = "NAME")]
     workspace: Option<String>,
@@ -118,6 +140,21 @@ impl GlobalArgs {
             // A malformed `traceparent` starts a new trace, as W3C Trace Context requires.
             traceparent: std::env::var("TRACEPARENT").ok().filter(|text| is_traceparent(text)),
             request_id: self.request_id.clone(),
+            tls: self.tls_options(),
+        }
+    }
+
+    /// The files of TLS. A daemon of this machine that was found by jig has no TLS.
+    fn tls_options(&self) -> jig::client::TlsOptions {
+        if self.is_default || self.address().is_none() {
+            return jig::client::TlsOptions::default();
+        }
+        let owned =
+            |path: Option<&PathBuf>| path.filter(|path| !path.as_os_str().is_empty()).cloned();
+        jig::client::TlsOptions {
+            ca: owned(self.ca.as_ref()),
+            client_cert: owned(self.client_cert.as_ref()),
+            client_key: owned(self.client_key.as_ref()),
         }
     }
 }

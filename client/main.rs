@@ -30,7 +30,7 @@ mod progress;
 mod stdout_writer;
 mod style;
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use cli::{Cli, CliCommand};
 use global::GlobalArgs;
@@ -42,9 +42,13 @@ fn main() -> ExitCode {
     jig::daemon::run_keeper_if_invoked();
 
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    // Archives and images have one program under both names.
+    if arguments.first().is_some_and(|program| Path::new(program).ends_with("jigd")) {
+        return command::serve::serve("jigd", arguments.split_off(1));
+    }
     // Before clap, because some flags of the daemon have the names of ours.
     if arguments.get(1).is_some_and(|first| first == "serve") {
-        return command::serve::serve(arguments.split_off(2));
+        return command::serve::serve("jig serve", arguments.split_off(2));
     }
 
     match Cli::parse_from(&arguments) {
@@ -93,6 +97,7 @@ fn run(global: &GlobalArgs, command: CliCommand) -> ExitCode {
         CliCommand::Call(args) => command::call::call(global, args),
         CliCommand::Batch(args) => command::batch::batch(global, args),
         CliCommand::Job(args) => command::job::job(global, args),
+        CliCommand::Mcp(args) => command::mcp::mcp(global, args),
         CliCommand::Approvals(args) => command::approvals::approvals(global, args),
         CliCommand::Rules(args) => command::rules::rules(global, args),
         CliCommand::Key(args) => command::key::key(global, args),

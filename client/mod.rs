@@ -1,6 +1,6 @@
 //! Rust client for the daemon's gRPC API.
 //!
-//! [`Client`] connects over TCP or a Unix socket and has one method per RPC. It adds the context of
+//! [`Client`] connects over TCP, TLS or a Unix socket and has one method per RPC. It adds the context of
 //! a call (API key, workspace, session, deadline, trace) as metadata, and turns a failed status
 //! into a [`CallError`] with the daemon's reason. The command `jig` (`main.rs`) is built on it and
 //! is not part of the library.
@@ -97,6 +97,7 @@ mod process;
 #[cfg(feature = "daemon")]
 #[cfg(test)]
 mod process_tests;
+mod tls;
 mod transfer;
 #[cfg(feature = "daemon")]
 #[cfg(test)]
@@ -111,9 +112,11 @@ pub use content::{BytePages, LinePages};
 pub use error::{CallError, FieldViolation};
 pub use events::SessionEvents;
 pub use health::ServingStatus;
+pub use invoke::InvokeEvents;
 pub use job::JobEvents;
 pub use pages::FilePages;
 pub use process::{ProcessEvent, ProcessEvents};
+pub use tls::{InvalidTlsOption, TlsOptions};
 pub use tonic::Code;
 pub use transfer::{DownloadParts, DownloadSummary, TransferError, sha256_of};
 

@@ -40,6 +40,7 @@ async fn each_call_carries_the_options() {
         deadline: Some(Duration::from_secs(9)),
         traceparent: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into()),
         request_id: Some("r".into()),
+        ..Options::default()
     };
     let client = Client::connect(&fake.address, options).await.unwrap();
 

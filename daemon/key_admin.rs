@@ -2,10 +2,13 @@
 
 use std::{collections::BTreeSet, io, path::Path, time::SystemTime};
 
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+
 use super::{
     catalog::Catalog,
     config::{
-        keys::{self, AccessRole, ApiKey, KeyDigest, KeyFileEditError, KeyLimits, RateLimit},
+        client_certificate::{CERTIFICATE_NAME_RULE, CertificateName, ClientCertificate},
+        keys::{self, AccessRole, ApiKey, KeyFileEditError, KeyLimits, RateLimit},
         tools::load_tools,
     },
 };
@@ -33,6 +36,11 @@ pub struct KeyInfo {
     pub name: String,
     /// `read`, `invoke` or `admin`.
     pub role: String,
+    /// Names of client certificates that authenticate the holder, such as
+    /// `uri:spiffe://example.org/builder` or `sha256:` and a fingerprint.
+    pub certificates: Vec<String>,
+    /// Whether a key authenticates the holder. Ignored by [`add`].
+    pub has_key: bool,
     /// Workspaces that the key gives access to; empty for all.
     pub workspaces: Vec<String>,
     /// Tools that the key gives access to; empty for all.
@@ -56,8 +64,39 @@ pub struct KeyInfo {
 ///
 /// # Errors
 ///
-/// Rejects unknown roles, unknown tools, and a burst without a rate.
+/// Rejects unknown roles, unknown tools, malformed names of certificates, and a burst without a
+/// rate.
 pub fn add(path: &Path, info: &KeyInfo, config: Option<&Path>) -> Result<String, KeyFileError> {
+    let secret = keys::add(path, &to_api_key(info, config)?)?;
+    Ok(secret.reveal().to_owned())
+}
+
+/// As [`add`], for a holder that only client certificates authenticate.
+pub fn add_certificates(
+    path: &Path,
+    info: &KeyInfo,
+    config: Option<&Path>,
+) -> Result<(), KeyFileError> {
+    Ok(keys::add_entry(path, &to_api_key(info, config)?)?)
+}
+
+/// Returns the names that entries can have for the first certificate of a PEM file: its SHA-256
+/// fingerprint, then its alternative names.
+pub fn certificate_names(path: &Path) -> Result<Vec<String>, KeyFileError> {
+    let pem = std::fs::read(path)
+        .map_err(|source| KeyFileError::Io { path: path.display().to_string(), source })?;
+    let invalid = |problem: &dyn std::fmt::Display| {
+        KeyFileError::Invalid(format!(
+            "{}: {problem}: give a PEM file with a certificate",
+            path.display()
+        ))
+    };
+    let certificate = CertificateDer::from_pem_slice(&pem).map_err(|error| invalid(&error))?;
+    let certificate = ClientCertificate::from_der(&certificate).map_err(|error| invalid(&error))?;
+    Ok(certificate.names().iter().map(ToString::to_string).collect())
+}
+
+fn to_api_key(info: &KeyInfo, config: Option<&Path>) -> Result<ApiKey, KeyFileError> {
     let invalid = |text: String| Err(KeyFileError::Invalid(text));
     let mut roles = [AccessRole::Read, AccessRole::Invoke, AccessRole::Admin].into_iter();
     let Some(role) = roles.find(|role| role.name() == info.role) else {
@@ -78,13 +117,20 @@ pub fn add(path: &Path, info: &KeyInfo, config: Option<&Path>) -> Result<String,
         });
     }
 
+    let certificates: Option<BTreeSet<_>> =
+        info.certificates.iter().map(|name| CertificateName::parse(name)).collect();
+    let Some(certificates) = certificates else {
+        return invalid(format!("the name of a certificate is malformed: {CERTIFICATE_NAME_RULE}"));
+    };
+
     let names = |names: &[String]| -> Option<BTreeSet<String>> {
         (!names.is_empty()).then(|| names.iter().cloned().collect())
     };
-    let key = ApiKey {
+    Ok(ApiKey {
         name: info.name.clone(),
         role,
-        digest: KeyDigest::default(),
+        digest: None,
+        certificates,
         workspaces: names(&info.workspaces),
         tools: names(&info.tools),
         limits: KeyLimits {
@@ -95,9 +141,7 @@ pub fn add(path: &Path, info: &KeyInfo, config: Option<&Path>) -> Result<String,
             concurrent_calls: info.concurrent_calls,
         },
         expires: info.expires,
-    };
-    let secret = keys::add(path, &key)?;
-    Ok(secret.reveal().to_owned())
+    })
 }
 
 /// The canonical tools, and those that a configuration file defines.
@@ -118,6 +162,8 @@ pub fn list(path: &Path) -> Result<Vec<KeyInfo>, KeyFileError> {
     let infos = keys::list(path)?.into_iter().map(|(key, created)| KeyInfo {
         name: key.name,
         role: key.role.name().to_owned(),
+        certificates: key.certificates.iter().map(ToString::to_string).collect(),
+        has_key: key.digest.is_some(),
         workspaces: names(key.workspaces),
         tools: names(key.tools),
         calls_per_second: key.limits.rate.map(|rate| rate.per_second),

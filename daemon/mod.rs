@@ -11,6 +11,7 @@ mod fetch;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod grpc;
+mod http;
 pub mod key_admin;
 mod netpolicy;
 mod pipeline;

@@ -13,6 +13,7 @@ mod reload;
 mod serving;
 mod shared_limits;
 mod start_mode;
+mod tls_reload;
 mod unwritable;
 
 use std::{
@@ -41,7 +42,7 @@ use self::{
     start_mode::StartMode,
 };
 use super::{
-    config::{Config, ConfigError, WorkspaceConfig, args::Args, listen::ListenAddr, tools},
+    config::{Config, ConfigError, WorkspaceConfig, args::Args, tools},
     fd_exhaustion,
     sandbox::{
         cgroup::{Cgroups, CgroupsUnavailable, MemoryAccounting},
@@ -49,7 +50,10 @@ use super::{
         keeper_process::KeeperProcess,
         plan::{BindMount, SandboxPlan, WorkspacePlan},
     },
-    server::{self, ShutdownSignals, ShutdownTrigger, listener::Listeners},
+    server::{
+        self, ShutdownSignals, ShutdownTrigger, inherited_listeners::InheritedListener,
+        listener::Listeners,
+    },
     store::state_dir::StateDir,
     sys::landlock,
     task,
@@ -64,6 +68,9 @@ const EXTRA_BLOCKING_THREADS: usize = 256;
 ///
 /// `args` are the arguments that `config` was loaded from. A reload loads it from them again.
 pub(super) fn run(args: Args, config: Config) -> Result<(), StartError> {
+    // Before the keeper starts, which must not inherit them.
+    let inherited = InheritedListener::take_all()
+        .map_err(io_error("taking the sockets of the service manager"))?;
     logs::init(config.log_format, config.log_level);
     for warning in shared_limits::warnings(&config) {
         warning.log();
@@ -78,7 +85,7 @@ pub(super) fn run(args: Args, config: Config) -> Result<(), StartError> {
         let signals = ShutdownSignals::catch().map_err(io_error("installing signal handlers"))?;
         let reload = ConfigReloader::install(args, &prepared.config)
             .map_err(io_error("installing signal handlers"))?;
-        let listeners = Listeners::bind(&prepared.config.listen)?;
+        let listeners = Listeners::bind(&prepared.config, inherited)?;
         serving::serve(prepared, listeners, ShutdownTrigger::Signals(signals), Some(reload)).await
     })
 }
@@ -177,7 +184,7 @@ impl EmbeddedDaemon {
         logs::init(logs::LogFormat::Text, tracing::Level::ERROR);
 
         // Bound before the daemon runs: calls wait in the backlog until it accepts.
-        let listeners = Listeners::bind(&[ListenAddr::Unix(socket)])?;
+        let listeners = Listeners::bind_socket(&socket)?;
         let (prepared, runtime) = prepare(config, StartMode::Embedded, |store, workspaces| {
             embedded::attach_persistent_dirs(PersistentDirs::find(&workspace), store, workspaces)
         })?;

@@ -56,6 +56,8 @@ mod fetch;
 mod files;
 /// Health reports of the daemon.
 mod health;
+/// Ways in over HTTP beside gRPC.
+mod http;
 /// The user of commands and the owner of their files.
 mod identity;
 /// Calls by tool name, in every dialect, single and in batches.
@@ -74,6 +76,8 @@ mod lifecycle;
 mod limits;
 /// Calls that are rejected before their message is decoded.
 mod malformed;
+/// MCP over standard input and output.
+mod mcp;
 /// Processes: commands with streamed input and output.
 mod processes;
 /// Random requests through every interface.
@@ -102,5 +106,7 @@ mod telemetry;
 mod terminal;
 /// Rules of this repository.
 mod tidy;
+/// TLS: certificates, reload and clients.
+mod tls;
 /// Several workspaces of one daemon.
 mod workspaces;

@@ -3,7 +3,10 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader},
-    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    os::unix::{
+        fs::{PermissionsExt as _, symlink},
+        process::CommandExt as _,
+    },
     path::Path,
     process::{Command, Stdio},
 };
@@ -132,11 +135,30 @@ async fn signal_to_every_process_drains_the_daemon() {
 
 #[tokio::test]
 async fn ctrl_c_reaches_daemon_but_not_its_keeper() {
+    check_ctrl_c(daemon_binary()).await;
+}
+
+#[tokio::test]
+async fn jig_called_jigd_is_the_daemon() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("jigd");
+    symlink(env!("CARGO_BIN_EXE_jig"), &program).unwrap();
+
+    let output = Command::new(&program).arg("--version").output().unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        concat!("jigd ", env!("CARGO_PKG_VERSION"), "\n")
+    );
+    check_ctrl_c(&program).await;
+}
+
+/// Checks that the daemon `program` exits without an error when its process group gets SIGINT.
+async fn check_ctrl_c(program: &Path) {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
 
     fs::create_dir(path("ws")).unwrap();
-    let mut command = Command::new(daemon_binary());
+    let mut command = Command::new(program);
     command
         .args(["--listen", &format!("unix:{}", path("sock").display())])
         .args([Path::new("--workspace"), &path("ws")])

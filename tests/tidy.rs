@@ -32,6 +32,7 @@ const LAYERS: &[&[&str]] = &[
     &["daemon"],
     &["daemon/fuzz", "daemon/start"],
     &["daemon/key_admin", "daemon/server"],
+    &["daemon/http"],
     &["daemon/grpc"],
     &["daemon/pipeline"],
     &["daemon/dialect"],
@@ -47,6 +48,7 @@ const LAYERS: &[&[&str]] = &[
     &["daemon/task"],
     &["daemon/checksum"],
     &["daemon/error"],
+    &["mcp"],
 ];
 
 /// Allowed upward uses: from, to (each with everything below it), and the reason.
@@ -76,9 +78,11 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
 /// Modules that may use the types generated from the contract, and the reason.
 const WIRE_TYPES: &[(&str, &str)] = &[
     ("client/", "the other side of the contract"),
+    ("mcp/", "the other side of the contract"),
     ("daemon/pipeline/", "generic over requests and responses"),
     ("daemon/catalog/", "reads the descriptors and their options"),
     ("daemon/grpc/", "translates"),
+    ("daemon/http/", "translates"),
     (
         "daemon/server/mod.rs",
         "registers the generated services, and the descriptors for reflection",
@@ -410,6 +414,7 @@ fn layer_name(file: &str) -> &str {
     let first_two = slashes.nth(1).map_or(name, |second| &name[..second]);
     match name.split_once('/') {
         Some(("client", rest)) if rest != "main" => "client",
+        Some(("mcp", _)) => "mcp",
         _ => first_two,
     }
 }

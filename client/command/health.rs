@@ -47,7 +47,9 @@ fn exit_code(result: &Result<ServingStatus, CliError>) -> u8 {
         Ok(_) => exit::HEALTH_NOT_SERVING,
         Err(
             CliError::Usage(_)
-            | CliError::Connect(ConnectError::Address(_) | ConnectError::Option { .. }),
+            | CliError::Connect(
+                ConnectError::Address(_) | ConnectError::Option { .. } | ConnectError::TlsOption(_),
+            ),
         ) => exit::HEALTH_USAGE,
         Err(CliError::Connect(_)) => exit::HEALTH_CONNECT,
         Err(CliError::Interrupted(code)) => *code,

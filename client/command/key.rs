@@ -1,4 +1,4 @@
-//! `jig key`: manages the API keys in a daemon's key file.
+//! `jig key`: manages the API keys and client certificates in a daemon's key file.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -29,6 +29,12 @@ enum KeyCommand {
         /// Name of the key.
         name: String,
     },
+    /// Print the names of a client certificate that entries of the key file can have: its SHA-256
+    /// fingerprint and its alternative names.
+    Certificate {
+        /// PEM file with the certificate.
+        file: PathBuf,
+    },
 }
 
 /// Create a key and print it once: the file stores only its digest. Creates a missing file.
@@ -42,6 +48,13 @@ struct NewArgs {
     /// including approvals).
     #[arg(long, default_value = "invoke", value_parser = ["read", "invoke", "admin"])]
     role: String,
+    /// Create an entry for a client certificate instead of a key: `uri:URI`, `dns:NAME`,
+    /// `email:ADDRESS`, `sha256:FINGERPRINT`, or a PEM file whose fingerprint is used. Repeatable.
+    #[arg(long, value_name = "NAME|FILE")]
+    certificate: Vec<String>,
+    /// Create a key beside the certificates: the holder can use either.
+    #[arg(long, requires = "certificate")]
+    with_key: bool,
     /// Workspace that the key is limited to. Repeatable. Default: all workspaces.
     #[arg(long, value_name = "NAME")]
     for_workspace: Vec<String>,
@@ -91,6 +104,9 @@ mod keys {
     use crate::{cli_error::CliError, local_error::LocalError, output};
 
     pub(super) fn run(args: KeyArgs, as_json: bool) -> Result<(), CliError> {
+        if let KeyCommand::Certificate { file } = args.action {
+            return print_certificate(&file, as_json);
+        }
         let Some(path) = args.keys.filter(|path| !path.as_os_str().is_empty()) else {
             let text = "name the key file with --keys FILE (or JIG_KEYS)";
             return Err(CliError::Usage(text.to_owned()));
@@ -98,6 +114,7 @@ mod keys {
         match args.action {
             KeyCommand::New(args) => new(&path, args, as_json),
             KeyCommand::List => list(&path, as_json),
+            KeyCommand::Certificate { file } => print_certificate(&file, as_json),
             KeyCommand::Revoke { name } => {
                 key_admin::revoke(&path, &name).map_err(failed)?;
                 output::note(&format!(
@@ -121,9 +138,14 @@ mod keys {
 
     fn new(path: &Path, args: NewArgs, as_json: bool) -> Result<(), CliError> {
         let expires = args.expires.map(SystemTime::try_from).transpose();
+        let certificates = args.certificate.iter().map(|text| certificate_name(text));
+        let certificates: Vec<String> = certificates.collect::<Result<_, _>>()?;
+        let has_key = certificates.is_empty() || args.with_key;
         let info = KeyInfo {
             name: args.name,
             role: args.role,
+            certificates,
+            has_key,
             workspaces: args.for_workspace,
             tools: args.for_tool,
             calls_per_second: args.calls_per_second,
@@ -132,7 +154,13 @@ mod keys {
             expires: expires.map_err(|error| CliError::Usage(error.to_string()))?,
             created: None,
         };
-        let key = key_admin::add(path, &info, args.config.as_deref()).map_err(failed)?;
+        let config = args.config.as_deref();
+        if !has_key {
+            key_admin::add_certificates(path, &info, config).map_err(failed)?;
+            return report_certificates(path, &info, as_json);
+        }
+
+        let key = key_admin::add(path, &info, config).map_err(failed)?;
         if as_json {
             let mut json = key_json(&info);
             json["key"] = key.into();
@@ -147,6 +175,40 @@ mod keys {
             path.display()
         ));
         Ok(())
+    }
+
+    /// Reports a new entry that has certificates and no key.
+    fn report_certificates(path: &Path, info: &KeyInfo, as_json: bool) -> Result<(), CliError> {
+        if as_json {
+            return output::write_json(&key_json(info));
+        }
+        output::note(&format!(
+            "entry {:?} ({}) created in {} for {}. A running daemon accepts it after SIGHUP",
+            info.name,
+            info.role,
+            path.display(),
+            info.certificates.join(", ")
+        ));
+        Ok(())
+    }
+
+    /// Returns the name of a certificate as it is, or the fingerprint of the certificate in a file.
+    fn certificate_name(text: &str) -> Result<String, CliError> {
+        const NAME_PREFIXES: [&str; 4] = ["uri:", "dns:", "email:", "sha256:"];
+        if NAME_PREFIXES.iter().any(|prefix| text.starts_with(prefix)) {
+            return Ok(text.to_owned());
+        }
+        let names = key_admin::certificate_names(Path::new(text)).map_err(failed)?;
+        // The fingerprint is the first one.
+        Ok(names.into_iter().next().unwrap_or_default())
+    }
+
+    fn print_certificate(file: &Path, as_json: bool) -> Result<(), CliError> {
+        let names = key_admin::certificate_names(file).map_err(failed)?;
+        if as_json {
+            return output::write_json(&json!({ "names": names }));
+        }
+        output::write_stdout(format!("{}\n", names.join("\n")).as_bytes())
     }
 
     fn list(path: &Path, as_json: bool) -> Result<(), CliError> {
@@ -169,10 +231,15 @@ mod keys {
             [] => "all".to_owned(),
             names => names.join(","),
         };
-        let mut parts = vec![
+        let mut parts: Vec<String> = Vec::new();
+        if !key.certificates.is_empty() {
+            parts.push(format!("certificates={}", key.certificates.join(",")));
+            parts.push(format!("key={}", if key.has_key { "yes" } else { "no" }));
+        }
+        parts.extend([
             format!("workspaces={}", listed(&key.workspaces)),
             format!("tools={}", listed(&key.tools)),
-        ];
+        ]);
 
         let numbers = [
             ("calls_per_second", key.calls_per_second),
@@ -193,6 +260,8 @@ mod keys {
         json!({
             "name": key.name,
             "role": key.role,
+            "certificates": key.certificates,
+            "has_key": key.has_key,
             "workspaces": key.workspaces,
             "tools": key.tools,
             "calls_per_second": key.calls_per_second,

@@ -17,6 +17,7 @@ pub(crate) mod job;
 pub(crate) mod key;
 pub(crate) mod last_command;
 pub(crate) mod ls;
+pub(crate) mod mcp;
 pub(crate) mod notebook;
 mod params;
 pub(crate) mod patch;
@@ -63,7 +64,9 @@ fn exit_code(failure: &CliError) -> u8 {
     match failure {
         CliError::Interrupted(code) => *code,
         CliError::Usage(_)
-        | CliError::Connect(ConnectError::Address(_) | ConnectError::Option { .. }) => exit::USAGE,
+        | CliError::Connect(
+            ConnectError::Address(_) | ConnectError::Option { .. } | ConnectError::TlsOption(_),
+        ) => exit::USAGE,
         CliError::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             exit::BROKEN_PIPE
         }

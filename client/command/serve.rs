@@ -4,15 +4,15 @@ use std::{ffi::OsString, process::ExitCode};
 
 use crate::{cli_error::CliError, exit};
 
-/// Runs the daemon. `arguments` are the daemon's own, without `jig` and `serve`.
+/// Runs the daemon. `name` is how the user called it, and `arguments` are the daemon's own.
 #[cfg(feature = "daemon")]
-pub(crate) fn serve(arguments: Vec<OsString>) -> ExitCode {
-    jig::daemon::main("jig serve", arguments)
+pub(crate) fn serve(name: &'static str, arguments: Vec<OsString>) -> ExitCode {
+    jig::daemon::main(name, arguments)
 }
 
 /// Reports that this binary lacks the daemon.
 #[cfg(not(feature = "daemon"))]
-pub(crate) fn serve(_: Vec<OsString>) -> ExitCode {
+pub(crate) fn serve(_: &str, _: Vec<OsString>) -> ExitCode {
     crate::output::note("this jig was built without the daemon (feature `daemon`)");
     ExitCode::from(exit::USAGE)
 }

@@ -16,7 +16,7 @@ use base64::{
 };
 use prost_reflect::{
     DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor,
-    ReflectMessage as _, SerializeOptions, Value,
+    SerializeOptions, Value,
 };
 use serde_json::{Map, Number, Value as Json};
 
@@ -53,6 +53,16 @@ pub(super) fn read(
     Err(violations)
 }
 
+/// Reads a message without rules of its fields, as [`read`] does.
+pub(crate) fn read_json_message(
+    descriptor: &MessageDescriptor,
+    fields: &Map<String, Json>,
+) -> Result<DynamicMessage, Vec<Violation>> {
+    let mut reader = JsonMessageReader { violations: Vec::new() };
+    let message = reader.message(descriptor, None, fields, "");
+    if reader.violations.is_empty() { Ok(message) } else { Err(reader.violations) }
+}
+
 /// Whether `field` is `other` or within it. Then `other` is missing from the message.
 fn is_same_or_within(field: &str, other: &str) -> bool {
     let rest = field.strip_prefix(other);
@@ -61,7 +71,7 @@ fn is_same_or_within(field: &str, other: &str) -> bool {
 
 /// Writes a message, including zero values of fields without presence. Omits absent fields with
 /// presence.
-pub(super) fn write(message: &DynamicMessage) -> Result<Map<String, Json>, Error> {
+pub(crate) fn write(message: &DynamicMessage) -> Result<Map<String, Json>, Error> {
     let options = SerializeOptions::new()
         .use_proto_field_name(true)
         .stringify_64_bit_integers(false)
@@ -74,23 +84,16 @@ pub(super) fn write(message: &DynamicMessage) -> Result<Map<String, Json>, Error
     let Json::Object(mut fields) = json else {
         return Err(Error::internal("a message is no JSON object"));
     };
-
-    for field in message.descriptor().fields() {
-        if let Kind::Message(kind) = field.kind()
-            && kind.full_name() == "google.protobuf.Struct"
-            && let Some(value) = fields.get_mut(field.name())
-        {
-            write_whole_numbers(value);
-        }
-    }
+    fields.values_mut().for_each(write_whole_numbers);
     Ok(fields)
 }
 
-/// Writes whole numbers without a fraction. A `google.protobuf.Struct` stores all numbers as
+/// Writes whole doubles without a fraction. A `google.protobuf.Struct` stores all numbers as
 /// doubles.
-fn write_whole_numbers(value: &mut Json) {
+pub(crate) fn write_whole_numbers(value: &mut Json) {
     match value {
-        Json::Number(number) => {
+        // An integer above 2^53 would lose digits as a double.
+        Json::Number(number) if number.is_f64() => {
             let whole = number
                 .as_f64()
                 .filter(|number| number.fract() == 0.0)
@@ -101,7 +104,7 @@ fn write_whole_numbers(value: &mut Json) {
         }
         Json::Array(items) => items.iter_mut().for_each(write_whole_numbers),
         Json::Object(fields) => fields.values_mut().for_each(write_whole_numbers),
-        Json::Null | Json::Bool(_) | Json::String(_) => {}
+        Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => {}
     }
 }
 
@@ -154,6 +157,9 @@ impl JsonMessageReader {
                 Some(field) if value.is_null() || is_unspecified_enum(&field, value) => {}
                 Some(field) if message.has_field(&field) => {
                     self.report(&path, format!("is given twice, also as {}", field.name()));
+                }
+                Some(field) if let Some(other) = other_of_oneof(&message, &field) => {
+                    self.report(&path, format!("excludes {}: give one of them", other.name()));
                 }
                 Some(field) => {
                     let field_spec = rules.and_then(|rules| rules.field(&field));
@@ -248,6 +254,10 @@ impl JsonMessageReader {
             (Kind::Enum(values), Json::String(_) | Json::Number(_)) => {
                 return self.enum_number(values, value, path);
             }
+            // These have forms of their own, such as "1.5s".
+            (Kind::Message(descriptor), _) if descriptor.package_name() == "google.protobuf" => {
+                DynamicMessage::deserialize(descriptor.clone(), value).ok().map(Value::Message)
+            }
             (Kind::Message(descriptor), Json::Object(fields)) => {
                 let before = self.violations.len();
                 let rules = field_spec.and_then(|field| field.inner.as_ref());
@@ -325,7 +335,11 @@ fn expected_type(kind: &Kind) -> &'static str {
         Kind::Bool => "true or false",
         Kind::Bytes => "a string in base64",
         Kind::Enum(_) => "the name or number of a value",
-        Kind::Message(_) => "an object",
+        Kind::Message(message) => match message.full_name() {
+            "google.protobuf.Timestamp" => "a time such as \"2026-01-02T03:04:05Z\"",
+            "google.protobuf.Duration" => "a duration such as \"1.5s\"",
+            _ => "an object",
+        },
         _ => "a number",
     }
 }
@@ -383,6 +397,12 @@ fn decode_base64(text: &str) -> Option<Vec<u8>> {
     [&STANDARD, &URL_SAFE]
         .into_iter()
         .find_map(|alphabet| GeneralPurpose::new(alphabet, LENIENT_BASE64).decode(text).ok())
+}
+
+/// The field of the message that excludes `field`, because both are of one `oneof`.
+fn other_of_oneof(message: &DynamicMessage, field: &FieldDescriptor) -> Option<FieldDescriptor> {
+    let oneof = field.containing_oneof()?;
+    oneof.fields().find(|other| other != field && message.has_field(other))
 }
 
 /// Whether the value is the first of its enum, which counts as missing. Clients that write all

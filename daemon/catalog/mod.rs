@@ -6,7 +6,7 @@
 mod comments;
 pub(crate) mod custom;
 pub(crate) mod definition;
-mod json;
+pub(crate) mod json;
 mod policy_text;
 mod redact;
 pub(crate) mod render;
@@ -258,6 +258,11 @@ impl Catalog {
     pub(crate) fn unknown_tool_message(&self, name: &str) -> String {
         let known: Vec<_> = self.tool_names().chain(self.custom_tools.keys().copied()).collect();
         suggest::unknown_tool_message(name, &known)
+    }
+
+    /// The descriptors of the contract.
+    pub(crate) fn pool(&self) -> &DescriptorPool {
+        &self.pool
     }
 
     /// The paths of all methods of `jig.v1`, such as `jig.v1.ToolService/Run`.

@@ -280,6 +280,7 @@ mod tests {
             [
                 "jig.v1.InvokeService/Invoke",
                 "jig.v1.InvokeService/InvokeBatch",
+                "jig.v1.InvokeService/InvokeStream",
                 "jig.v1.JobService/SubmitJob",
                 "jig.v1.ProcessService/Start",
                 "jig.v1.ToolService/EditFile",

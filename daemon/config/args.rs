@@ -21,6 +21,25 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR", env = "JIG_LISTEN", value_delimiter = ',')]
     pub(crate) listen: Vec<String>,
 
+    /// PEM file with the certificate of the TCP listeners, followed by its intermediates. They then
+    /// speak TLS 1.2 and 1.3. The daemon reads the files of TLS again when they change
+    #[arg(long, value_name = "FILE", env = "JIG_TLS_CERT")]
+    pub(crate) tls_cert: Option<PathBuf>,
+
+    /// PEM file with the private key of --tls-cert. Other users must have no access to it
+    #[arg(long, value_name = "FILE", env = "JIG_TLS_KEY")]
+    pub(crate) tls_key: Option<PathBuf>,
+
+    /// PEM file with the CA certificates of clients. Entries of the key file can then name client
+    /// certificates
+    #[arg(long, value_name = "FILE", env = "JIG_TLS_CLIENT_CA")]
+    pub(crate) tls_client_ca: Option<PathBuf>,
+
+    /// Allow addresses without TLS that other machines can reach, for connections that a proxy or a
+    /// private network protects
+    #[arg(long, env = "JIG_ALLOW_PLAINTEXT", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) allow_plaintext: bool,
+
     /// Directory to serve. The first one is the default workspace of calls. Default: the current
     /// directory. Repeatable
     #[arg(long, value_name = "[NAME=]PATH", env = "JIG_WORKSPACE")]
@@ -124,7 +143,14 @@ impl Args {
         ] {
             value.take_if(|value| value.is_empty());
         }
-        for path in [&mut self.keys, &mut self.state_dir, &mut self.config] {
+        for path in [
+            &mut self.tls_cert,
+            &mut self.tls_key,
+            &mut self.tls_client_ca,
+            &mut self.keys,
+            &mut self.state_dir,
+            &mut self.config,
+        ] {
             path.take_if(|path| path.as_os_str().is_empty());
         }
         self

@@ -8,7 +8,12 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{WorkspaceConfig, keys::MAX_SYMLINKS, listen::ListenAddr};
+use super::{
+    WorkspaceConfig,
+    listen::{ListenAddr, ListenerConfig},
+    tls::TlsFiles,
+    trusted_path::MAX_SYMLINKS,
+};
 use crate::daemon::sandbox::plan::{BindMount, SANDBOX_HOME, SYSTEM_DIRECTORIES};
 
 /// Bind destinations that are rejected, because the sandbox mounts these itself.
@@ -78,6 +83,35 @@ const SYSTEM_TREES: &[&str] = &[
     "/usr/sbin",
     "/usr/share",
 ];
+
+/// A file that gives access to the daemon or to its callers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CredentialFile<'a> {
+    path: &'a Path,
+    flag: &'static str,
+    /// Whether commands may read it.
+    is_public: bool,
+}
+
+impl<'a> CredentialFile<'a> {
+    /// The credential files of a daemon.
+    pub(super) fn all(
+        key_file: Option<&'a Path>,
+        config: Option<&'a Path>,
+        tls: impl Iterator<Item = &'a TlsFiles>,
+    ) -> Vec<Self> {
+        let file = |path, flag, is_public| Self { path, flag, is_public };
+        let own = [(key_file, "--keys"), (config, "--config")];
+        let own = own.into_iter().filter_map(|(path, flag)| Some(file(path?, flag, false)));
+        let tls = tls.flat_map(|files| {
+            let client_ca = files.client_ca.as_deref();
+            [file(&files.key, "--tls-key", false), file(&files.cert, "--tls-cert", true)]
+                .into_iter()
+                .chain(client_ca.map(|path| file(path, "--tls-client-ca", true)))
+        });
+        own.chain(tls).collect()
+    }
+}
 
 /// Checks that no workspace of `--chown-workspace` is a system directory or the home directory.
 pub(super) fn check_chown(workspaces: &[WorkspaceConfig], problems: &mut Vec<String>) {
@@ -183,8 +217,8 @@ pub(super) fn binds_below_writable(binds: &[BindMount]) -> impl Iterator<Item = 
 pub(super) fn check_exposure(
     workspaces: &[WorkspaceConfig],
     state_dir: &Path,
-    listen: &[ListenAddr],
-    files: [(Option<&Path>, &'static str); 2],
+    listeners: &[ListenerConfig],
+    files: &[CredentialFile<'_>],
     problems: &mut Vec<String>,
 ) {
     check_workspaces_disjoint(workspaces, problems);
@@ -192,7 +226,7 @@ pub(super) fn check_exposure(
 
     let visible = visible_paths(workspaces);
     let state_dir = canonicalize_existing(state_dir);
-    let sockets = listen.iter().filter_map(|address| match address {
+    let sockets = listeners.iter().filter_map(|listener| match &listener.address {
         ListenAddr::Unix(path) => Some((canonicalize_existing(path), "--listen unix:")),
         ListenAddr::Tcp(_) => None,
     });
@@ -207,13 +241,9 @@ pub(super) fn check_exposure(
         ));
     }
 
-    let writable = workspaces.iter().flat_map(|workspace| {
-        let binds = workspace.binds.iter().filter(|bind| bind.writable);
-        std::iter::once(&workspace.path).chain(binds.map(|bind| &bind.source))
-    });
-    let writable: Vec<&PathBuf> = writable.collect();
+    let writable = writable_paths(workspaces);
     for bind in workspaces.iter().flat_map(|workspace| &workspace.binds) {
-        let inside = |tree: &&&PathBuf| bind.source != ***tree && bind.source.starts_with(tree);
+        let inside = |tree: &&PathBuf| bind.source != **tree && bind.source.starts_with(tree);
         if let Some(tree) = writable.iter().find(inside) {
             problems.push(format!(
                 "{} is in {}, where commands could replace it: bind something else",
@@ -226,16 +256,29 @@ pub(super) fn check_exposure(
 
 /// Checks that commands cannot reach the credential `files`, or symbolic links on the way to them.
 ///
-/// These are the key file and the configuration file, each with its flag.
+/// Commands may read certificates, but not replace them.
 pub(super) fn check_credential_files_hidden(
     workspaces: &[WorkspaceConfig],
-    files: [(Option<&Path>, &'static str); 2],
+    files: &[CredentialFile<'_>],
     problems: &mut Vec<String>,
 ) {
-    let files = files.into_iter().filter_map(|(file, flag)| Some((file?, flag)));
-    let paths = files
-        .flat_map(|(file, flag)| symlink_chain(file).into_iter().map(move |path| (path, flag)));
-    check_hidden(&visible_paths(workspaces), paths, problems);
+    for (is_public, reachable) in
+        [(false, visible_paths(workspaces)), (true, writable_paths(workspaces))]
+    {
+        let files = files.iter().filter(|file| file.is_public == is_public);
+        let paths = files
+            .flat_map(|file| symlink_chain(file.path).into_iter().map(|path| (path, file.flag)));
+        check_hidden(&reachable, paths, problems);
+    }
+}
+
+/// Returns the paths of the host that commands can change.
+fn writable_paths(workspaces: &[WorkspaceConfig]) -> Vec<PathBuf> {
+    let writable = workspaces.iter().flat_map(|workspace| {
+        let binds = workspace.binds.iter().filter(|bind| bind.writable);
+        std::iter::once(&workspace.path).chain(binds.map(|bind| &bind.source))
+    });
+    writable.cloned().collect()
 }
 
 /// Returns the paths of the host that commands see.

@@ -35,6 +35,11 @@ pub(super) struct ParsedFile<T> {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ConfigFile {
     pub(super) listen: Vec<String>,
+    pub(super) listeners: Vec<ListenerTable>,
+    pub(super) tls_cert: Option<PathBuf>,
+    pub(super) tls_key: Option<PathBuf>,
+    pub(super) tls_client_ca: Option<PathBuf>,
+    pub(super) allow_plaintext: Option<bool>,
     pub(super) keys: Option<PathBuf>,
     pub(super) trust_loopback: Option<bool>,
     pub(super) state_dir: Option<PathBuf>,
@@ -43,6 +48,7 @@ pub(super) struct ConfigFile {
     pub(super) log_calls: Option<bool>,
     pub(super) drain_timeout: Option<String>,
     pub(super) workspaces: Vec<WorkspaceTable>,
+    pub(super) http: HttpTable,
     pub(super) files: FilesTable,
     pub(super) sandbox: SandboxTable,
     pub(super) limits: LimitsTable,
@@ -64,6 +70,11 @@ pub(super) struct ConfigFile {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ReloadableConfigFile {
     listen: IgnoredAny,
+    listeners: IgnoredAny,
+    tls_cert: IgnoredAny,
+    tls_key: IgnoredAny,
+    tls_client_ca: IgnoredAny,
+    allow_plaintext: IgnoredAny,
     pub(super) keys: Option<PathBuf>,
     trust_loopback: IgnoredAny,
     state_dir: IgnoredAny,
@@ -72,6 +83,7 @@ pub(super) struct ReloadableConfigFile {
     log_calls: IgnoredAny,
     drain_timeout: IgnoredAny,
     workspaces: IgnoredAny,
+    http: IgnoredAny,
     files: IgnoredAny,
     sandbox: IgnoredAny,
     limits: IgnoredAny,
@@ -83,6 +95,16 @@ pub(super) struct ReloadableConfigFile {
     tools: IgnoredAny,
     pub(super) policy: PolicyTable,
     pub(super) approvals: ApprovalsTable,
+}
+
+/// One `[[listeners]]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListenerTable {
+    pub(super) address: String,
+    pub(super) tls_cert: Option<PathBuf>,
+    pub(super) tls_key: Option<PathBuf>,
+    pub(super) tls_client_ca: Option<PathBuf>,
 }
 
 /// One `[[workspaces]]` table.
@@ -100,6 +122,13 @@ pub(super) struct WorkspaceTable {
     pub(super) protected: Option<Vec<String>>,
     pub(super) home: Option<String>,
     pub(super) run_timeout: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct HttpTable {
+    pub(super) allowed_hosts: Vec<String>,
+    pub(super) allowed_origins: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

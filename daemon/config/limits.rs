@@ -48,41 +48,41 @@ pub(super) fn parse_limits(file: &file::LimitsTable, problems: &mut Vec<String>)
 }
 
 fn check_limits(limits: &RunLimits, problems: &mut Vec<String>) {
-    let mut require = |condition: bool, problem: String| {
+    let mut require = |condition: bool, problem: &str| {
         if !condition {
-            problems.push(problem);
+            problems.push(problem.to_owned());
         }
     };
 
     require(
         limits.cpu_sec != Some(0),
-        "limits.cpu_sec must be at least 1; leave it out for no limit".to_owned(),
+        "limits.cpu_sec must be at least 1; leave it out for no limit",
     );
     require(
         limits.memory_bytes >= MIN_MEMORY_BYTES,
-        format!("limits.memory_bytes must be at least {MIN_MEMORY_BYTES}"),
+        &format!("limits.memory_bytes must be at least {MIN_MEMORY_BYTES}"),
     );
-    require(limits.processes > 0, "limits.processes must be at least 1".to_owned());
+    require(limits.processes > 0, "limits.processes must be at least 1");
     require(
         limits.open_files >= MIN_OPEN_FILES && limits.open_files <= limits.open_files_hard,
-        format!(
+        &format!(
             "limits.open_files must be at least {MIN_OPEN_FILES}, and at most limits.open_files_hard"
         ),
     );
     require(
         limits.open_files_total >= limits.open_files,
-        "limits.open_files_total must be at least limits.open_files".to_owned(),
+        "limits.open_files_total must be at least limits.open_files",
     );
-    require(limits.epoll_watches >= 1, "limits.epoll_watches must be at least 1".to_owned());
+    require(limits.epoll_watches >= 1, "limits.epoll_watches must be at least 1");
     require(
         limits.tmp_bytes >= MIN_TMP_BYTES && limits.tmp_inodes >= MIN_TMP_INODES,
-        format!(
+        &format!(
             "limits.tmp_bytes must be at least {MIN_TMP_BYTES}, and limits.tmp_inodes at least {MIN_TMP_INODES}"
         ),
     );
     require(
         limits.output_bytes != Some(0),
-        "limits.output_bytes must be at least 1; leave it out for no limit".to_owned(),
+        "limits.output_bytes must be at least 1; leave it out for no limit",
     );
 }
 

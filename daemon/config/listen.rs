@@ -1,15 +1,148 @@
-//! Addresses that the daemon listens on: a TCP port or a Unix socket.
+//! Listeners: a TCP port, possibly with TLS, or a Unix socket.
 
 use std::{
     fmt,
     net::{Ipv4Addr, SocketAddr},
+    ops::Range,
     path::PathBuf,
 };
+
+use super::{
+    file::ListenerTable,
+    tls::{TlsFiles, TlsPaths},
+};
+
+const DEFAULT_LISTEN_ADDR: &str = "127.0.0.1:50051";
+/// First descriptor that the service manager passes (sd_listen_fds(3)).
+const FIRST_INHERITED_FD: i32 = 3;
+/// Descriptors that the service manager may pass.
+const MAX_INHERITED_FDS: i32 = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ListenAddr {
     Tcp(SocketAddr),
     Unix(PathBuf),
+}
+
+/// A listener to bind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ListenerConfig {
+    pub(crate) address: ListenAddr,
+    /// `None`: plaintext.
+    pub(crate) tls: Option<TlsFiles>,
+}
+
+/// Whether callers of addresses that other machines reach are authenticated and encrypted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RemoteAccess {
+    pub(crate) has_keys: bool,
+    /// Whether such an address may lack TLS.
+    pub(crate) allow_plaintext: bool,
+}
+
+/// The listeners as they were written.
+pub(super) struct ListenerSettings<'a> {
+    /// Values of `--listen`. They replace the other two.
+    pub(super) flags: &'a [String],
+    pub(super) list: &'a [String],
+    pub(super) tables: Vec<ListenerTable>,
+    /// TLS for `flags` and `list`.
+    pub(super) tls: Option<&'a TlsFiles>,
+    /// Whether the service manager has passed listeners: then there is no default address.
+    pub(super) has_inherited: bool,
+}
+
+/// Returns the descriptors that the service manager has passed to this process (`LISTEN_FDS`).
+///
+/// Variables that were meant for another process are ignored (sd_listen_fds(3)).
+pub(crate) fn inherited_descriptors() -> Range<i32> {
+    inherited_from(std::process::id(), |name| std::env::var(name).ok())
+}
+
+fn inherited_from(pid: u32, variable: impl Fn(&str) -> Option<String>) -> Range<i32> {
+    let number = |name: &str| variable(name)?.parse::<u32>().ok();
+    let count = number("LISTEN_FDS").filter(|_| number("LISTEN_PID") == Some(pid));
+    let count = i32::try_from(count.unwrap_or_default()).unwrap_or(MAX_INHERITED_FDS);
+    FIRST_INHERITED_FD..FIRST_INHERITED_FD + count.min(MAX_INHERITED_FDS)
+}
+
+/// Checks the listeners. Returns the valid ones.
+pub(super) fn parse_listeners(
+    settings: ListenerSettings<'_>,
+    remote: RemoteAccess,
+    problems: &mut Vec<String>,
+) -> Vec<ListenerConfig> {
+    let default = [DEFAULT_LISTEN_ADDR.to_owned()];
+    let tables = if settings.flags.is_empty() { settings.tables } else { Vec::new() };
+    let texts = match (settings.flags, settings.list) {
+        ([], []) if tables.is_empty() && !settings.has_inherited => default.as_slice(),
+        ([], list) => list,
+        (flags, _) => flags,
+    };
+
+    let mut listeners = Vec::new();
+    for text in texts {
+        let address = ListenAddr::parse(text);
+        listeners.extend(
+            address
+                .map(|address| {
+                    let tls = settings.tls.filter(|_| address.is_tcp()).cloned();
+                    ListenerConfig { address, tls }
+                })
+                .map_err(|problem| problems.push(problem)),
+        );
+    }
+    for table in tables {
+        listeners.extend(parse_table(table, problems));
+    }
+    for ListenerConfig { address, tls } in &listeners {
+        problems.extend(remote.problems(address, tls.is_some()));
+    }
+    listeners
+}
+
+/// Checks a `[[listeners]]` table.
+fn parse_table(table: ListenerTable, problems: &mut Vec<String>) -> Option<ListenerConfig> {
+    let paths =
+        TlsPaths { cert: table.tls_cert, key: table.tls_key, client_ca: table.tls_client_ca };
+    let name = |part: &str| format!("listeners: {}: tls_{}", table.address, part.replace('-', "_"));
+    let tls = paths.complete(name, problems);
+
+    match ListenAddr::parse(&table.address) {
+        Ok(ListenAddr::Unix(_)) if tls.is_some() => {
+            problems.push(format!(
+                "listeners: {}: a Unix socket has no TLS: remove tls_cert and tls_key",
+                table.address
+            ));
+            None
+        }
+        Ok(address) => Some(ListenerConfig { address, tls }),
+        Err(problem) => {
+            problems.push(problem);
+            None
+        }
+    }
+}
+
+impl RemoteAccess {
+    /// Returns the problems of a listener that other machines reach.
+    pub(crate) fn problems(self, address: &ListenAddr, has_tls: bool) -> Vec<String> {
+        let mut problems = Vec::new();
+        if address.is_local() {
+            return problems;
+        }
+        if !self.has_keys {
+            problems.push(format!(
+                "--listen {address} is reachable from other machines, and there are no keys to authenticate callers: name a key file with --keys (`jig key new` creates one), or give a loopback address or --listen unix:/path"
+            ));
+        }
+        if !has_tls && !self.allow_plaintext {
+            problems.push(format!(
+                "--listen {address} is reachable from other machines, and without TLS they can read keys and files on the way: give --tls-cert and --tls-key, or --allow-plaintext if a proxy or a private network protects the connections"
+            ));
+        }
+        problems
+    }
 }
 
 impl ListenAddr {
@@ -47,6 +180,10 @@ impl ListenAddr {
             Self::Unix(_) => true,
         }
     }
+
+    pub(super) fn is_tcp(&self) -> bool {
+        matches!(self, Self::Tcp(_))
+    }
 }
 
 impl fmt::Display for ListenAddr {
@@ -60,7 +197,106 @@ impl fmt::Display for ListenAddr {
 
 #[cfg(test)]
 mod tests {
-    use super::ListenAddr;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn settings<'a>(flags: &'a [String], list: &'a [String]) -> ListenerSettings<'a> {
+        ListenerSettings { flags, list, tables: Vec::new(), tls: None, has_inherited: false }
+    }
+
+    fn addresses(settings: ListenerSettings<'_>) -> Vec<String> {
+        let mut problems = Vec::new();
+        let remote = RemoteAccess { has_keys: false, allow_plaintext: false };
+        let listeners = parse_listeners(settings, remote, &mut problems);
+        assert_eq!(problems, Vec::<String>::new());
+        listeners.iter().map(|listener| listener.address.to_string()).collect()
+    }
+
+    #[test]
+    fn flags_replace_the_listeners_of_the_file() {
+        let flag = ["127.0.0.1:1".to_owned()];
+        let list = ["127.0.0.1:2".to_owned()];
+        let table = || {
+            let text = "address = \"127.0.0.1:3\"";
+            vec![toml::from_str::<ListenerTable>(text).unwrap()]
+        };
+        assert_eq!(addresses(settings(&[], &[])), [DEFAULT_LISTEN_ADDR]);
+        let inherited = ListenerSettings { has_inherited: true, ..settings(&[], &[]) };
+        assert_eq!(addresses(inherited), [""; 0]);
+        let both = ListenerSettings { tables: table(), ..settings(&[], &list) };
+        assert_eq!(addresses(both), ["127.0.0.1:2", "127.0.0.1:3"]);
+        let only_table = ListenerSettings { tables: table(), ..settings(&[], &[]) };
+        assert_eq!(addresses(only_table), ["127.0.0.1:3"]);
+        let all = ListenerSettings { tables: table(), ..settings(&flag, &list) };
+        assert_eq!(addresses(all), ["127.0.0.1:1"]);
+    }
+
+    #[test]
+    fn tls_applies_to_tcp_and_only_to_its_listeners() {
+        let files = TlsFiles { cert: PathBuf::from("c"), key: PathBuf::from("k"), client_ca: None };
+        let list = ["127.0.0.1:1".to_owned(), "unix:/a".to_owned()];
+        let table = "address = \"0.0.0.0:2\"\ntls_cert = \"c2\"\ntls_key = \"k2\"";
+        let tables = vec![toml::from_str(table).unwrap()];
+        let all = ListenerSettings { tables, tls: Some(&files), ..settings(&[], &list) };
+        let mut problems = Vec::new();
+        let remote = RemoteAccess { has_keys: true, allow_plaintext: false };
+        let listeners = parse_listeners(all, remote, &mut problems);
+        assert_eq!(problems, Vec::<String>::new());
+        let certs = listeners.iter().map(|listener| {
+            listener.tls.as_ref().map_or(String::new(), |tls| tls.cert.display().to_string())
+        });
+        assert_eq!(certs.collect::<Vec<_>>(), ["c", "", "c2"]);
+
+        for (table, expected) in [
+            ("address = \"unix:/a\"\ntls_cert = \"c\"\ntls_key = \"k\"", "has no TLS"),
+            ("address = \"127.0.0.1:1\"\ntls_cert = \"c\"", "tls_cert needs"),
+            ("address = \"0.0.0.0:1\"", "without TLS"),
+            ("address = \"x\"", "is not an address"),
+        ] {
+            let tables = vec![toml::from_str(table).unwrap()];
+            let settings = ListenerSettings { tables, ..settings(&[], &[]) };
+            let mut problems = Vec::new();
+            parse_listeners(settings, remote, &mut problems);
+            assert!(problems.concat().contains(expected), "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn descriptors_of_this_process_are_inherited() {
+        for (pid, count, expected) in [
+            (Some("7"), Some("2"), 3..5),
+            (Some("8"), Some("2"), 3..3),
+            (None, Some("2"), 3..3),
+            (Some("7"), None, 3..3),
+            (Some("7"), Some("x"), 3..3),
+            (Some("7"), Some("-1"), 3..3),
+            (Some("7"), Some("4294967295"), 3..67),
+        ] {
+            let variable = |name: &str| {
+                let value = if name == "LISTEN_PID" { pid } else { count };
+                value.map(str::to_owned)
+            };
+            assert_eq!(inherited_from(7, variable), expected, "{pid:?} {count:?}");
+        }
+    }
+
+    #[test]
+    fn remote_addresses_need_keys_and_tls() {
+        let remote = ListenAddr::parse("0.0.0.0:1").unwrap();
+        let local = ListenAddr::parse("127.0.0.1:1").unwrap();
+        for (has_keys, allow_plaintext, has_tls, expected) in [
+            (false, false, false, 2),
+            (true, false, false, 1),
+            (true, true, false, 0),
+            (true, false, true, 0),
+            (false, false, true, 1),
+        ] {
+            let access = RemoteAccess { has_keys, allow_plaintext };
+            assert_eq!(access.problems(&remote, has_tls).len(), expected);
+            assert_eq!(access.problems(&local, has_tls), Vec::<String>::new());
+        }
+    }
 
     #[test]
     fn addresses_are_local_or_reachable_from_other_machines() {

@@ -9,23 +9,27 @@ use std::{
 use super::{
     Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS,
     DEFAULT_CONCURRENT_FILE_OPERATIONS, DEFAULT_CONCURRENT_PROCESSES, DEFAULT_CONCURRENT_RUNS,
-    DEFAULT_DRAIN_TIMEOUT, DEFAULT_LISTEN_ADDR, DEFAULT_PROCESS_RETENTION, DEFAULT_QUEUE_TIMEOUT,
-    DEFAULT_QUEUED_CALLS, DEFAULT_REPLAY_BYTES, DEFAULT_STOP_GRACE, WorkspaceConfig,
+    DEFAULT_DRAIN_TIMEOUT, DEFAULT_PROCESS_RETENTION, DEFAULT_QUEUE_TIMEOUT, DEFAULT_QUEUED_CALLS,
+    DEFAULT_REPLAY_BYTES, DEFAULT_STOP_GRACE, WorkspaceConfig,
     args::Args,
     default_state_dir,
     duration::duration_or_default,
-    exposure::{check_chown, check_exposure, parse_binds},
+    exposure::{CredentialFile, check_chown, check_exposure, parse_binds},
     fetch::parse_fetch,
     file::{self, ConfigFile, LimitsTable, MAX_CONFIGURED_LIMIT, ParsedFile},
+    http::parse_http,
     jobs::parse_jobs,
     keys::KeyFile,
     limits::{parse_limits, parse_timeout},
-    listen::ListenAddr,
+    listen::{
+        ListenerConfig, ListenerSettings, RemoteAccess, inherited_descriptors, parse_listeners,
+    },
     network::parse_network,
     policy::parse_policy,
     requests::parse_requests,
     sandbox_ids::choose_sandbox_ids,
     sessions::parse_sessions,
+    tls::{TlsFiles, TlsPaths},
     tools::parse_tools,
     workspaces::{WorkspaceDefaults, parse_home_mode, parse_workspaces},
 };
@@ -71,7 +75,9 @@ struct DaemonLimits {
 struct Exposure {
     workspaces: Vec<WorkspaceConfig>,
     state_dir: PathBuf,
-    listen: Vec<ListenAddr>,
+    listeners: Vec<ListenerConfig>,
+    tls: Option<TlsFiles>,
+    remote_access: RemoteAccess,
     key_file: Option<PathBuf>,
     trust_loopback: bool,
     chown_workspace: bool,
@@ -88,7 +94,9 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
     let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);
     let drain_timeout = args.drain_timeout.or(file.drain_timeout);
     let config = Config {
-        listen: exposure.listen,
+        listeners: exposure.listeners,
+        tls: exposure.tls,
+        remote_access: exposure.remote_access,
         config_path: None,
         restart_only: String::new(),
         renamed_keys: Vec::new(),
@@ -109,6 +117,7 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
         log_format: parse_log_format(args.log.or(file.log).as_deref(), &mut problems),
         log_level: parse_log_level(args.log_level.or(file.log_level).as_deref(), &mut problems),
         log_calls: args.log_calls || file.log_calls.unwrap_or(false),
+        http: parse_http(file.http, &mut problems),
         drain_timeout: duration_or_default(
             DEFAULT_DRAIN_TIMEOUT,
             drain_timeout.as_deref(),
@@ -147,11 +156,24 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
 
     let key_file = args.keys.take().or(file.keys.take());
     let has_keys = key_file.is_some();
-    let listen = parse_listen(&args.listen, &file.listen, has_keys, problems);
+    let allow_plaintext = args.allow_plaintext || file.allow_plaintext.unwrap_or(false);
+    let remote_access = RemoteAccess { has_keys, allow_plaintext };
+    let tls = merge_tls(args, file, problems);
+    let settings = ListenerSettings {
+        flags: &args.listen,
+        list: &file.listen,
+        tables: mem::take(&mut file.listeners),
+        tls: tls.as_ref(),
+        has_inherited: !inherited_descriptors().is_empty(),
+    };
+    let listeners = parse_listeners(settings, remote_access, problems);
+    check_tls_files(&listeners, tls.as_ref(), has_keys, problems);
+
     let state_dir =
         args.state_dir.take().or(file.state_dir.take()).unwrap_or_else(default_state_dir);
-    let files = [(key_file.as_deref(), "--keys"), (args.config.as_deref(), "--config")];
-    check_exposure(&workspaces, &state_dir, &listen, files, problems);
+    let tls_files = listeners.iter().filter_map(|listener| listener.tls.as_ref()).chain(&tls);
+    let files = CredentialFile::all(key_file.as_deref(), args.config.as_deref(), tls_files);
+    check_exposure(&workspaces, &state_dir, &listeners, &files, problems);
 
     let chown_workspace = args.chown_workspace || file.sandbox.chown_workspace.unwrap_or(false);
     if chown_workspace {
@@ -168,7 +190,9 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
     Exposure {
         workspaces,
         state_dir,
-        listen,
+        listeners,
+        tls,
+        remote_access,
         key_file,
         trust_loopback,
         chown_workspace,
@@ -204,30 +228,41 @@ fn read_keys(path: &Path, problems: &mut Vec<String>) -> Option<KeyFile> {
     KeyFile::read(path).map_err(|found| problems.extend(found)).ok()
 }
 
-fn parse_listen(
-    flags: &[String],
-    file: &[String],
+/// Merges the files of TLS for listeners without a table.
+fn merge_tls(
+    args: &mut Args,
+    file: &mut ConfigFile,
+    problems: &mut Vec<String>,
+) -> Option<TlsFiles> {
+    let paths = TlsPaths {
+        cert: args.tls_cert.take().or(file.tls_cert.take()),
+        key: args.tls_key.take().or(file.tls_key.take()),
+        client_ca: args.tls_client_ca.take().or(file.tls_client_ca.take()),
+    };
+    paths.complete(|part| format!("--tls-{part}"), problems)
+}
+
+/// Reads the files of TLS once, so that a start and `--check` report their problems.
+fn check_tls_files(
+    listeners: &[ListenerConfig],
+    tls: Option<&TlsFiles>,
     has_keys: bool,
     problems: &mut Vec<String>,
-) -> Vec<ListenAddr> {
-    let default = [DEFAULT_LISTEN_ADDR.to_owned()];
-    let texts = match (flags, file) {
-        ([], []) => default.as_slice(),
-        ([], file) => file,
-        (flags, _) => flags,
-    };
-
-    let mut addresses = Vec::new();
-    for text in texts {
-        match ListenAddr::parse(text) {
-            Ok(address) if address.is_local() || has_keys => addresses.push(address),
-            Ok(_) => problems.push(format!(
-                "--listen {text} is reachable from other machines, and there are no keys to authenticate callers: name a key file with --keys (`jig key new` creates one), or give a loopback address or --listen unix:/path"
-            )),
-            Err(problem) => problems.push(problem),
+) {
+    let mut checked: Vec<&TlsFiles> = Vec::new();
+    for files in listeners.iter().filter_map(|listener| listener.tls.as_ref()).chain(tls) {
+        if checked.contains(&files) {
+            continue;
+        }
+        checked.push(files);
+        problems.extend(files.read().err().into_iter().flatten());
+        if let Some(client_ca) = files.client_ca.as_deref().filter(|_| !has_keys) {
+            problems.push(format!(
+                "--tls-client-ca {} needs --keys: entries of the key file say what client certificates may do (`jig key new --certificate`)",
+                client_ca.display()
+            ));
         }
     }
-    addresses
 }
 
 /// Checks that no key file and no command could conflict with `--trust-loopback`.

@@ -5,10 +5,12 @@
 //! reports every problem, not only the first.
 
 pub(crate) mod args;
+pub(crate) mod client_certificate;
 mod duration;
 pub(crate) mod exposure;
 pub(crate) mod fetch;
 mod file;
+pub(crate) mod http;
 pub(crate) mod jobs;
 pub(crate) mod keys;
 mod limits;
@@ -22,14 +24,21 @@ mod renamed;
 pub(crate) mod requests;
 pub(crate) mod sandbox_ids;
 pub(crate) mod sessions;
+pub(crate) mod tls;
 pub(crate) mod tools;
+mod trusted_path;
 mod workspaces;
 
 use std::{env, path::PathBuf, time::Duration};
 
 use self::{
-    jobs::JobsConfig, keys::KeyFile, listen::ListenAddr, protection::Protection,
-    requests::RequestsConfig, sessions::SessionsConfig,
+    jobs::JobsConfig,
+    keys::KeyFile,
+    listen::{ListenerConfig, RemoteAccess},
+    protection::Protection,
+    requests::RequestsConfig,
+    sessions::SessionsConfig,
+    tls::TlsFiles,
 };
 use crate::daemon::{
     netpolicy::rules::NetworkRules,
@@ -41,7 +50,6 @@ use crate::daemon::{
     telemetry::logs::LogFormat,
 };
 
-const DEFAULT_LISTEN_ADDR: &str = "127.0.0.1:50051";
 /// Time that running calls have after SIGTERM. Below the 30 seconds that Kubernetes gives a pod.
 const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 /// Time between SIGTERM and SIGKILL for a command.
@@ -69,7 +77,10 @@ const DEFAULT_QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The checked configuration of one daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    pub(crate) listen: Vec<ListenAddr>,
+    pub(crate) listeners: Vec<ListenerConfig>,
+    /// TLS of TCP listeners that are not in `listeners`: inherited ones.
+    pub(crate) tls: Option<TlsFiles>,
+    pub(crate) remote_access: RemoteAccess,
     /// The configuration file, if there is one.
     pub(crate) config_path: Option<PathBuf>,
     /// The settings of the file that need a restart, as TOML. A reload compares them.
@@ -107,6 +118,7 @@ pub(crate) struct Config {
     pub(crate) log_level: tracing::Level,
     /// Whether each call writes a log line.
     pub(crate) log_calls: bool,
+    pub(crate) http: http::HttpConfig,
     /// Time that running calls have after SIGTERM.
     pub(crate) drain_timeout: Duration,
     /// Time between SIGTERM and SIGKILL for a command.

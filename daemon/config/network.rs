@@ -1,6 +1,6 @@
 //! Network of commands: its mode, and the hosts that the proxy allows.
 
-use super::{Config, file, listen::ListenAddr};
+use super::{Config, file};
 use crate::daemon::{
     netpolicy::rules::{
         DEFAULT_PORTS, NetworkRules, RulesLabels, address::AddressRange, host::HostRule,
@@ -56,11 +56,12 @@ pub(super) fn parse_network(
 impl Config {
     /// Warnings about the network of commands, for the operator.
     pub(crate) fn network_warnings(&self) -> Vec<&'static str> {
-        let is_tcp = |address: &ListenAddr| matches!(address, ListenAddr::Tcp(_));
         match self.network {
             NetworkMode::Proxy if self.egress.hosts.is_empty() => vec![WARN_NO_ALLOWED_HOSTS],
             NetworkMode::None | NetworkMode::Proxy => Vec::new(),
-            NetworkMode::Host if self.listen.iter().any(is_tcp) => {
+            NetworkMode::Host
+                if self.listeners.iter().any(|listener| listener.address.is_tcp()) =>
+            {
                 vec![WARN_SHARED_NETWORK, WARN_DAEMON_REACHABLE]
             }
             NetworkMode::Host => vec![WARN_SHARED_NETWORK],

@@ -5,10 +5,11 @@
 use super::{
     ConfigError, WorkspaceConfig,
     args::Args,
-    exposure::check_credential_files_hidden,
+    exposure::{CredentialFile, check_credential_files_hidden},
     file::{self, ParsedFile, ReloadableConfigFile},
     keys::KeyFile,
     policy::{PolicyConfig, parse_policy},
+    tls::{TlsCredentials, TlsFiles},
 };
 
 /// The reloaded settings.
@@ -19,6 +20,24 @@ pub(crate) struct ReloadedConfig {
     pub(crate) keys: Option<KeyFile>,
     /// The settings of the file that need a restart, as TOML.
     pub(crate) restart_only: String,
+}
+
+/// Reads the files of TLS again, for a daemon that serves `workspaces`.
+///
+/// # Errors
+///
+/// Returns all problems.
+pub(crate) fn read_tls_files(
+    files: &TlsFiles,
+    workspaces: &[WorkspaceConfig],
+) -> Result<TlsCredentials, Vec<String>> {
+    let mut problems = Vec::new();
+    let credential_files = CredentialFile::all(None, None, std::iter::once(files));
+    check_credential_files_hidden(workspaces, &credential_files, &mut problems);
+    match files.read() {
+        Ok(credentials) if problems.is_empty() => Ok(credentials),
+        read => Err(problems.into_iter().chain(read.err().into_iter().flatten()).collect()),
+    }
 }
 
 impl ReloadedConfig {
@@ -35,8 +54,9 @@ impl ReloadedConfig {
 
         let mut problems = Vec::new();
         let key_file = args.keys.or(content.keys);
-        let files = [(key_file.as_deref(), "--keys"), (args.config.as_deref(), "--config")];
-        check_credential_files_hidden(workspaces, files, &mut problems);
+        let config_path = args.config.as_deref();
+        let files = CredentialFile::all(key_file.as_deref(), config_path, std::iter::empty());
+        check_credential_files_hidden(workspaces, &files, &mut problems);
         let keys = key_file
             .as_deref()
             .and_then(|path| KeyFile::read(path).map_err(|found| problems.extend(found)).ok());

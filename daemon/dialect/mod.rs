@@ -30,7 +30,7 @@ pub(crate) use self::{
 };
 use crate::daemon::error::Error;
 
-const DIALECTS: [&Dialect; 7] = [
+pub(crate) const DIALECTS: [&Dialect; 7] = [
     &agentbench::DIALECT,
     &dracode::DIALECT,
     &claude::DIALECT,

@@ -3,6 +3,7 @@
 pub(crate) mod approvals;
 pub(crate) mod artifacts;
 pub(crate) mod catalog;
+mod command_output;
 pub(crate) mod events;
 pub(crate) mod info;
 pub(crate) mod invoke;

@@ -149,6 +149,7 @@ impl Pipeline {
             expires_at,
             max_pending: settings.max_pending,
             policy_snapshot: policy_input.snapshot,
+            observer: context.observer.clone(),
         }
     }
 }

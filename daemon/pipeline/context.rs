@@ -6,8 +6,9 @@ use std::{
 };
 
 use opentelemetry::{Context, KeyValue, trace::TraceContextExt as _};
+use tokio::sync::watch;
 
-use super::{access::principal::Principal, policy::request::DialectCall};
+use super::{access::principal::Principal, observer::CallObserver, policy::request::DialectCall};
 use crate::{
     api::v1::Risk,
     daemon::{
@@ -37,6 +38,8 @@ pub(crate) struct CallContext {
     pub(crate) job: Option<JobContext>,
     /// The `Invoke` call that makes this call, if any.
     pub(crate) invoke_origin: Option<Arc<InvokeOrigin>>,
+    /// Follows the progress of the call, if its frontend streams it.
+    pub(crate) observer: Option<CallObserver>,
     /// The custom tool in whose name this call is made, if any.
     pub(crate) alias: Option<ToolAlias>,
     /// Replaces the default timeout of the tool.
@@ -104,6 +107,7 @@ impl CallContext {
             request_id,
             job: None,
             invoke_origin: None,
+            observer: None,
             alias: None,
             timeout: None,
             max_artifact_bytes: None,
@@ -111,6 +115,12 @@ impl CallContext {
             parent_span,
             access_log_entry,
         })
+    }
+
+    /// Returns the channel to notify when the command of the call has written output.
+    pub(super) fn output_notifier(&self) -> Option<watch::Sender<()>> {
+        let of_job = self.job.as_ref().map(|job| &job.output_written);
+        of_job.or_else(|| self.observer.as_ref().map(CallObserver::output_notifier)).cloned()
     }
 
     /// Returns the id that the model gave the call, or else the call id.

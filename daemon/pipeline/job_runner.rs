@@ -23,6 +23,7 @@ use super::{
     job_submission::ValidatedSubmission,
     job_tools::{InitialCall, JobTools},
     jobs::JobHandle,
+    observer::CallObserver,
     shutdown::Shutdown,
     state_error::state_database_error,
 };
@@ -244,6 +245,8 @@ impl Pipeline {
             None => (job.tool.as_str(), self.read_job_params(handle, job).await?),
         };
         let mut context = self.job_call_context(handle, job, approval)?;
+        let (observer, progress) = CallObserver::new();
+        context.observer = Some(observer);
         if let Some(call) = initial_call {
             context.timeout = call.timeout;
             context.max_artifact_bytes = call.max_artifact_bytes;
@@ -265,7 +268,8 @@ impl Pipeline {
             authorized = &mut authorizing => authorized?,
             () = pending_approval.cancelled() => {
                 self.yield_job_slot(handle).await;
-                let authorized = authorizing.await?;
+                let report = |approval_id| handle.set_approval(approval_id);
+                let authorized = progress.report_approval(authorizing, report).await?;
                 self.await_job_slot(handle).await?;
                 authorized
             }
@@ -436,6 +440,7 @@ impl Pipeline {
                     dialect: None,
                 })
             }),
+            observer: None,
             alias: None,
             timeout: None,
             max_artifact_bytes: None,

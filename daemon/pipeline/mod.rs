@@ -38,6 +38,7 @@ pub(crate) mod job_runner;
 pub(crate) mod job_submission;
 mod job_tools;
 pub(crate) mod jobs;
+pub(crate) mod observer;
 pub(crate) mod once;
 pub(crate) mod once_streaming;
 pub(crate) mod params;
@@ -412,6 +413,7 @@ impl Pipeline {
             in_default_shell: context.in_default_shell,
             approved_cwd: authorized.authorization.approved_cwd,
             job: context.job.clone(),
+            output_written: context.output_notifier(),
             job_waiter: T::WAITS_FOR_JOBS.then(|| self.caller_jobs(context)),
             deadline: context.deadline,
             span: Arc::new(span),

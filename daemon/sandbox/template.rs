@@ -110,7 +110,35 @@ pub(super) fn run(
         report_failure_and_exit(socket, failure);
     }
 
-    template.serve(socket)
+    serve_slots(socket, workspace, identity, || template.make_slot())
+}
+
+/// Reports that the template is ready, then makes a slot for each request, until the daemon is gone.
+pub(super) fn serve_slots(
+    socket: BorrowedFd<'_>,
+    workspace: &WorkspacePlan,
+    identity: SandboxIdentity,
+    make_slot: impl Fn() -> Result<OwnedFd, StageFailure>,
+) -> ! {
+    let ready = SetupReply::Done { workspace: workspace.index, identity };
+    if send(socket, &ready, &[]).is_err() {
+        exit_now(0);
+    }
+
+    loop {
+        match receive::<MakeSlotRequest>(socket) {
+            Ok(Some(_)) => {}
+            _ => exit_now(0),
+        }
+
+        let sent = match make_slot() {
+            Ok(slot) => send_reply(socket, &ready, &[slot.as_fd()], Stage::SlotNamespace),
+            Err(failure) => send(socket, &SetupReply::Failed(failure), &[]),
+        };
+        if sent.is_err() {
+            exit_now(0);
+        }
+    }
 }
 
 /// Reports why this process failed, and exits.
@@ -192,29 +220,6 @@ fn open_network_namespace() -> Result<OwnedFd, StageFailure> {
 }
 
 impl TemplateState<'_> {
-    /// Makes a slot for each request, until the daemon is gone.
-    fn serve(&self, socket: BorrowedFd<'_>) -> ! {
-        let ready = SetupReply::Done { workspace: self.workspace.index, identity: self.identity };
-        if send(socket, &ready, &[]).is_err() {
-            exit_now(0);
-        }
-
-        loop {
-            match receive::<MakeSlotRequest>(socket) {
-                Ok(Some(_)) => {}
-                _ => exit_now(0),
-            }
-
-            let sent = match self.make_slot() {
-                Ok(slot) => send_reply(socket, &ready, &[slot.as_fd()], Stage::SlotNamespace),
-                Err(failure) => send(socket, &SetupReply::Failed(failure), &[]),
-            };
-            if sent.is_err() {
-                exit_now(0);
-            }
-        }
-    }
-
     /// Makes a slot: a network namespace, unless runs have the daemon's, and in it a slot keeper
     /// with its own user and mount namespace. Returns the daemon's end of the slot's socket.
     fn make_slot(&self) -> Result<OwnedFd, StageFailure> {

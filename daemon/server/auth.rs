@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use http::{HeaderMap, Request, Response, header::AUTHORIZATION};
+use http::{Extensions, HeaderMap, Request, Response, header::AUTHORIZATION};
 use opentelemetry::{KeyValue, trace::TraceContextExt as _};
 use tonic::body::Body;
 use tower::{Layer, Service};
@@ -24,7 +24,7 @@ use crate::daemon::{
     grpc::{metadata::RequestTrace, status::to_status},
     pipeline::{
         Pipeline,
-        access::{PeerOrigin, principal::Principal},
+        access::{PeerOrigin, credentials::Credentials, principal::Principal},
     },
     task::BoxFuture,
     telemetry::semconv,
@@ -107,33 +107,29 @@ where
     }
 }
 
-/// Authenticates a request, and marks its connection as authenticated or rejected.
+/// Rejects the request of a caller without a valid key, before its body is read. Returns the name of
+/// its principal. The gRPC calls that the request becomes are authenticated again.
+pub(super) fn check_caller(
+    pipeline: &Pipeline,
+    headers: &HeaderMap,
+    extensions: &Extensions,
+) -> Result<String, Error> {
+    let key = take_key(&mut headers.clone());
+    identify_caller(pipeline, key, extensions.get()).map(|principal| principal.name().to_owned())
+}
+
+/// Authenticates a request and checks the role of its caller.
 fn authenticate(pipeline: &Pipeline, request: &mut Request<Body>) -> Result<AuthOutcome, Error> {
     let key = take_key(request.headers_mut());
     let method = request.uri().path().trim_start_matches('/').to_owned();
     let peer = request.extensions().get::<PeerInfo>();
-    let connection = peer.map(|peer| Arc::clone(&peer.auth));
     if method.starts_with(PUBLIC_METHOD_PREFIX) {
-        let permit = connection.as_ref().map(HealthCheckPermit::try_acquire);
+        let permit = peer.map(|peer| HealthCheckPermit::try_acquire(&peer.auth));
         let permit = permit.map(|permit| permit.ok_or_else(HealthCheckPermit::limit_error));
         return Ok(AuthOutcome::Public(permit.transpose()?));
     }
 
-    let origin = peer.map_or(PeerOrigin::Elsewhere, |peer| peer.origin);
-    let has_keys = pipeline.access.requires_key();
-    // Without keys, a malformed key header is ignored like any other key.
-    let key = if has_keys { key? } else { key.ok().flatten() };
-    let authenticated = pipeline.access.authenticate(key.as_deref(), origin);
-    if let Some(connection) = connection {
-        match &authenticated {
-            Ok(_) => connection.mark_authenticated(),
-            // Without keys, the peer itself is rejected: all its calls would be.
-            Err(_) if !has_keys => connection.mark_rejected(),
-            Err(_) => {}
-        }
-    }
-    let principal: Arc<Principal> = authenticated?;
-
+    let principal = identify_caller(pipeline, key, peer)?;
     if let Some(trace) = request.extensions().get::<RequestTrace>() {
         let name = || principal.name().to_owned();
         let span = trace.context.span();
@@ -152,6 +148,31 @@ fn authenticate(pipeline: &Pipeline, request: &mut Request<Body>) -> Result<Auth
     } else {
         Ok(AuthOutcome::RunToCompletion)
     }
+}
+
+/// Finds the principal of a request, and marks its connection as authenticated or rejected.
+fn identify_caller(
+    pipeline: &Pipeline,
+    key: Result<Option<Vec<u8>>, Error>,
+    peer: Option<&PeerInfo>,
+) -> Result<Arc<Principal>, Error> {
+    let origin = peer.map_or(PeerOrigin::Elsewhere, |peer| peer.origin);
+    let has_keys = pipeline.access.requires_key();
+    // Without keys, a malformed key header is ignored like any other key.
+    let key = if has_keys { key? } else { key.ok().flatten() };
+
+    let certificate = peer.and_then(|peer| peer.certificate.as_deref());
+    let credentials = Credentials { key: key.as_deref(), certificate };
+    let authenticated = pipeline.access.authenticate(credentials, origin);
+    if let Some(PeerInfo { auth, .. }) = peer {
+        match &authenticated {
+            Ok(_) => auth.mark_authenticated(),
+            // Without keys, the peer itself is rejected: all its calls would be.
+            Err(_) if !has_keys => auth.mark_rejected(),
+            Err(_) => {}
+        }
+    }
+    authenticated
 }
 
 /// Removes the key from the headers, so that nothing after this layer can leak it.

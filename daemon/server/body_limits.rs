@@ -1,7 +1,7 @@
 //! Limits on incoming requests: rate, length, buffered bytes and concurrent decoding.
 //!
 //! A call of a method with the option `rate_limited` is counted before its request is read. A unary
-//! request is buffered completely before it is decoded:
+//! request is buffered completely before it is translated, if it is no gRPC, and decoded:
 //!
 //! ```text
 //! caller's rate ─▶ announced length ─▶ buffered bytes ─▶ permit to decode, if large ─▶ handler
@@ -29,6 +29,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response};
+use http_body::Body as _;
 use http_body_util::{BodyExt as _, Full};
 use tokio::time::timeout_at;
 use tonic::body::Body;
@@ -38,13 +39,12 @@ use crate::daemon::{
     catalog::RequestLimits,
     error::{Error, Reason},
     grpc::status::to_status,
+    http::connect::{ConnectCall, PREFIX_BYTES, translate_request_stream},
     pipeline::{Pipeline, access::principal::Principal},
     queue::{Acquire, ByteBudget, ByteReservation, Limiter, Permit, PrincipalName, Sharing},
     task::{self, BoxFuture, available_cores},
 };
 
-/// Prefix of a message: a flag, and its length as 4 bytes (gRPC over HTTP/2).
-const GRPC_PREFIX_BYTES: usize = 5;
 /// Requests up to this size are decoded without a permit.
 const LARGE_REQUEST_BYTES: usize = 64 << 10;
 /// Memory of an incomplete request of any length: its metadata, and the state that holds it.
@@ -53,6 +53,8 @@ const MIN_RESERVED_BYTES: usize = 4 << 10;
 /// needs milliseconds.
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
 const MIN_PROGRESS_BYTES: usize = 64 << 10;
+/// Bytes of JSON for one byte of its message. Base64 takes 4 for 3, and escapes 2 for 1.
+const JSON_BYTES_PER_BYTE: usize = 2;
 /// Retry delay when the buffers are full. They drain as fast as clients send.
 const BODY_BUDGET_RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -80,10 +82,13 @@ struct RequestBuffer<'a> {
     principal: &'a PrincipalName,
     method: &'a str,
     limits: &'a Arc<RequestLimits>,
+    /// Set if the request is one of the Connect protocol.
+    connect: Option<Arc<ConnectCall>>,
     data: BytesMut,
-    /// Length of the message with its prefix, once the prefix has arrived.
+    /// Length of the request with its prefix, once it is known.
     expected_length: Option<usize>,
     reservations: Vec<ByteReservation>,
+    reserved_bytes: usize,
 }
 
 impl BodyLimitsLayer {
@@ -132,7 +137,13 @@ where
         {
             return Box::pin(future::ready(Ok(to_status(&error).into_http())));
         }
+        let connect = request.extensions().get::<Arc<ConnectCall>>().cloned();
         if request_limits.client_streaming {
+            let max_bytes = request_limits.max_bytes * JSON_BYTES_PER_BYTE;
+            let request = request.map(|body| match connect {
+                Some(call) => translate_request_stream(call, body, max_bytes),
+                None => body,
+            });
             return Box::pin(self.inner.call(request));
         }
 
@@ -147,9 +158,11 @@ where
                 principal: principal.shared_name(),
                 method: &method,
                 limits: &request_limits,
+                connect,
                 data: BytesMut::new(),
                 expected_length: None,
                 reservations: Vec::new(),
+                reserved_bytes: 0,
             };
             match body_limits.read_body(buffer, body).await {
                 Ok(body) => inner.call(Request::from_parts(parts, body)).await,
@@ -166,6 +179,12 @@ impl BodyLimits {
         mut buffer: RequestBuffer<'_>,
         mut body: Body,
     ) -> Result<Body, Error> {
+        if !buffer.has_prefix()
+            && let Some(length) = body.size_hint().exact()
+        {
+            self.expect_length(&mut buffer, usize::try_from(length).unwrap_or(usize::MAX))?;
+        }
+
         let mut deadline = Instant::now() + PROGRESS_TIMEOUT;
         let mut progress_goal = MIN_PROGRESS_BYTES;
         loop {
@@ -197,10 +216,23 @@ impl BodyLimits {
         }
 
         let data = buffer.data.freeze();
-        let permit = if data.len() > LARGE_REQUEST_BYTES {
-            Some(self.acquire_decode_permit(buffer.principal, buffer.limits, &data).await?)
+        let (data, permit) = if data.len() > LARGE_REQUEST_BYTES {
+            let permit = self.acquire_decode_permit(buffer.principal).await?;
+            let limits = Arc::clone(buffer.limits);
+            let connect = buffer.connect.take();
+            let prepared = task::spawn_blocking(move || {
+                let data = translate_request(connect.as_deref(), data)?;
+                let message = data.get(PREFIX_BYTES..).unwrap_or_default();
+                let violations = limits.oversized_fields(message);
+                if violations.is_empty() {
+                    Ok((data, Some(permit)))
+                } else {
+                    Err(Error::invalid(violations))
+                }
+            });
+            prepared.await.map_err(Error::internal).flatten()?
         } else {
-            None
+            (translate_request(buffer.connect.as_deref(), data)?, None)
         };
         let held = (buffer.reservations, permit);
         Ok(Body::new(Full::new(data).map_frame(move |frame| {
@@ -210,23 +242,21 @@ impl BodyLimits {
         })))
     }
 
-    /// Appends received data, and reserves memory once the length is known.
+    /// Appends received data, and reserves memory for it, or for all once the length is known.
     fn push(&self, buffer: &mut RequestBuffer<'_>, data: &[u8]) -> Result<(), Error> {
         buffer.data.extend_from_slice(data);
-        if buffer.expected_length.is_none()
-            && let Some(prefix) = buffer.data.first_chunk::<GRPC_PREFIX_BYTES>()
-        {
-            let [_, length @ ..] = *prefix;
-            let announced = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
-            if announced > buffer.limits.max_bytes {
-                return Err(buffer.too_large_error(announced));
-            }
-
-            let length = announced + GRPC_PREFIX_BYTES;
-            buffer.expected_length = Some(length);
-            if length > LARGE_REQUEST_BYTES || length > buffer.data.len() {
-                self.reserve(buffer, length)?;
-                buffer.data.reserve(length.saturating_sub(buffer.data.len()));
+        if buffer.expected_length.is_none() {
+            if !buffer.has_prefix() {
+                let length = buffer.data.len();
+                if length > buffer.max_bytes() {
+                    return Err(buffer.too_large_error(length));
+                }
+                if length > buffer.reserved_bytes {
+                    self.reserve(buffer, length.max(LARGE_REQUEST_BYTES))?;
+                }
+            } else if let Some([_, length @ ..]) = buffer.data.first_chunk::<PREFIX_BYTES>() {
+                let announced = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
+                self.expect_length(buffer, announced)?;
             }
         }
 
@@ -239,6 +269,21 @@ impl BodyLimits {
         }
     }
 
+    /// Rejects a request that announces too many bytes, and reserves memory for others.
+    fn expect_length(&self, buffer: &mut RequestBuffer<'_>, announced: usize) -> Result<(), Error> {
+        if announced > buffer.max_bytes() {
+            return Err(buffer.too_large_error(announced));
+        }
+
+        let length = announced + if buffer.has_prefix() { PREFIX_BYTES } else { 0 };
+        buffer.expected_length = Some(length);
+        if length > LARGE_REQUEST_BYTES || length > buffer.data.len() {
+            self.reserve(buffer, length)?;
+            buffer.data.reserve(length.saturating_sub(buffer.data.len()));
+        }
+        Ok(())
+    }
+
     /// Reserves bytes of the budget for `buffer`.
     fn reserve(&self, buffer: &mut RequestBuffer<'_>, bytes: usize) -> Result<(), Error> {
         let reserved = self.buffered.reserve(buffer.principal, bytes as u64);
@@ -247,35 +292,42 @@ impl BodyLimits {
             Error::new(Reason::ResourceExhausted, text).with_retry_after(BODY_BUDGET_RETRY_AFTER)
         })?;
         buffer.reservations.push(reservation);
+        buffer.reserved_bytes += bytes;
         Ok(())
     }
 
-    /// Waits for a permit to decode a large request. Rejects a request with too many list elements.
-    async fn acquire_decode_permit(
-        &self,
-        principal: &PrincipalName,
-        limits: &Arc<RequestLimits>,
-        data: &Bytes,
-    ) -> Result<Permit, Error> {
-        let permit = match self.decoders.acquire(principal, usize::MAX) {
-            Ok(Acquire::Granted(permit)) => permit,
-            Ok(Acquire::Queued(mut pending)) => pending.wait().await,
-            Err(_) => return Err(Error::internal("an unlimited queue is full")),
-        };
+    /// Waits for a permit to decode a large request.
+    async fn acquire_decode_permit(&self, principal: &PrincipalName) -> Result<Permit, Error> {
+        match self.decoders.acquire(principal, usize::MAX) {
+            Ok(Acquire::Granted(permit)) => Ok(permit),
+            Ok(Acquire::Queued(mut pending)) => Ok(pending.wait().await),
+            Err(_) => Err(Error::internal("an unlimited queue is full")),
+        }
+    }
+}
 
-        let (limits, data) = (Arc::clone(limits), data.clone());
-        let checked = task::spawn_blocking(move || {
-            let message = data.get(GRPC_PREFIX_BYTES..).unwrap_or_default();
-            (limits.oversized_fields(message), permit)
-        });
-        let (violations, permit) = checked.await.map_err(Error::internal)?;
-        if violations.is_empty() { Ok(permit) } else { Err(Error::invalid(violations)) }
+/// The request as a message of gRPC.
+fn translate_request(connect: Option<&ConnectCall>, data: Bytes) -> Result<Bytes, Error> {
+    match connect {
+        Some(call) => call.translate_request(&data),
+        None => Ok(data),
     }
 }
 
 impl RequestBuffer<'_> {
+    /// Whether the message has a prefix with its length.
+    fn has_prefix(&self) -> bool {
+        self.connect.as_ref().is_none_or(|call| call.has_prefix())
+    }
+
+    /// Most bytes of the message as it is sent.
+    fn max_bytes(&self) -> usize {
+        let is_json = self.connect.as_ref().is_some_and(|call| call.is_json());
+        self.limits.max_bytes * if is_json { JSON_BYTES_PER_BYTE } else { 1 }
+    }
+
     fn too_large_error(&self, announced: usize) -> Error {
-        let limit = self.limits.max_bytes;
+        let limit = self.max_bytes();
         let text = format!(
             "the request is too large: one of {} has at most {limit} bytes, and this one has {announced}: send less",
             self.method

@@ -1,4 +1,4 @@
-//! One client connection, TCP or Unix, with a preface timeout and an authentication timeout.
+//! One client connection, by TCP, TLS or a Unix socket, with a preface timeout and an authentication timeout.
 //!
 //! A connection must send the HTTP/2 preface in time, so that it can neither hold its permit nor
 //! delay shutdown. It must also make an authenticated call in time.
@@ -20,7 +20,6 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tonic::transport::server::Connected;
 
 use super::{
     authority::AuthorityRewriter,
@@ -28,8 +27,9 @@ use super::{
         AUTH_TIMEOUT, ConnectionAuth, ConnectionLifetime, ConnectionPermit, REJECTION_GRACE,
     },
     peer,
+    tls::TlsConnection,
 };
-use crate::daemon::pipeline::access::PeerOrigin;
+use crate::daemon::{config::client_certificate::ClientCertificate, pipeline::access::PeerOrigin};
 
 /// How long a new connection may take to send the preface. Nothing else limits that, and graceful
 /// shutdown waits for it forever (hyper issue 4170). After the preface, keepalive pings detect a
@@ -41,10 +41,11 @@ const PREFACE_BYTES: usize = 24;
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpStream),
+    Tls(TlsConnection),
     Unix(UnixStream),
 }
 
-/// An accepted connection, as tonic serves it.
+/// An accepted connection, as hyper serves it.
 #[derive(Debug)]
 pub(crate) struct ServerConnection {
     socket: Socket,
@@ -82,6 +83,8 @@ struct AuthTimeout {
 pub(crate) struct PeerInfo {
     pub(crate) address: PeerAddress,
     pub(crate) origin: PeerOrigin,
+    /// The certificate of a TLS client, verified by the CA of the listener.
+    pub(crate) certificate: Option<Arc<ClientCertificate>>,
     /// Authentication state of the connection.
     pub(crate) auth: Arc<ConnectionAuth>,
 }
@@ -99,16 +102,30 @@ impl Socket {
     /// The process or user at the other end, as far as the kernel identifies it.
     pub(super) fn origin(&self) -> PeerOrigin {
         match self {
-            Self::Tcp(socket) => peer::tcp_origin(socket),
+            Self::Tcp(_) | Self::Tls(_) => {
+                self.tcp().map_or(PeerOrigin::Elsewhere, peer::tcp_origin)
+            }
             Self::Unix(socket) => peer::unix_origin(socket),
         }
     }
 
     /// The IP address of the peer; `None` for a Unix socket.
     pub(super) fn peer_ip(&self) -> Option<IpAddr> {
+        self.tcp()?.peer_addr().ok().map(|peer| peer.ip())
+    }
+
+    fn tcp(&self) -> Option<&TcpStream> {
         match self {
-            Self::Tcp(socket) => socket.peer_addr().ok().map(|peer| peer.ip()),
+            Self::Tcp(socket) => Some(socket),
+            Self::Tls(connection) => Some(connection.stream.get_ref().0),
             Self::Unix(_) => None,
+        }
+    }
+
+    fn certificate(&self) -> Option<&Arc<ClientCertificate>> {
+        match self {
+            Self::Tls(connection) => connection.certificate.as_ref(),
+            Self::Tcp(_) | Self::Unix(_) => None,
         }
     }
 }
@@ -176,15 +193,13 @@ impl ServerConnection {
         }
         Ok(())
     }
-}
 
-impl Connected for ServerConnection {
-    type ConnectInfo = PeerInfo;
-
-    fn connect_info(&self) -> PeerInfo {
+    /// What is known about the peer. Each request carries it as an extension.
+    pub(super) fn peer_info(&self) -> PeerInfo {
         let address = match &self.socket {
-            Socket::Tcp(socket) => {
-                socket.peer_addr().map_or(PeerAddress::Unknown, PeerAddress::Tcp)
+            Socket::Tcp(_) | Socket::Tls(_) => {
+                let peer = self.socket.tcp().and_then(|socket| socket.peer_addr().ok());
+                peer.map_or(PeerAddress::Unknown, PeerAddress::Tcp)
             }
             Socket::Unix(socket) => {
                 let address = socket.local_addr().ok();
@@ -193,7 +208,12 @@ impl Connected for ServerConnection {
                 )
             }
         };
-        PeerInfo { address, origin: self.origin, auth: Arc::clone(self.permit.auth()) }
+        PeerInfo {
+            address,
+            origin: self.origin,
+            certificate: self.socket.certificate().cloned(),
+            auth: Arc::clone(self.permit.auth()),
+        }
     }
 }
 
@@ -209,6 +229,7 @@ impl AsyncRead for ServerConnection {
         let filled_before = buffer.filled().len();
         let read = match &mut this.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_read(context, buffer),
+            Socket::Tls(connection) => Pin::new(&mut connection.stream).poll_read(context, buffer),
             Socket::Unix(socket) => Pin::new(socket).poll_read(context, buffer),
         };
         if let Some(authority) = &mut this.authority {
@@ -248,6 +269,7 @@ impl AsyncWrite for ServerConnection {
         self.check_eviction(context)?;
         match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_write(context, data),
+            Socket::Tls(connection) => Pin::new(&mut connection.stream).poll_write(context, data),
             Socket::Unix(socket) => Pin::new(socket).poll_write(context, data),
         }
     }
@@ -256,6 +278,7 @@ impl AsyncWrite for ServerConnection {
         self.check_eviction(context)?;
         match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_flush(context),
+            Socket::Tls(connection) => Pin::new(&mut connection.stream).poll_flush(context),
             Socket::Unix(socket) => Pin::new(socket).poll_flush(context),
         }
     }
@@ -263,6 +286,7 @@ impl AsyncWrite for ServerConnection {
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_shutdown(context),
+            Socket::Tls(connection) => connection.poll_shutdown(context),
             Socket::Unix(socket) => Pin::new(socket).poll_shutdown(context),
         }
     }
@@ -275,6 +299,9 @@ impl AsyncWrite for ServerConnection {
         self.check_eviction(context)?;
         match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_write_vectored(context, data),
+            Socket::Tls(connection) => {
+                Pin::new(&mut connection.stream).poll_write_vectored(context, data)
+            }
             Socket::Unix(socket) => Pin::new(socket).poll_write_vectored(context, data),
         }
     }

@@ -85,7 +85,7 @@ fn is_grpc(headers: &HeaderMap) -> bool {
 fn unsupported_media_type() -> Response<Body> {
     let error = Error::invalid_field(
         "content-type",
-        "must be application/grpc or application/grpc+proto: this server supports only gRPC",
+        "must be application/grpc, application/json or application/proto; of calls that stream, application/grpc, application/connect+json or application/connect+proto",
     );
     let mut response = to_status(&error).into_http();
     *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;

@@ -8,38 +8,48 @@ use std::{
         net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream},
     },
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use rustix::{fs::Mode, io::Errno};
 use tokio::{
-    net::{TcpListener, UnixListener, UnixStream},
-    sync::mpsc,
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
     connection::{ServerConnection, Socket},
-    connection_limits::ConnectionLimits,
+    connection_limits::{ConnectionLimits, ConnectionPermit},
+    connection_server::ConnectionServer,
     health::Health,
+    inherited_listeners::InheritedListener,
+    tls::ListenerTls,
 };
 use crate::daemon::{
-    config::listen::ListenAddr,
+    config::{Config, listen::ListenAddr, tls::TlsFiles},
     fd_exhaustion::{self, ACCEPT_RETRY_DELAY},
+    pipeline::access::PeerOrigin,
     task,
 };
 
-/// Connections that are accepted and not served yet.
-const ACCEPTED_BUFFER_CONNECTIONS: usize = 16;
 /// How long to wait for a connection after a failure, before a socket pair is created as a test.
 const ACCEPT_PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Bound sockets that the runtime does not drive yet.
 #[derive(Debug)]
 pub(crate) struct Listeners {
-    tcp: Vec<StdTcpListener>,
+    tcp: Vec<BoundTcp>,
     unix: Vec<BoundUnix>,
+    /// The TLS credentials of all listeners, each once.
+    tls: Vec<Arc<ListenerTls>>,
+}
+
+#[derive(Debug)]
+struct BoundTcp {
+    listener: StdTcpListener,
+    tls: Option<Arc<ListenerTls>>,
 }
 
 #[derive(Debug)]
@@ -48,33 +58,105 @@ struct BoundUnix {
     path: SocketPath,
 }
 
-/// The path of a Unix socket. The file is removed on drop.
+/// The path of a Unix socket. The file is removed on drop if the daemon has created it.
 #[derive(Debug)]
-struct SocketPath(PathBuf);
+struct SocketPath {
+    path: PathBuf,
+    is_inherited: bool,
+}
 
 /// Why the daemon cannot listen on an address.
 #[derive(Debug, thiserror::Error)]
-#[error("--listen {address}: {problem}")]
-pub(crate) struct BindError {
-    address: String,
-    problem: String,
+pub(crate) enum BindError {
+    #[error("--listen {address}: {problem}")]
+    Address { address: String, problem: String },
+    /// The problems of the files of TLS, or of inherited listeners.
+    #[error("{}", .0.join("\n"))]
+    Settings(Vec<String>),
 }
 
 impl Listeners {
-    /// Binds all addresses.
-    pub(crate) fn bind(addresses: &[ListenAddr]) -> Result<Self, BindError> {
-        let mut listeners = Self { tcp: Vec::new(), unix: Vec::new() };
-        for address in addresses {
-            let failed = |error: io::Error| BindError {
+    /// Binds all addresses of `config`, and adds the listeners that the service manager has passed.
+    pub(crate) fn bind(
+        config: &Config,
+        inherited: Vec<InheritedListener>,
+    ) -> Result<Self, BindError> {
+        let mut listeners = Self { tcp: Vec::new(), unix: Vec::new(), tls: Vec::new() };
+        for listener in inherited {
+            listeners.add_inherited(config, listener)?;
+        }
+        for configured in &config.listeners {
+            let address = &configured.address;
+            let failed = |error: io::Error| BindError::Address {
                 address: address.to_string(),
                 problem: bind_problem(&error),
             };
             match address {
-                ListenAddr::Tcp(address) => listeners.tcp.push(bind_tcp(*address).map_err(failed)?),
+                ListenAddr::Tcp(address) => {
+                    let tls = listeners.load_tls(configured.tls.as_ref())?;
+                    let listener = bind_tcp(*address).map_err(failed)?;
+                    listeners.tcp.push(BoundTcp { listener, tls });
+                }
                 ListenAddr::Unix(path) => listeners.unix.push(bind_unix(path).map_err(failed)?),
             }
         }
         Ok(listeners)
+    }
+
+    /// Binds one Unix socket, for an embedded daemon.
+    pub(crate) fn bind_socket(path: &Path) -> Result<Self, BindError> {
+        let bound = bind_unix(path).map_err(|error| BindError::Address {
+            address: format!("unix:{}", path.display()),
+            problem: bind_problem(&error),
+        })?;
+        Ok(Self { tcp: Vec::new(), unix: vec![bound], tls: Vec::new() })
+    }
+
+    /// Adds a listener that the service manager has passed, with the same rules as for others.
+    fn add_inherited(
+        &mut self,
+        config: &Config,
+        listener: InheritedListener,
+    ) -> Result<(), BindError> {
+        match listener {
+            InheritedListener::Tcp(listener, address) => {
+                let tls = self.load_tls(config.tls.as_ref())?;
+                let address = ListenAddr::Tcp(address);
+                let problems = config.remote_access.problems(&address, tls.is_some());
+                if !problems.is_empty() {
+                    return Err(BindError::Settings(problems));
+                }
+                self.tcp.push(BoundTcp { listener, tls });
+            }
+            InheritedListener::Unix(listener, path) => {
+                let path = SocketPath { path, is_inherited: true };
+                self.unix.push(BoundUnix { listener, path });
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the files of TLS, unless another listener has them too.
+    fn load_tls(
+        &mut self,
+        files: Option<&TlsFiles>,
+    ) -> Result<Option<Arc<ListenerTls>>, BindError> {
+        let Some(files) = files else {
+            return Ok(None);
+        };
+        if let Some(known) = self.tls.iter().find(|known| known.files() == files) {
+            return Ok(Some(Arc::clone(known)));
+        }
+
+        let loaded = ListenerTls::load(files.clone()).map_err(BindError::Settings)?;
+        let loaded = Arc::new(loaded);
+        self.tls.push(Arc::clone(&loaded));
+        Ok(Some(loaded))
+    }
+
+    /// The TLS credentials of all listeners, each once.
+    pub(crate) fn tls(&self) -> &[Arc<ListenerTls>] {
+        &self.tls
     }
 
     /// The bound addresses, with the actual port in place of 0.
@@ -82,27 +164,29 @@ impl Listeners {
         let tcp = self
             .tcp
             .iter()
-            .filter_map(|listener| listener.local_addr().ok())
+            .filter_map(|bound| bound.listener.local_addr().ok())
             .map(|address| address.to_string());
-        let unix = self.unix.iter().map(|bound| format!("unix:{}", bound.path.0.display()));
+        let unix = self.unix.iter().map(|bound| format!("unix:{}", bound.path.path.display()));
         tcp.chain(unix).collect()
     }
 
     /// The bound TCP ports.
     pub(crate) fn ports(&self) -> Vec<u16> {
-        let addresses = self.tcp.iter().map(StdTcpListener::local_addr);
+        let addresses = self.tcp.iter().map(|bound| bound.listener.local_addr());
         addresses.flatten().map(|address| address.port()).collect()
     }
 
     /// Accepts connections on all listeners until `stop`. Reports listeners that fail to `health`.
     pub(super) fn accept(
         self,
+        server: &ConnectionServer,
         health: &Health,
-        stop: CancellationToken,
-    ) -> mpsc::Receiver<io::Result<ServerConnection>> {
-        let (sender, receiver) = mpsc::channel(ACCEPTED_BUFFER_CONNECTIONS);
-        let tcp =
-            self.tcp.into_iter().map(|listener| TcpListener::from_std(listener).map(Acceptor::Tcp));
+        stop: &CancellationToken,
+    ) {
+        let tcp = self.tcp.into_iter().map(|bound| {
+            let listener = TcpListener::from_std(bound.listener);
+            listener.map(|listener| Acceptor::Tcp(listener, bound.tls))
+        });
         let unix = self.unix.into_iter().map(|bound| {
             UnixListener::from_std(bound.listener)
                 .map(|listener| Acceptor::Unix(listener, bound.path))
@@ -111,7 +195,7 @@ impl Listeners {
             match acceptor {
                 Ok(acceptor) => {
                     let accept_loop = AcceptLoop {
-                        sender: sender.clone(),
+                        server: server.clone(),
                         limits: ConnectionLimits::new(),
                         health: health.clone(),
                         stop: stop.clone(),
@@ -121,27 +205,28 @@ impl Listeners {
                 Err(error) => tracing::error!(%error, "cannot accept connections on a listener"),
             }
         }
-        receiver
     }
 }
 
 impl Drop for SocketPath {
     fn drop(&mut self) {
-        // An error means that the file was removed already.
-        let _removed = fs::remove_file(&self.0);
+        if !self.is_inherited {
+            // An error means that the file was removed already.
+            let _removed = fs::remove_file(&self.path);
+        }
     }
 }
 
 /// A listener that the runtime drives.
 enum Acceptor {
-    Tcp(TcpListener),
+    Tcp(TcpListener, Option<Arc<ListenerTls>>),
     Unix(UnixListener, #[expect(dead_code, reason = "removes the file on drop")] SocketPath),
 }
 
 impl Acceptor {
     async fn accept(&self) -> io::Result<Socket> {
         match self {
-            Self::Tcp(listener) => {
+            Self::Tcp(listener, _) => {
                 let (socket, _) = listener.accept().await?;
                 // Responses are small, and clients wait for them.
                 socket.set_nodelay(true)?;
@@ -150,26 +235,27 @@ impl Acceptor {
             Self::Unix(listener, _) => Ok(Socket::Unix(listener.accept().await?.0)),
         }
     }
+
+    fn tls(&self) -> Option<&Arc<ListenerTls>> {
+        match self {
+            Self::Tcp(_, tls) => tls.as_ref(),
+            Self::Unix(..) => None,
+        }
+    }
 }
 
-/// Accepts the connections of one listener and sends them to the server.
+/// Accepts the connections of one listener and serves them.
 struct AcceptLoop {
-    sender: mpsc::Sender<io::Result<ServerConnection>>,
+    server: ConnectionServer,
     limits: ConnectionLimits,
     health: Health,
     stop: CancellationToken,
 }
 
 impl AcceptLoop {
-    /// Runs until `stop`, or until the server drops its receiver.
-    ///
-    /// Stops at any await point: while waiting for a connection, for a permit, or for the server.
+    /// Runs until `stop`, also while it waits for a connection or for a permit.
     async fn run(self, acceptor: Acceptor) {
-        tokio::select! {
-            () = self.accept_all(&acceptor) => {}
-            () = self.stop.cancelled() => {}
-            () = self.sender.closed() => {}
-        }
+        self.stop.run_until_cancelled(self.accept_all(&acceptor)).await;
     }
 
     async fn accept_all(&self, acceptor: &Acceptor) {
@@ -191,11 +277,44 @@ impl AcceptLoop {
                 tracing::debug!(?origin, "closed a connection: its peer has too many");
                 continue;
             };
-            let connection = ServerConnection::new(socket, origin, permit, self.stop.clone());
-            if self.sender.send(Ok(connection)).await.is_err() {
-                return;
+            match (socket, acceptor.tls()) {
+                (Socket::Tcp(socket), Some(tls)) => {
+                    self.spawn_handshake(socket, origin, permit, Arc::clone(tls));
+                }
+                (socket, _) => {
+                    let stop = self.stop.clone();
+                    self.server.spawn(ServerConnection::new(socket, origin, permit, stop));
+                }
             }
         }
+    }
+
+    /// Makes the TLS handshake of a connection in a task of its own: its client may be slow.
+    ///
+    /// The connection counts against the limits from now on. An eviction ends the handshake, as the
+    /// start of the drain does.
+    fn spawn_handshake(
+        &self,
+        socket: TcpStream,
+        origin: PeerOrigin,
+        permit: ConnectionPermit,
+        tls: Arc<ListenerTls>,
+    ) {
+        let (server, stop) = (self.server.clone(), self.stop.clone());
+        task::spawn("TLS handshake", async move {
+            let accepted = tokio::select! {
+                accepted = tls.accept(socket) => accepted,
+                () = permit.auth().evicted() => return,
+                () = stop.cancelled() => return,
+            };
+            match accepted {
+                Ok(connection) => {
+                    let socket = Socket::Tls(connection);
+                    server.spawn(ServerConnection::new(socket, origin, permit, stop));
+                }
+                Err(error) => tracing::debug!(%error, ?origin, "a TLS handshake failed"),
+            }
+        });
     }
 
     /// Retries until connections can be accepted again. Returns the first one if it has arrived.
@@ -281,7 +400,8 @@ fn bind_unix(path: &Path) -> io::Result<BoundUnix> {
 
     let listener = bound?;
     listener.set_nonblocking(true)?;
-    Ok(BoundUnix { listener, path: SocketPath(path.to_owned()) })
+    let path = SocketPath { path: path.to_owned(), is_inherited: false };
+    Ok(BoundUnix { listener, path })
 }
 
 fn bind_problem(error: &io::Error) -> String {

@@ -13,15 +13,19 @@
 mod auth;
 mod authority;
 mod body_limits;
+mod browser_guard;
 mod catch_panic;
 mod connection;
 mod connection_limits;
+mod connection_server;
 mod deadline;
 mod error_details;
 mod health;
+pub(crate) mod inherited_listeners;
 pub(crate) mod listener;
 pub(crate) mod peer;
 mod revocation;
+pub(crate) mod tls;
 mod trace;
 
 use std::{
@@ -33,17 +37,16 @@ use std::{
 
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::watch,
     task::JoinHandle,
     time::timeout,
 };
-use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
-use tokio_util::sync::CancellationToken;
-use tonic::{service::Routes, transport::Server};
+use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health as HealthService, HealthServer};
+use tower::ServiceBuilder;
 
 use self::{
-    connection::ServerConnection,
+    connection_server::ConnectionServer,
     health::{Health, HealthConditions},
     listener::Listeners,
     trace::STANDARD_METHODS,
@@ -63,6 +66,7 @@ use crate::{
     },
     daemon::{
         catalog::MAX_REQUEST_BYTES,
+        config::http::HttpConfig,
         grpc::{
             approvals::ApprovalServiceHandler, artifacts::ArtifactServiceHandler,
             catalog::CatalogServiceHandler, events::EventServiceHandler,
@@ -70,6 +74,7 @@ use crate::{
             processes::ProcessServiceHandler, tools::ToolServiceHandler,
             transfer::TransferServiceHandler,
         },
+        http::{CallerCheck, HttpService, ways_in},
         pipeline::{Pipeline, shutdown::Shutdown},
         sandbox::pools::SandboxPools,
         task,
@@ -78,22 +83,6 @@ use crate::{
 
 /// Largest request of the standard services: names of services, files and types.
 const MAX_STANDARD_REQUEST_BYTES: usize = 64 << 10;
-/// Concurrent calls on one connection. hyper's default is no limit.
-const MAX_STREAMS_PER_CONNECTION: u32 = 1024;
-/// Streams that a client may reset before they were accepted (rapid reset, CVE-2023-44487).
-const MAX_PENDING_RESETS: usize = 64;
-/// Streams that the server may reset during the life of a connection. Every call that a client
-/// abandons is one, so the limit must be large.
-const MAX_LOCAL_RESETS: usize = 1 << 20;
-/// HTTP/2 flow-control windows of one stream and of one connection.
-const STREAM_WINDOW_BYTES: u32 = 1 << 20;
-const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
-/// Maximum size of a request's metadata.
-const MAX_HEADER_LIST_BYTES: u32 = 16 << 10;
-/// The server pings a connection that is silent for the interval, and closes it if no reply comes
-/// within the timeout.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long responses that were written already may take to reach their clients at shutdown.
 const CONNECTION_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time beyond the drain timeout after which shutdown stops waiting for calls. A call itself waits
@@ -105,6 +94,8 @@ const MAX_DRAIN_OVERRUN: Duration = Duration::from_secs(30);
 pub(crate) struct ServerContext {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) info: DaemonServiceHandler,
+    /// Who may call from browsers.
+    pub(crate) http: HttpConfig,
     /// Watched: health depends on whether sandboxes can be built.
     pub(crate) sandboxes: Arc<SandboxPools>,
     /// Whether commands can run at start.
@@ -139,7 +130,7 @@ pub(crate) async fn serve(
     drain_timeout: Duration,
     announce: bool,
 ) -> io::Result<()> {
-    let ServerContext { pipeline, info, sandboxes, can_run_commands, state_lost } = context;
+    let ServerContext { pipeline, info, http, sandboxes, can_run_commands, state_lost } = context;
     let shutdown = pipeline.shutdown.clone();
     let methods: HashSet<_> = pipeline.catalog.method_paths().map(str::to_owned).collect();
 
@@ -148,10 +139,18 @@ pub(crate) async fn serve(
     let health = Health::start(reporter, service_names(&methods), conditions).await;
 
     let addresses = listeners.addresses();
-    let connections = listeners.accept(&health, shutdown.draining_token());
     let routes = routes(&pipeline, info, health_service);
-    let close = CancellationToken::new();
-    let server = spawn_server(&pipeline, methods, routes, connections, close.clone());
+    let grpc = grpc_service(&pipeline, methods, routes);
+    let check_caller: CallerCheck = {
+        let pipeline = Arc::clone(&pipeline);
+        Arc::new(move |headers, extensions| auth::check_caller(&pipeline, headers, extensions))
+    };
+    let terminate = shutdown.terminate_token();
+    let service = ways_in(grpc, &pipeline.catalog, check_caller, &terminate)?;
+    let server = ConnectionServer::new(browser_guard::guard(service, http));
+    // Connections stay open when the drain begins: clients continue to talk to their running
+    // processes. The listeners accept no new ones, and the pipeline rejects new calls.
+    listeners.accept(&server, &health, &shutdown.draining_token());
 
     if announce {
         print_addresses(&addresses)?;
@@ -172,9 +171,8 @@ pub(crate) async fn serve(
     // Unless the shutdown was forced, all calls have ended, and event streams have delivered their
     // ends. End the streams too.
     shutdown.terminate();
-    close.cancel();
     // The remaining connections deliver their last responses, or their clients keep them open.
-    if timeout(CONNECTION_CLOSE_TIMEOUT, server).await.is_err() {
+    if timeout(CONNECTION_CLOSE_TIMEOUT, server.close()).await.is_err() {
         tracing::warn!("closed connections that their clients kept open");
     }
     Ok(())
@@ -191,39 +189,17 @@ fn service_names(methods: &HashSet<String>) -> Vec<String> {
     names.into_iter().map(str::to_owned).collect()
 }
 
-/// Starts the task that serves connections until `close`.
-fn spawn_server(
-    pipeline: &Arc<Pipeline>,
-    methods: HashSet<String>,
-    routes: Routes,
-    connections: mpsc::Receiver<io::Result<ServerConnection>>,
-    close: CancellationToken,
-) -> JoinHandle<Result<(), tonic::transport::Error>> {
-    let router = Server::builder()
-        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .http2_max_header_list_size(MAX_HEADER_LIST_BYTES)
-        .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
-        .http2_max_local_error_reset_streams(Some(MAX_LOCAL_RESETS))
+/// The gRPC services with their layers.
+fn grpc_service(pipeline: &Arc<Pipeline>, methods: HashSet<String>, routes: Routes) -> HttpService {
+    let service = ServiceBuilder::new()
         .layer(trace::TraceLayer::new(pipeline.telemetry.clone(), methods))
         .layer(error_details::ErrorDetailsLayer)
         .layer(catch_panic::CatchPanicLayer)
         .layer(deadline::DeadlineLayer)
         .layer(auth::AuthLayer(Arc::clone(pipeline)))
         .layer(body_limits::BodyLimitsLayer::new(Arc::clone(pipeline)))
-        .add_routes(routes);
-
-    // The accept loops stop when the drain begins. The stream must not end then: that would end the
-    // server.
-    let incoming = ReceiverStream::new(connections).chain(tokio_stream::pending());
-    // Do not close connections when the drain begins: clients continue to talk to their running
-    // processes. The listeners accept no new connections, and the pipeline rejects new calls.
-    let server =
-        router.serve_with_incoming_shutdown(incoming, async move { close.cancelled().await });
-    task::spawn("server", server)
+        .service(routes.prepare());
+    HttpService::new(service)
 }
 
 /// Registers all services.

@@ -129,7 +129,7 @@ pub(super) fn tcp_origin(socket: &TcpStream) -> PeerOrigin {
     }
 }
 
-fn is_loopback(address: IpAddr) -> bool {
+pub(super) fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 

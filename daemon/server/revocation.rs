@@ -28,7 +28,7 @@ struct RevocableBody {
 
 /// The status of calls that end because of a revocation.
 pub(super) fn revoked_status() -> Status {
-    let text = "the key of this call was revoked, has expired, or has new permissions: call again with a valid key";
+    let text = "the key or client certificate of this call was revoked, has expired, or has new permissions: call again with a valid one";
     to_status(&Error::new(Reason::Unauthenticated, text))
 }
 

@@ -23,6 +23,7 @@ use ulid::Ulid;
 use super::connection::{PeerAddress, PeerInfo};
 use crate::daemon::{
     grpc::metadata::RequestTrace,
+    http::connect::ConnectCall,
     task::BoxFuture,
     telemetry::{
         Telemetry,
@@ -100,8 +101,9 @@ impl TraceLayer {
             return None;
         }
 
+        let is_connect = request.extensions().get::<Arc<ConnectCall>>().is_some();
         let mut attributes = vec![
-            KeyValue::new(semconv::RPC_SYSTEM_NAME, "grpc"),
+            KeyValue::new(semconv::RPC_SYSTEM_NAME, if is_connect { "connectrpc" } else { "grpc" }),
             KeyValue::new(semconv::CALL_ID, call_id.to_owned()),
         ];
         let is_known = self.methods.contains(method);

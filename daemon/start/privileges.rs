@@ -9,7 +9,7 @@ use nix::sys::{
 };
 
 use crate::daemon::{
-    config::{Config, exposure::symlink_chain, listen::ListenAddr},
+    config::{Config, exposure::symlink_chain, listen::ListenAddr, tls::TlsFiles},
     sandbox::landlock::{LandlockRules, PathAccess, ScopeReach},
     sys::{landlock, schedule},
 };
@@ -78,14 +78,14 @@ pub(super) fn raise_descriptor_limit() -> io::Result<()> {
 /// Confines the daemon with Landlock to its own files and the system files that it reads.
 ///
 /// Its own files are the workspaces, the state directory, the sockets, the cgroups of its runs, and
-/// the configuration and key files. Must be called while the process has a single thread.
+/// the files of the configuration, keys and TLS. Must be called while the process has a single thread.
 pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()> {
     let workspaces = config.workspaces.iter();
     let workspaces = workspaces.map(|workspace| (workspace.path.as_path(), PathAccess::Write));
     let state = (config.state_dir.as_path(), PathAccess::Write);
     let cgroups = cgroups.map(|cgroups| (cgroups, PathAccess::Write));
 
-    let sockets = config.listen.iter().filter_map(|address| match address {
+    let sockets = config.listeners.iter().filter_map(|listener| match &listener.address {
         ListenAddr::Unix(path) => Some((parent_dir(path)?, PathAccess::Sockets)),
         ListenAddr::Tcp(_) => None,
     });
@@ -93,8 +93,10 @@ pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()>
     // Editors replace these files as a whole, so a rule for the file would not cover the new one.
     // Allow to read the directories of the files and of the links that lead to them.
     let keys = config.keys.iter().map(|keys| keys.path.as_path());
+    let tls = config.listeners.iter().filter_map(|listener| listener.tls.as_ref());
+    let tls = tls.chain(&config.tls).flat_map(TlsFiles::paths);
     let reloaded: Vec<_> =
-        keys.chain(config.config_path.as_deref()).flat_map(symlink_chain).collect();
+        keys.chain(config.config_path.as_deref()).chain(tls).flat_map(symlink_chain).collect();
     let read = reloaded.iter().filter_map(|file| Some((parent_dir(file)?, PathAccess::Read)));
 
     let own: Vec<_> = workspaces.chain(sockets).chain([state]).chain(cgroups).chain(read).collect();
@@ -108,7 +110,7 @@ pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()>
 }
 
 /// The directory of a file; `.` for a bare name.
-fn parent_dir(path: &Path) -> Option<&Path> {
+pub(super) fn parent_dir(path: &Path) -> Option<&Path> {
     let directory = path.parent()?;
     Some(if directory.as_os_str().is_empty() { Path::new(".") } else { directory })
 }

@@ -1,4 +1,4 @@
-//! Reloads the configuration file and the key file on SIGHUP.
+//! Reloads the configuration file, the key file and the files of TLS on SIGHUP.
 //!
 //! Keys, policy and approvals are replaced atomically while calls run. All other settings need a
 //! restart; errors in them are logged.
@@ -15,9 +15,11 @@ use rustix::{
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::tls_reload::TlsReloader;
 use crate::daemon::{
     config::{Config, ConfigError, WorkspaceConfig, args::Args, reload::ReloadedConfig},
     pipeline::{Pipeline, access::unknown_names, policy::decision::CompiledPolicy},
+    server::tls::ListenerTls,
     task,
 };
 
@@ -48,8 +50,11 @@ impl ConfigReloader {
         })
     }
 
-    /// Starts a task that reloads the configuration on each SIGHUP.
-    pub(super) fn spawn(mut self, pipeline: Arc<Pipeline>) {
+    /// Starts a task that reloads the configuration on each SIGHUP, and the files of TLS whenever
+    /// they change.
+    pub(super) fn spawn(mut self, pipeline: Arc<Pipeline>, tls: &[Arc<ListenerTls>]) {
+        let tls = TlsReloader::new(tls, Arc::clone(&self.workspaces));
+        tls.clone().spawn_watch();
         task::spawn("reload", async move {
             while self.sighup.recv().await.is_some() {
                 if self.has_terminal && !has_terminal() {
@@ -58,6 +63,7 @@ impl ConfigReloader {
                     tracing::info!(?ended, "the terminal was closed: shutting down");
                     return;
                 }
+                tls.reload().await;
                 if let Err(problems) = self.reload(&pipeline).await {
                     for problem in problems {
                         tracing::error!(

@@ -109,7 +109,7 @@ pub(super) async fn serve(
     pipeline.drop_revoked_replies().await;
     pipeline.start_queued_jobs();
     if let Some(reload) = reload {
-        reload.spawn(Arc::clone(&pipeline));
+        reload.spawn(Arc::clone(&pipeline), listeners.tls());
     }
     // The sessions of an embedded daemon are removed together with its state directory.
     if !is_embedded {
@@ -148,7 +148,14 @@ fn server_context(
         max_concurrent_runs: config.concurrent_runs,
         started,
     };
-    ServerContext { pipeline, info, sandboxes, can_run_commands, state_lost }
+    ServerContext {
+        pipeline,
+        info,
+        http: config.http.clone(),
+        sandboxes,
+        can_run_commands,
+        state_lost,
+    }
 }
 
 /// Settings that all runs share.

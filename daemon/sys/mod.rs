@@ -22,6 +22,7 @@ pub(crate) mod bpf;
 pub(crate) mod denied_syscalls;
 pub(crate) mod exec;
 pub(crate) mod fd;
+pub(crate) mod inherited_descriptor;
 pub(crate) mod landlock;
 pub(crate) mod mount;
 pub(crate) mod network;

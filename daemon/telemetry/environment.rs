@@ -87,6 +87,29 @@ impl<F: Fn(&str) -> Option<String>> OtelEnvironment<F> {
             .or_else(|| self.get("OTEL_EXPORTER_OTLP_CERTIFICATE"))
     }
 
+    /// Files with the certificate and the key that authenticate the daemon to the collector.
+    ///
+    /// # Errors
+    ///
+    /// Names the variable that is missing if only one of both is set.
+    pub(super) fn client_certificate(&self) -> Result<Option<[String; 2]>, String> {
+        let either = |kind: &str| {
+            self.get(&format!("OTEL_EXPORTER_OTLP_TRACES_CLIENT_{kind}"))
+                .or_else(|| self.get(&format!("OTEL_EXPORTER_OTLP_CLIENT_{kind}")))
+        };
+        let needs = |given: &str, missing: &str| {
+            Err(format!(
+                "OTEL_EXPORTER_OTLP_CLIENT_{given} needs OTEL_EXPORTER_OTLP_CLIENT_{missing}: set both"
+            ))
+        };
+        match (either("CERTIFICATE"), either("KEY")) {
+            (Some(certificate), Some(key)) => Ok(Some([certificate, key])),
+            (None, None) => Ok(None),
+            (Some(_), None) => needs("CERTIFICATE", "KEY"),
+            (None, Some(_)) => needs("KEY", "CERTIFICATE"),
+        }
+    }
+
     /// Logs a warning for each unsupported value.
     pub(super) fn warn_unsupported(&self) {
         for UnsupportedVariable { variable, value, supported } in self.unsupported() {

@@ -18,7 +18,7 @@ use opentelemetry_sdk::{
     error::{OTelSdkError, OTelSdkResult},
     trace::{Span, SpanData, SpanExporter, SpanProcessor},
 };
-use tonic::transport::{Certificate, ClientTlsConfig};
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use super::environment::OtelEnvironment;
 
@@ -57,12 +57,16 @@ pub(super) fn build_exporter<F: Fn(&str) -> Option<String>>(
         return Ok(builder.build()?);
     }
 
+    let read = |file: &str| fs::read(file).map_err(|error| format!("{file}: {error}"));
     let tls = match environment.certificate() {
-        Some(file) => {
-            let pem = fs::read(&file).map_err(|error| format!("{file}: {error}"))?;
-            ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem))
-        }
+        Some(file) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&file)?)),
         None => ClientTlsConfig::new().with_native_roots(),
+    };
+    let tls = match environment.client_certificate()? {
+        Some([certificate, key]) => {
+            tls.identity(Identity::from_pem(read(&certificate)?, read(&key)?))
+        }
+        None => tls,
     };
     Ok(builder.with_tls_config(tls).build()?)
 }

@@ -298,6 +298,8 @@ pub(crate) struct ToolContext {
     pub(crate) approved_cwd: Option<(u64, u64)>,
     /// The job that makes the call, if any.
     pub(crate) job: Option<JobContext>,
+    /// Notified whenever the command has written output, if a watcher follows it.
+    pub(crate) output_written: Option<watch::Sender<()>>,
     /// The jobs that the caller may access, if the tool waits for jobs.
     pub(crate) job_waiter: Option<Box<dyn JobWaiter>>,
     /// Time at which the caller stops waiting.

@@ -340,11 +340,10 @@ fn open_artifacts(context: &ToolContext) -> [(ArtifactWriter, String); 2] {
     let operator_max = context.workspace_context.run_settings.max_artifact_bytes;
     let requested_max = context.max_artifact_bytes;
     let max_bytes = requested_max.map_or(operator_max, |bytes| bytes.min(operator_max));
-    let output_written = context.job.as_ref().map(|job| &job.output_written);
 
     [StreamName::Stdout, StreamName::Stderr].map(|stream| {
         let (writer, path) = context.session.artifact_writer(context.step, stream, max_bytes);
-        let writer = writer.notifying(output_written.cloned());
+        let writer = writer.notifying(context.output_written.clone());
         // A caller that limits the artifacts expects them even if empty.
         if requested_max.is_some() { (writer.create_if_empty(), path) } else { (writer, path) }
     })

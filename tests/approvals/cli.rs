@@ -20,7 +20,9 @@ use super::{
     start_with_policy, wait_for_decision, wait_for_pending_approval, wait_for_pending_approvals,
     write_request,
 };
-use crate::support::{Daemon, KeyFile, Setup, eventually, open_pseudo_terminal, promptly, shell};
+use crate::support::{
+    Daemon, KeyFile, Setup, eventually, kill_and_reap, open_pseudo_terminal, promptly, shell,
+};
 
 fn jig_command(daemon: &Daemon, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
@@ -107,8 +109,7 @@ impl ApproverTerminal {
 
 impl Drop for ApproverTerminal {
     fn drop(&mut self) {
-        let _ended = self.child.kill();
-        let _reaped = self.child.wait();
+        kill_and_reap(&mut self.child);
         if thread::panicking() {
             eprintln!("--- screen ---\n{}---", self.screen.lock().unwrap());
         }

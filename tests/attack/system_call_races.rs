@@ -18,7 +18,8 @@ use rustix::fs::{CWD, FileType, RenameFlags, renameat_with};
 use crate::{
     files::tools::{NOTEBOOK, Tool},
     support::{
-        DAEMON_UID, Daemon, HostProgram, Refusal, Setup, Tree, full_size, promptly, snapshot_tree,
+        DAEMON_UID, Daemon, HostProgram, Refusal, Setup, Tree, full_size, kill_and_reap, promptly,
+        snapshot_tree,
     },
 };
 
@@ -160,8 +161,7 @@ impl Tracer {
 
 impl Drop for Tracer {
     fn drop(&mut self) {
-        let _may_have_exited = self.child.kill();
-        let _status = self.child.wait();
+        kill_and_reap(&mut self.child);
     }
 }
 

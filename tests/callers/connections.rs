@@ -15,7 +15,8 @@ use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use super::start_daemon_with_keys;
 use crate::support::{
-    DAEMON_UID, KeyFile, Refusal, Setup, eventually, lazy_channel, promptly, with_key,
+    DAEMON_UID, KeyFile, Refusal, Setup, eventually, kill_and_reap, lazy_channel, promptly,
+    with_key,
 };
 
 /// A user other than root and the daemon's.
@@ -101,8 +102,7 @@ impl ConnectionFlood {
 
 impl Drop for ConnectionFlood {
     fn drop(&mut self) {
-        let _dead_already = self.child.kill();
-        let _reaped = self.child.wait();
+        kill_and_reap(&mut self.child);
     }
 }
 

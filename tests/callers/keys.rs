@@ -150,7 +150,7 @@ async fn non_loopback_daemon_needs_a_valid_key_file() {
         [workspace, directory.path().join("s")].map(|path| path.display().to_string());
     let rejected_start = |more_flags: &[&str]| {
         let flags = ["--workspace", &workspace, "--state-dir", &state, "--listen", "0.0.0.0:0"];
-        failed_start_stderr(&[&flags[..], more_flags].concat())
+        failed_start_stderr(&[&flags[..], &["--allow-plaintext"], more_flags].concat())
     };
 
     let stderr = rejected_start(&[]);

@@ -84,7 +84,8 @@ fn case_n20_unreadable_key_files_are_rejected() {
     let directory = create_directory();
     let keys = directory.path().join("keys.toml");
     let mut flags = listen_flags(&directory, "0.0.0.0:0");
-    flags.extend(["--keys".to_owned(), keys.display().to_string()]);
+    flags.extend(["--allow-plaintext".to_owned(), "--keys".to_owned()]);
+    flags.push(keys.display().to_string());
 
     for content in [&b"\0"[..], b"\xff", b"[[keys]]\n", b"keys = 1\n", b"{}"] {
         fs::write(&keys, content).unwrap();
@@ -159,7 +160,7 @@ async fn case_n20_empty_key_file_authorizes_no_caller() {
         }
 
         let path = keys.path().display().to_string();
-        let flags = ["--listen", "0.0.0.0:0", "--keys", &path];
+        let flags = ["--listen", "0.0.0.0:0", "--allow-plaintext", "--keys", &path];
         let daemon = Setup::new().arguments(&flags).start().await;
         assert_rejects_all_callers(&daemon, &key).await;
     }
@@ -170,7 +171,7 @@ async fn case_n20_emptied_key_file_authorizes_no_caller() {
     let keys = KeyFile::new();
     let key = keys.add_key("only", "admin", &[]);
     let path = keys.path().display().to_string();
-    let flags = ["--listen", "0.0.0.0:0", "--keys", &path];
+    let flags = ["--listen", "0.0.0.0:0", "--allow-plaintext", "--keys", &path];
     let daemon = Setup::new().arguments(&flags).start().await;
     daemon.output(with_key(&key, shell("true"))).await;
     fs::write(keys.path(), "").unwrap();

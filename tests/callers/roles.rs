@@ -33,7 +33,7 @@ const REQUIRED_ROLES: &[(&str, &[RoleMethods])] = &[
     ("CatalogService", &[("read", &["ListTools"])]),
     ("DaemonService", &[("read", &["GetInfo"])]),
     ("EventService", &[("read", &["ListSessions", "WatchEvents"])]),
-    ("InvokeService", &[("invoke", &["Invoke", "InvokeBatch"])]),
+    ("InvokeService", &[("invoke", &["Invoke", "InvokeBatch", "InvokeStream"])]),
     (
         "JobService",
         &[

@@ -30,7 +30,7 @@ try_page() {
       start=$number kind=${line#'```'} text=
     else
       case $kind in
-        "sh grpcurl" | "sh jig" | "toml jigd" | python)
+        "sh curl" | "sh grpcurl" | "sh jig" | "toml jigd" | python)
           blocks=$((blocks + 1))
           try_block "$page:$start" "$kind" "$text"
           ;;

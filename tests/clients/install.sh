@@ -21,6 +21,8 @@ install_tools() {
   fi
   install_sdks
   install_unix
+  install_mcp
+  install_http
 }
 
 # Installs the packages of model vendors with npm and pip, into their own directory: npm removes files that it did not install.
@@ -55,4 +57,34 @@ install_unix() {
   timeout 300 "$unix/python/bin/pip" install --quiet --disable-pip-version-check --requirement "$from/requirements.txt"
   timeout 600 mvn --quiet --batch-mode --file "$from/pom.xml" dependency:copy-dependencies "-DoutputDirectory=$unix/java"
   cat "$from/pom.xml" "$from/requirements.txt" >"$unix/installed"
+}
+
+# Installs the official SDKs of MCP, its inspector and its conformance suite. The suite needs a newer Node than the others.
+install_mcp() {
+  local from=tests/clients/mcp mcp=$tools/mcp
+  if cat "$from/package.json" "$from/requirements.txt" | cmp -s - "$mcp/installed"; then
+    return
+  fi
+  echo "installing MCP clients"
+  rm -rf "$mcp"
+  mkdir "$mcp"
+  cp "$from/package.json" "$mcp"
+  timeout 300 npm install --no-audit --no-fund --ignore-scripts --loglevel=error --prefix "$mcp"
+  python3 -m venv "$mcp/python"
+  timeout 300 "$mcp/python/bin/pip" install --quiet --disable-pip-version-check --requirement "$from/requirements.txt"
+  cat "$from/package.json" "$from/requirements.txt" >"$mcp/installed"
+}
+
+# Installs clients of Connect, gRPC-Web and WebSockets.
+install_http() {
+  local from=tests/clients/http http=$tools/http
+  if cmp -s "$from/package.json" "$http/installed"; then
+    return
+  fi
+  echo "installing HTTP clients"
+  rm -rf "$http"
+  mkdir "$http"
+  cp "$from/package.json" "$http"
+  timeout 300 npm install --no-audit --no-fund --ignore-scripts --loglevel=error --prefix "$http"
+  cp "$from/package.json" "$http/installed"
 }

@@ -5,6 +5,7 @@ mod batch_jobs;
 mod model_output;
 mod once;
 mod policy;
+mod stream;
 mod vendors;
 mod wait_job;
 

@@ -13,7 +13,9 @@ use std::{
 
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
-use crate::support::{Daemon, command_with_default_signals, eventually, open_pseudo_terminal};
+use crate::support::{
+    Daemon, command_with_default_signals, eventually, kill_and_reap, open_pseudo_terminal,
+};
 
 /// A user at a terminal on which `jig` or another program runs.
 #[derive(Debug)]
@@ -125,8 +127,7 @@ impl TerminalUser {
 impl Drop for TerminalUser {
     fn drop(&mut self) {
         // The program may have exited already.
-        let _exited = self.jig.kill();
-        let _reaped = self.jig.wait();
+        kill_and_reap(&mut self.jig);
     }
 }
 

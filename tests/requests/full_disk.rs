@@ -15,7 +15,7 @@ use super::{run_count, run_counted};
 use crate::{
     approvals::{decide, decide_request, spawn_write, wait_for_pending_approval, write_request},
     jobs::{Jobs, command_job},
-    support::{Daemon, Refusal, Setup, daemon_binary, eventually},
+    support::{Daemon, Refusal, Setup, daemon_binary, eventually, kill_and_reap},
 };
 
 /// Runs a program in the mount namespace of another, with a disk of 4 MiB for the state directory.
@@ -64,8 +64,7 @@ impl MountNamespace {
 
 impl Drop for MountNamespace {
     fn drop(&mut self) {
-        let _dead_already = self.holder.kill();
-        let _reaped = self.holder.wait();
+        kill_and_reap(&mut self.holder);
     }
 }
 

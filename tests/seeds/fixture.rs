@@ -67,6 +67,11 @@ impl Fixture {
         Self { daemon, start }
     }
 
+    /// A fixture of a daemon that was started otherwise.
+    pub(super) fn of_daemon(daemon: Daemon) -> Self {
+        Self { daemon, start: DaemonVariant::Plain }
+    }
+
     pub(super) fn daemon(&self) -> &Daemon {
         &self.daemon
     }

@@ -14,6 +14,7 @@ mod fixture;
 mod matching;
 mod openai;
 mod rauskuclaw;
+mod rauskuclaw_http;
 mod scenario;
 mod schemas;
 mod web;

@@ -18,7 +18,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{
     Request, Response, Status,
     codec::CompressionEncoding,
-    transport::{Identity, Server, ServerTlsConfig},
+    transport::{Certificate, Identity, Server, ServerTlsConfig},
 };
 
 /// An OTLP trace collector. Clones share the received spans.
@@ -59,6 +59,18 @@ impl Collector {
     pub(crate) fn serve_tls(listener: TcpListener, [certificate, key]: [String; 2]) -> Self {
         let identity = Identity::from_pem(certificate, key);
         let tls = ServerTlsConfig::new().identity(identity);
+        Self::serve_with(Server::builder().tls_config(tls).unwrap(), listener)
+    }
+
+    /// As [`Self::serve_tls`], for clients with a certificate of the CA.
+    pub(crate) fn serve_mutual_tls(
+        listener: TcpListener,
+        [certificate, key]: [String; 2],
+        client_ca: String,
+    ) -> Self {
+        let tls = ServerTlsConfig::new()
+            .identity(Identity::from_pem(certificate, key))
+            .client_ca_root(Certificate::from_pem(client_ca));
         Self::serve_with(Server::builder().tls_config(tls).unwrap(), listener)
     }
 

@@ -27,7 +27,8 @@ use tonic_health::pb::{
 use super::{
     call::{MAX_MESSAGE_BYTES, Refusal, describe_status, shell, with_metadata},
     process_table::find_descendant,
-    setup::{DaemonDirectory, Setup, kill_and_reap},
+    setup::{DaemonDirectory, Setup},
+    signals::kill_and_reap,
     wait::{eventually, promptly},
 };
 

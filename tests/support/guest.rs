@@ -27,6 +27,7 @@ use super::{
     build_cache::{build_if_stale, run_setup_script, tools_directory},
     program::{compile_all, program_sources},
     setup::daemon_binary,
+    signals::kill_and_reap,
     wait::MachineLock,
 };
 
@@ -148,8 +149,7 @@ impl Guest {
             String::from_utf8_lossy(&text).replace('\r', "")
         });
         let console = tokio::time::timeout(GUEST_TIMEOUT, reader).await;
-        let _dead_already = machine.kill();
-        machine.wait().unwrap();
+        kill_and_reap(&mut machine);
 
         let text = console.expect("the machine did not halt in time").unwrap();
         let (_, text) = text

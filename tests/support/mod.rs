@@ -3,9 +3,11 @@
 mod access_list;
 mod build_cache;
 mod call;
+mod certificates;
 mod collector;
 mod connection_proxy;
 mod container;
+mod curl;
 mod daemon;
 mod epoll_shortage;
 mod guest;
@@ -28,11 +30,13 @@ mod watched_process;
 pub(crate) use access_list::build_access_list;
 pub(crate) use build_cache::{build_if_stale, run_setup_script, tools_directory};
 pub(crate) use call::{Refusal, argv, describe_status, shell, with_metadata};
+pub(crate) use certificates::{CertificateAuthority, CertificateFiles, Validity, write_key};
 pub(crate) use collector::{Collector, attribute_text, hex};
 pub(crate) use connection_proxy::ConnectionProxy;
 pub(crate) use container::{
     Container, DOCKER_CAPABILITIES, DOCKER_SECCOMP, SeccompProfile, stripped_binary,
 };
+pub(crate) use curl::{CurlResponse, curl, curl_command};
 pub(crate) use daemon::{Daemon, lazy_channel, tool_client};
 pub(crate) use epoll_shortage::EpollShortage;
 pub(crate) use guest::{Guest, Kernel, guest};
@@ -49,7 +53,7 @@ pub(crate) use scale::full_size;
 pub(crate) use setup::{
     DAEMON_STDIN, SECRET_VARIABLE, Setup, copy_program, daemon_binary, run_jigd,
 };
-pub(crate) use signals::command_with_default_signals;
+pub(crate) use signals::{command_with_default_signals, kill_and_reap};
 pub(crate) use test_network::{
     ReceivedRequests, TestNetwork, run_in_network_of, start_http_server, start_name_server,
 };

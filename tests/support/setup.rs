@@ -11,7 +11,7 @@ use std::{
         process::CommandExt as _,
     },
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Output, Stdio},
     sync::Arc,
     thread,
 };
@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 
 use super::{
     daemon::{Daemon, Log},
+    signals::kill_and_reap,
     wait::{MachineLock, wait_timeout},
 };
 
@@ -56,6 +57,7 @@ pub(crate) struct Setup {
     files: Vec<(String, String)>,
     wrapper_sets_user: bool,
     contained: bool,
+    listens_by_file: bool,
     resources: Vec<Arc<dyn Debug + Send + Sync>>,
 }
 
@@ -199,6 +201,12 @@ impl Setup {
         self
     }
 
+    /// Starts the daemon with the listeners of its configuration file only.
+    pub(crate) fn without_listen_flag(mut self) -> Self {
+        self.listens_by_file = true;
+        self
+    }
+
     /// Runs the test while no other test runs, as it loads the machine.
     pub(crate) fn exclusive(mut self) -> Self {
         self.exclusive = true;
@@ -295,6 +303,13 @@ impl Setup {
         self.command(directory).arg("--check").output().unwrap()
     }
 
+    fn listen_arguments(&self, directory: &DaemonDirectory) -> Vec<String> {
+        if self.listens_by_file {
+            return Vec::new();
+        }
+        vec!["--listen".to_owned(), format!("unix:{}", directory.socket().display())]
+    }
+
     fn workspace_arguments(&self, directory: &DaemonDirectory) -> [OsString; 2] {
         let Some(lines) = &self.table else {
             return ["--workspace".into(), directory.workspace().into()];
@@ -326,8 +341,7 @@ impl Setup {
         let mut command = Command::new(command_line.remove(0));
         command
             .args(command_line)
-            .arg("--listen")
-            .arg(format!("unix:{}", directory.socket().display()))
+            .args(self.listen_arguments(directory))
             .args(self.workspace_arguments(directory))
             .arg("--state-dir")
             .arg(directory.state_dir())
@@ -390,12 +404,6 @@ pub(crate) fn copy_program(from: &Path, to: &Path) {
 
 pub(crate) fn daemon_binary() -> &'static Path {
     Path::new(DAEMON_BINARY)
-}
-
-/// Kills a daemon and reaps its process.
-pub(super) fn kill_and_reap(child: &mut Child) {
-    let _dead_already = child.kill();
-    let _reaped = child.wait();
 }
 
 async fn read_addresses(

@@ -5,7 +5,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::{Daemon, run_in_network_of};
+use super::{Daemon, kill_and_reap, run_in_network_of};
 
 /// An HTTPS server, which is killed when the handle is dropped.
 #[derive(Debug)]
@@ -32,7 +32,6 @@ impl TlsServer {
 
 impl Drop for TlsServer {
     fn drop(&mut self) {
-        let _may_have_exited = self.0.kill();
-        let _reaped = self.0.wait();
+        kill_and_reap(&mut self.0);
     }
 }

@@ -70,6 +70,7 @@ pub(super) fn job_json(job: &Job) -> Value {
         "state": job.state().as_str_name(),
         "tool": job.tool,
         "dialect": job.dialect,
+        "approval_id": job.approval_id,
         "queue": job.queue,
         "priority": job.priority,
         "session": job.session,

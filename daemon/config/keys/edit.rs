@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::{
     file::{ApiKey, KeyTable, RawKeyFile, check_keys},
-    secret::{KeyDigest, SecretKey, redacted_name},
+    secret::{SecretKey, redacted_name},
 };
 
 const FILE_HEADER: &str = "\
@@ -39,6 +39,12 @@ pub(crate) enum KeyFileEditError {
 /// Creates a missing file. Ignores the digest in `key`.
 pub(crate) fn add(path: &Path, key: &ApiKey) -> Result<SecretKey, KeyFileEditError> {
     let secret = SecretKey::generate().map_err(io_error(path))?;
+    add_entry(path, &ApiKey { digest: Some(secret.digest()), ..key.clone() })?;
+    Ok(secret)
+}
+
+/// Adds `key` as it is to the file at `path`. Creates a missing file.
+pub(crate) fn add_entry(path: &Path, key: &ApiKey) -> Result<(), KeyFileEditError> {
     edit_file(path, true, |content| {
         if content.keys.iter().any(|other| other.name == key.name) {
             return Err(format!(
@@ -46,10 +52,9 @@ pub(crate) fn add(path: &Path, key: &ApiKey) -> Result<SecretKey, KeyFileEditErr
                 key.name
             ));
         }
-        content.keys.push(to_table(key, secret.digest()));
+        content.keys.push(to_table(key));
         Ok(())
-    })?;
-    Ok(secret)
+    })
 }
 
 /// Removes the key of this name from the file at `path`.
@@ -139,14 +144,16 @@ fn validated(path: &Path, content: RawKeyFile) -> Result<Vec<ApiKey>, KeyFileEdi
     if problems.is_empty() { Ok(keys) } else { Err(invalid(path, &problems.join("\n"))) }
 }
 
-fn to_table(key: &ApiKey, digest: KeyDigest) -> KeyTable {
+fn to_table(key: &ApiKey) -> KeyTable {
     let time = |time: SystemTime| prost_types::Timestamp::from(time).to_string();
     let rate = key.limits.rate;
     let names = |names: &std::collections::BTreeSet<String>| names.iter().cloned().collect();
     KeyTable {
         name: key.name.clone(),
         role: key.role,
-        sha256: digest.to_string(),
+        sha256: key.digest.map(|digest| digest.to_string()),
+        certificates: (!key.certificates.is_empty())
+            .then(|| key.certificates.iter().map(ToString::to_string).collect()),
         workspaces: key.workspaces.as_ref().map(names),
         tools: key.tools.as_ref().map(names),
         calls_per_second: rate.map(|rate| rate.per_second),
@@ -177,7 +184,8 @@ mod tests {
         ApiKey {
             name: name.to_owned(),
             role: AccessRole::Invoke,
-            digest: KeyDigest::default(),
+            digest: None,
+            certificates: Default::default(),
             workspaces: Some(["w".to_owned()].into()),
             tools: None,
             limits: KeyLimits {
@@ -217,7 +225,7 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         assert!(!text.contains(secret.reveal()));
         let keys = KeyFile::read(&path).unwrap().keys;
-        let expected = ApiKey { digest: secret.digest(), ..key("a") };
+        let expected = ApiKey { digest: Some(secret.digest()), ..key("a") };
         assert_eq!(keys.first(), Some(&expected));
         assert_eq!(keys.len(), 2);
         let refused = add(&path, &key("a")).unwrap_err().to_string();

@@ -13,19 +13,26 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
+    credentials::check_credentials,
     secret::{KEY_PREFIX, KeyDigest, redacted_name},
+};
+use crate::daemon::config::{
+    client_certificate::CertificateName,
     trusted_path::{GROUP_OTHER_WRITE, open, open_trusted},
 };
 
 const MAX_KEYS: usize = 4096;
 const MAX_KEY_NAME_BYTES: usize = 64;
+/// What to do if the file cannot be opened.
+const CREATE_KEY_REMEDY: &str = "create a key with `jig key new --keys FILE`";
 /// Largest value of `calls_per_second`, `burst` and `concurrent_calls`.
 const MAX_CALL_LIMIT: u32 = 1_000_000;
 /// The fields of a `[[keys]]` table.
-const KEY_FIELDS: [&str; 10] = [
+const KEY_FIELDS: [&str; 11] = [
     "name",
     "role",
     "sha256",
+    "certificates",
     "workspaces",
     "tools",
     "calls_per_second",
@@ -55,13 +62,16 @@ pub(crate) struct KeyFile {
     pub(crate) keys: Vec<ApiKey>,
 }
 
-/// An API key, without its secret.
+/// An entry of the key file: a caller, without the secret of its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApiKey {
     /// Name of the caller in records.
     pub(crate) name: String,
     pub(crate) role: AccessRole,
-    pub(crate) digest: KeyDigest,
+    /// Digest of the key. `None`: only certificates authenticate the caller.
+    pub(crate) digest: Option<KeyDigest>,
+    /// Names of the client certificates that authenticate the caller.
+    pub(crate) certificates: BTreeSet<CertificateName>,
     /// Workspaces that the key allows. `None`: all.
     pub(crate) workspaces: Option<BTreeSet<String>>,
     /// Tools that the key allows. `None`: all.
@@ -102,7 +112,10 @@ pub(super) struct RawKeyFile {
 pub(super) struct KeyTable {
     pub(super) name: String,
     pub(super) role: AccessRole,
-    pub(super) sha256: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) sha256: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) certificates: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) workspaces: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -119,6 +132,13 @@ pub(super) struct KeyTable {
     pub(super) created: Option<String>,
 }
 
+impl ApiKey {
+    /// Identifies all credentials of the caller. A caller with others may be another person.
+    pub(crate) fn credentials_digest(&self) -> KeyDigest {
+        KeyDigest::of_credentials(self.digest, self.certificates.iter())
+    }
+}
+
 impl KeyFile {
     /// Reads the file at `path`, which only root and the daemon's own user may be able to change.
     ///
@@ -128,6 +148,7 @@ impl KeyFile {
     pub(crate) fn read(path: &Path) -> Result<Self, Vec<String>> {
         let explain = |problem| format!("--keys {}: {problem}", path.display());
         let content = open_trusted(path)
+            .map_err(|error| error.explain(CREATE_KEY_REMEDY))
             .and_then(RawKeyFile::from_file)
             .map_err(|problem| vec![explain(problem)])?;
 
@@ -144,7 +165,7 @@ impl KeyFile {
 impl RawKeyFile {
     /// Reads the file at `path`, without checks of the path.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
-        Self::from_file(open(path)?)
+        Self::from_file(open(path).map_err(|error| error.explain(CREATE_KEY_REMEDY))?)
     }
 
     fn from_file(file: File) -> Result<Self, String> {
@@ -199,7 +220,8 @@ pub(super) fn check_keys(content: RawKeyFile, problems: &mut Vec<String>) -> Vec
         problems.push(format!("has {} keys; at most {MAX_KEYS} are allowed", content.keys.len()));
     }
 
-    let (mut names, mut digests) = (HashSet::new(), HashSet::new());
+    let (mut names, mut digests, mut certificates) =
+        (HashSet::new(), HashSet::new(), HashSet::new());
     let mut keys = Vec::new();
     for (index, table) in content.keys.into_iter().enumerate() {
         let name = if is_key_name(&table.name) {
@@ -216,20 +238,22 @@ pub(super) fn check_keys(content: RawKeyFile, problems: &mut Vec<String>) -> Vec
         if !names.insert(table.name.clone()) {
             report("two keys have this name".to_owned());
         }
-        let digest = KeyDigest::parse(&table.sha256);
-        if digest.is_none() {
-            report("sha256 must be 64 hexadecimal digits, as `jig key new` writes them".to_owned());
-        }
-        if digest.is_some_and(|digest| !digests.insert(digest)) {
+        let key = check_key(table, &mut report);
+        if key.digest.is_some_and(|digest| !digests.insert(digest)) {
             report("two entries are for the same key".to_owned());
         }
-        keys.push(check_key(table, digest.unwrap_or_default(), &mut report));
+        if key.certificates.iter().any(|name| !certificates.insert(name.clone())) {
+            report("two entries are for the same certificate".to_owned());
+        }
+        keys.push(key);
     }
     keys
 }
 
-/// Checks the fields of a table, except its name and digest.
-fn check_key(table: KeyTable, digest: KeyDigest, report: &mut impl FnMut(String)) -> ApiKey {
+/// Checks the fields of a table, except its name.
+fn check_key(table: KeyTable, report: &mut impl FnMut(String)) -> ApiKey {
+    let certificates = table.certificates.as_deref();
+    let (digest, certificates) = check_credentials(table.sha256.as_deref(), certificates, report);
     for (field, number) in [
         ("calls_per_second", table.calls_per_second),
         ("burst", table.burst),
@@ -256,6 +280,7 @@ fn check_key(table: KeyTable, digest: KeyDigest, report: &mut impl FnMut(String)
         name: table.name,
         role: table.role,
         digest,
+        certificates,
         workspaces: table.workspaces.map(|names| names.into_iter().collect()),
         tools: table.tools.map(|names| names.into_iter().collect()),
         limits: KeyLimits {
@@ -380,6 +405,49 @@ mod tests {
         assert!(found.contains("line 3: burst"), "{found}");
         let found = problems("[[keys]]\nname = \"a\"\nrole = \"jig_secret\"").concat();
         assert!(found.contains("line 3: role must be"), "{found}");
+    }
+
+    #[test]
+    fn a_key_has_a_digest_or_certificates_that_no_other_key_has() {
+        let entry = |name: &str, credentials: &str| {
+            format!("[[keys]]\nname = {name:?}\nrole = \"invoke\"\n{credentials}\n")
+        };
+        let certificate = "certificates = [\"uri:spiffe://a/b\", \"dns:b.example\"]";
+        let digest = format!("sha256 = {:?}", "0".repeat(64));
+        assert_eq!(problems(&entry("a", certificate)), [""; 0]);
+        assert_eq!(problems(&entry("a", &format!("{digest}\n{certificate}"))), [""; 0]);
+
+        let other = entry("b", "certificates = [\"dns:B.example.\"]");
+        for (text, expected) in [
+            (entry("a", ""), "give sha256"),
+            (entry("a", "certificates = []"), "certificates is empty"),
+            (entry("a", "certificates = [\"cn:x\"]"), "certificates[0]: give uri:"),
+            (entry("a", certificate) + &other, "same certificate"),
+        ] {
+            let found = problems(&text);
+            assert!(found.len() == 1 && found[0].contains(expected), "{text}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn credentials_have_a_digest_that_depends_on_all_of_them() {
+        let digest = |credentials: &str| {
+            let text = format!("[[keys]]\nname = \"a\"\nrole = \"invoke\"\n{credentials}\n");
+            let keys = check_keys(RawKeyFile::parse(&text).unwrap(), &mut Vec::new());
+            keys[0].credentials_digest()
+        };
+        let key = format!("sha256 = {:?}", "1".repeat(64));
+        assert_eq!(Some(digest(&key)), KeyDigest::parse(&"1".repeat(64)));
+        let certificate = "certificates = [\"dns:a\"]";
+        let all = [
+            digest(&key),
+            digest(certificate),
+            digest(&format!("{key}\n{certificate}")),
+            digest("certificates = [\"dns:b\"]"),
+        ];
+        for (index, one) in all.iter().enumerate() {
+            assert!(!all[..index].contains(one), "{index}");
+        }
     }
 
     #[test]

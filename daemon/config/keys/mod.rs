@@ -1,4 +1,4 @@
-//! The key file: API keys with their roles, rights and limits.
+//! The key file: API keys and client certificates, with their roles, rights and limits.
 //!
 //! The file has digests of keys, never the keys. A key has 256 random bits, so its plain SHA-256
 //! reveals nothing about it.
@@ -8,6 +8,7 @@
 //! name = "builder"
 //! role = "invoke"
 //! sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+//! certificates = ["uri:spiffe://example.org/builder"] # beside sha256, or in its place
 //! workspaces = ["app"]         # default: all
 //! tools = ["read_file", "run"] # default: all
 //! calls_per_second = 20        # default: no limit
@@ -15,14 +16,13 @@
 //! concurrent_calls = 8         # default: the limit of the daemon
 //! ```
 
+mod credentials;
 mod edit;
 mod file;
 mod secret;
-mod trusted_path;
 
 pub(crate) use self::{
-    edit::{KeyFileEditError, add, list, revoke},
+    edit::{KeyFileEditError, add, add_entry, list, revoke},
     file::{AccessRole, ApiKey, KeyFile, KeyLimits, RateLimit},
     secret::{KeyDigest, redacted_name},
-    trusted_path::MAX_SYMLINKS,
 };

@@ -7,6 +7,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
+use crate::daemon::config::client_certificate::CertificateName;
+
 /// Prefix of every key, so that secret scanners find published keys.
 pub(super) const KEY_PREFIX: &str = "jig_";
 const KEY_RANDOM_BYTES: usize = 32;
@@ -56,6 +58,25 @@ pub(crate) fn redacted_name(name: &str) -> String {
 impl KeyDigest {
     pub(crate) fn from_key(key: &[u8]) -> Self {
         Self(Sha256::digest(key).into())
+    }
+
+    /// The digest of everything that authenticates one caller: a key, certificates or both.
+    ///
+    /// Without certificates it is the digest of the key.
+    pub(super) fn of_credentials<'a>(
+        key: Option<Self>,
+        certificates: impl ExactSizeIterator<Item = &'a CertificateName>,
+    ) -> Self {
+        if let Some(key) = key.filter(|_| certificates.len() == 0) {
+            return key;
+        }
+        let mut hash = Sha256::new();
+        hash.update(key.unwrap_or_default().0);
+        for certificate in certificates {
+            hash.update(certificate.to_string());
+            hash.update([0]);
+        }
+        Self(hash.finalize().into())
     }
 
     /// Compares two digests in time that does not depend on the position of a difference.

@@ -1,18 +1,25 @@
 //! `jig.v1.InvokeService`: calls tools by name, one by one or in batches.
 
 mod results;
+mod stream;
 
 use std::{collections::HashMap, mem::take, sync::Arc, time::Duration};
 
 use prost::Message as _;
 use tonic::{Request, Response, Status};
 
-use self::results::BatchResultOptions;
-use super::{catalog::render_format, handle, parse_dialect, validate_queue_name};
+use self::{results::BatchResultOptions, stream::InvokeStream};
+use super::{
+    catalog::render_format,
+    handle, parse_dialect,
+    response_stream::{ResponseStream, keep_alive_interval, response_channel},
+    validate_queue_name,
+};
 use crate::{
     api::v1::{
         self, BatchMode, InvokeBatchRequest, InvokeBatchResponse, InvokeRequest, InvokeResponse,
-        ToolFormat, invoke_service_server::InvokeService,
+        InvokeStreamRequest, InvokeStreamResponse, ToolFormat,
+        invoke_service_server::InvokeService,
     },
     daemon::{
         error::{Error, Violation},
@@ -24,12 +31,16 @@ use crate::{
                 batch::{Batch, BatchCall},
             },
             job_submission::json_validation_cost,
+            once::IdempotentCall,
             params::{self, PARAMS_FIELDS, ParamsFieldNames, RawParams},
         },
+        task,
     },
 };
 
 const BATCH_METHOD: &str = "jig.v1.InvokeService/InvokeBatch";
+/// Messages buffered for a slow client.
+const STREAM_BUFFER_MESSAGES: usize = 4;
 /// Fields with the parameters of a call in a batch.
 const ARGUMENT_FIELDS: ParamsFieldNames =
     ParamsFieldNames { structure: "arguments", json_text: "arguments_json" };
@@ -39,24 +50,37 @@ pub(crate) struct InvokeServiceHandler(pub(crate) Arc<Pipeline>);
 
 #[tonic::async_trait]
 impl InvokeService for InvokeServiceHandler {
+    type InvokeStreamStream = ResponseStream<InvokeStreamResponse>;
+
     async fn invoke(
         &self,
         request: Request<InvokeRequest>,
     ) -> Result<Response<InvokeResponse>, Status> {
         handle(request, async |context, request| {
-            let bytes = request.encoded_len();
-            let memory = bytes + request.params.as_ref().map_or(0, params::struct_overhead_bytes);
-            let validate = {
-                let pipeline = Arc::clone(&self.0);
-                move |context: &CallContext| {
-                    let call = pipeline.identify_call(context, INVOKE_METHOD, &request)?;
-                    Ok((call, parse_invocation(&pipeline, request)?))
-                }
-            };
-            let cost = json_validation_cost(bytes);
-            let (call, invocation) =
-                self.0.validate_maybe_offloaded(&context, (memory, cost), validate).await?;
+            let (call, invocation) = self.validate_invocation(&context, request).await?;
             self.0.invoke(context, invocation, call).await
+        })
+        .await
+    }
+
+    async fn invoke_stream(
+        &self,
+        request: Request<InvokeStreamRequest>,
+    ) -> Result<Response<Self::InvokeStreamStream>, Status> {
+        handle(request, async |context, request| {
+            let (request, keep_alive_sec) = split_stream_request(&self.0, request)?;
+            let (call, invocation) = self.validate_invocation(&context, request).await?;
+
+            let (sender, terminator, responses) =
+                response_channel(STREAM_BUFFER_MESSAGES, &context.call_id);
+            let stream = InvokeStream {
+                pipeline: Arc::clone(&self.0),
+                context,
+                keep_alive_interval: keep_alive_interval(keep_alive_sec),
+            };
+            let run = stream.run(invocation, call, sender, terminator);
+            task::spawn_tracked("stream of a call", run);
+            Ok(responses)
         })
         .await
     }
@@ -107,6 +131,49 @@ impl InvokeService for InvokeServiceHandler {
         })
         .await
     }
+}
+
+impl InvokeServiceHandler {
+    /// Validates a request, except the parameters, and identifies a repeated one.
+    async fn validate_invocation(
+        &self,
+        context: &CallContext,
+        request: InvokeRequest,
+    ) -> Result<(Option<IdempotentCall>, Invocation), Error> {
+        let bytes = request.encoded_len();
+        let memory = bytes + request.params.as_ref().map_or(0, params::struct_overhead_bytes);
+        let pipeline = Arc::clone(&self.0);
+        let validate = move |context: &CallContext| {
+            let call = pipeline.identify_call(context, INVOKE_METHOD, &request)?;
+            Ok((call, parse_invocation(&pipeline, request)?))
+        };
+        let cost = json_validation_cost(bytes);
+        self.0.validate_maybe_offloaded(context, (memory, cost), validate).await
+    }
+}
+
+/// Validates the fields that a streamed call has in addition. Returns the call without them, so that
+/// it has the same identity as a call of `Invoke`.
+fn split_stream_request(
+    pipeline: &Pipeline,
+    request: InvokeStreamRequest,
+) -> Result<(InvokeRequest, Option<u32>), Error> {
+    let keep_alive_sec = request.keep_alive_sec;
+    let own_fields =
+        InvokeStreamRequest { tool: request.tool.clone(), keep_alive_sec, ..Default::default() };
+    pipeline.catalog.check("jig.v1.InvokeStreamRequest", own_fields)?;
+
+    let InvokeStreamRequest {
+        request_id,
+        tool,
+        params,
+        params_json,
+        dialect,
+        with_result_json,
+        ..
+    } = request;
+    let call = InvokeRequest { request_id, tool, params, params_json, dialect, with_result_json };
+    Ok((call, keep_alive_sec))
 }
 
 /// Validates a batch, except the arguments, which the tools validate.

@@ -83,7 +83,9 @@ mod tests {
     };
 
     use super::*;
-    use crate::daemon::pipeline::access::{AccessControl, LocalTrust, PeerOrigin};
+    use crate::daemon::pipeline::access::{
+        AccessControl, LocalTrust, PeerOrigin, credentials::Credentials,
+    };
 
     fn poll_once<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         match future.poll(&mut Context::from_waker(Waker::noop())) {
@@ -99,8 +101,9 @@ mod tests {
             loopback: false,
             commands_are_distinguishable: true,
         });
-        let [busy, other] =
-            [1000, 0].map(|uid| access.authenticate(None, PeerOrigin::Socket { uid }).unwrap());
+        let [busy, other] = [1000, 0].map(|uid| {
+            access.authenticate(Credentials::default(), PeerOrigin::Socket { uid }).unwrap()
+        });
         let limits = JobLimits::default();
         let running: Vec<_> = (0..MAX_CONCURRENT_JOB_LOOKUPS)
             .map(|_| poll_once(pin!(limits.acquire_lookup(&busy))).unwrap().unwrap())

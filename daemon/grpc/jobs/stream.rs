@@ -2,22 +2,25 @@
 //!
 //! The output is read from the job's artifacts, at the speed of the client.
 
-use std::{fs::File, os::unix::fs::FileExt as _, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc::Sender, watch},
     time::sleep,
 };
 
-use super::wire::{wire_job, wire_job_summary};
+use super::wire::{wire_job, wire_live_job};
 use crate::{
     api::v1::{
         JobKeepAlive, JobOutput, WatchJobRequest, WatchJobResponse, watch_job_response::Event,
     },
     daemon::{
         error::{Error, Reason},
-        grpc::response_stream::{
-            self, CLIENT_READ_TIMEOUT, StreamItem, StreamTerminator, keep_alive_interval,
+        grpc::{
+            command_output::OutputCursor,
+            response_stream::{
+                self, CLIENT_READ_TIMEOUT, StreamItem, StreamTerminator, keep_alive_interval,
+            },
         },
         pipeline::{
             self, Pipeline,
@@ -27,15 +30,11 @@ use crate::{
         queue::Permit,
         store::{
             jobs::Job,
-            session::{OpenedArtifact, SessionId, StepId},
-            sessions::SessionStore,
+            session::{SessionId, StepId},
         },
         task,
     },
 };
-
-/// Maximum output in one message.
-const MAX_OUTPUT_CHUNK_BYTES: usize = 64 * 1024;
 
 pub(super) struct JobStream {
     pipeline: Arc<Pipeline>,
@@ -44,17 +43,14 @@ pub(super) struct JobStream {
     updates: watch::Receiver<JobSnapshot>,
     output_written: watch::Receiver<()>,
     /// Standard output and standard error.
-    outputs: [JobOutputCursor; 2],
+    outputs: [JobOutputStream; 2],
     keep_alive_interval: Duration,
     _permit: Permit,
 }
 
-/// The position in one of the two outputs.
-struct JobOutputCursor {
-    /// Offset of the next byte to send.
-    offset: u64,
-    /// Set once the artifact exists.
-    file: Option<Arc<File>>,
+/// One of the two outputs.
+struct JobOutputStream {
+    cursor: OutputCursor,
     event: fn(JobOutput) -> Event,
 }
 
@@ -82,7 +78,7 @@ impl JobStream {
         };
         let session = SessionId::parse(&updates.borrow().job.session)
             .ok_or_else(|| Error::internal("a job has no session"))?;
-        let cursor = |offset, event| JobOutputCursor { offset, file: None, event };
+        let output = |offset, event| JobOutputStream { cursor: OutputCursor::at(offset), event };
 
         Ok(Self {
             pipeline,
@@ -90,8 +86,8 @@ impl JobStream {
             updates,
             output_written,
             outputs: [
-                cursor(request.stdout_offset, Event::Stdout),
-                cursor(request.stderr_offset, Event::Stderr),
+                output(request.stdout_offset, Event::Stdout),
+                output(request.stderr_offset, Event::Stderr),
             ],
             keep_alive_interval: keep_alive_interval(request.keep_alive_sec),
             _permit: permit,
@@ -133,12 +129,13 @@ impl JobStream {
             let has_ended = snapshot.job.state.is_final();
             self.output_written.mark_unchanged();
 
-            if !has_ended && sent_state != Some(snapshot.job.state) {
-                let event = Event::Job(wire_job_summary(&snapshot.job));
+            let state = (snapshot.job.state, snapshot.approval_id.clone());
+            if !has_ended && sent_state.as_ref() != Some(&state) {
+                let event = Event::Job(wire_live_job(&snapshot));
                 if let Err(end) = send_event(sender, event).await {
                     return end;
                 }
-                sent_state = Some(snapshot.job.state);
+                sent_state = Some(state);
             }
             if let Err(end) = self.send_output(&snapshot.job, sender).await {
                 return end;
@@ -178,24 +175,15 @@ impl JobStream {
     ) -> Result<(), JobStreamEnd> {
         let Some(step) = job.step else { return Ok(()) };
         let paths = StepId::stream_paths(step);
-        for (cursor, path) in self.outputs.iter_mut().zip(paths) {
-            if cursor.file.is_none() {
-                cursor.file = open_artifact(&self.pipeline, &self.context, path)
-                    .await
-                    .map_err(JobStreamEnd::Failed)?;
-            }
-            let Some(file) = cursor.file.clone() else { continue };
-
-            loop {
-                let data = read_chunk(Arc::clone(&file), cursor.offset)
-                    .await
-                    .map_err(JobStreamEnd::Failed)?;
-                if data.is_empty() {
-                    break;
-                }
-                let output = JobOutput { offset: cursor.offset, data: data.into() };
-                cursor.offset += output.data.len() as u64;
-                send_event(sender, (cursor.event)(output)).await?;
+        for (output, path) in self.outputs.iter_mut().zip(paths) {
+            while let Some(chunk) = output
+                .cursor
+                .read(&self.pipeline, &self.context, &path)
+                .await
+                .map_err(JobStreamEnd::Failed)?
+            {
+                let wire = JobOutput { offset: chunk.offset, data: chunk.data.into() };
+                send_event(sender, (output.event)(wire)).await?;
             }
         }
         Ok(())
@@ -211,35 +199,4 @@ async fn send_event(
     response_stream::send_or_timeout(sender, message, CLIENT_READ_TIMEOUT, hint)
         .await
         .map_err(|error| error.map_or(JobStreamEnd::Closed, JobStreamEnd::Failed))
-}
-
-/// Opens an artifact of a session. Returns `None` if it is missing or empty.
-async fn open_artifact(
-    pipeline: &Pipeline,
-    context: &CallContext,
-    path: String,
-) -> Result<Option<Arc<File>>, Error> {
-    let open = move |sessions: &SessionStore, workspace: &str, id: &SessionId| {
-        let session = sessions.open_existing(workspace, id)?;
-        session.map_or(Ok(OpenedArtifact::Missing), |session| session.open_artifact(&path))
-    };
-    let no_permit = Arc::default() as Arc<()>;
-    Ok(match pipeline.query_session(context, &no_permit, open).await? {
-        OpenedArtifact::File(file) => Some(Arc::new(file)),
-        OpenedArtifact::Empty | OpenedArtifact::Missing => None,
-    })
-}
-
-async fn read_chunk(file: Arc<File>, offset: u64) -> Result<Vec<u8>, Error> {
-    let read = task::spawn_blocking(move || {
-        // A client may send an offset beyond what pread(2) accepts.
-        if offset >= file.metadata()?.len() {
-            return Ok(Vec::new());
-        }
-        let mut data = vec![0; MAX_OUTPUT_CHUNK_BYTES];
-        let length = file.read_at(&mut data, offset)?;
-        data.truncate(length);
-        Ok::<_, std::io::Error>(data)
-    });
-    read.await.map_err(Error::internal)?.map_err(Error::internal)
 }

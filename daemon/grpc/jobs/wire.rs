@@ -14,7 +14,14 @@ const JOB_ID_BYTES: usize = 26;
 
 /// Converts a job with its result.
 pub(super) fn wire_job(snapshot: JobSnapshot) -> Result<v1::Job, Error> {
-    Ok(v1::Job { result: snapshot.response()?, ..wire_job_summary(&snapshot.job) })
+    Ok(v1::Job { result: snapshot.response()?, ..wire_live_job(&snapshot) })
+}
+
+/// Converts a job without its result, with the approval that it waits for.
+pub(super) fn wire_live_job(snapshot: &JobSnapshot) -> v1::Job {
+    let is_queued = snapshot.job.state == JobState::Queued;
+    let approval_id = snapshot.approval_id.clone().filter(|_| is_queued).unwrap_or_default();
+    v1::Job { approval_id, ..wire_job_summary(&snapshot.job) }
 }
 
 /// Converts a job without its result.
@@ -33,6 +40,7 @@ pub(super) fn wire_job_summary(job: &Job) -> v1::Job {
         start_time: job.started.map(Into::into),
         end_time: job.ended.map(Into::into),
         result: None,
+        approval_id: String::new(),
     }
 }
 

@@ -1,13 +1,16 @@
 //! Authentication: which principal a call belongs to.
 //!
 //! ```text
-//! with a key     ─▶ in the key file ─▶ its principal
-//! without a key, if there is no key file:
+//! with a key or a client certificate ─▶ in the key file ─▶ its principal
+//! with both ─▶ of one entry ─▶ its principal
+//! without, if there is no key file:
 //!   process of this machine ─▶ the daemon's user or root ─▶ administrator
 //!   loopback, with --trust-loopback ─▶ administrator
 //! otherwise      ─▶ UNAUTHENTICATED
 //! ```
 
+pub(crate) mod credentials;
+mod key_principals;
 pub(crate) mod principal;
 pub(super) mod token_bucket;
 
@@ -18,11 +21,15 @@ use std::{
 
 use rustix::process::geteuid;
 
-use self::principal::Principal;
+use self::{
+    credentials::{Credentials, unauthenticated_error},
+    key_principals::KeyPrincipals,
+    principal::Principal,
+};
 use crate::daemon::{
     catalog::Catalog,
-    config::keys::{KeyDigest, KeyFile, redacted_name},
-    error::{Error, Reason},
+    config::keys::{KeyFile, redacted_name},
+    error::Error,
 };
 
 /// Where a connection comes from, as the kernel reports it.
@@ -45,7 +52,7 @@ pub(crate) enum PeerOrigin {
 #[derive(Debug)]
 pub(crate) struct AccessControl {
     /// `None` without a key file.
-    keys: RwLock<Option<Arc<PrincipalsByDigest>>>,
+    keys: RwLock<Option<Arc<KeyPrincipals>>>,
     trust: LocalTrust,
     root: Arc<Principal>,
     daemon_user: Arc<Principal>,
@@ -64,10 +71,6 @@ pub(crate) struct LocalTrust {
     /// sandboxed command.
     pub(crate) commands_are_distinguishable: bool,
 }
-
-/// The principal of each key. The timing of a lookup reveals nothing useful: digests of keys with 256
-/// random bits can neither be chosen nor reversed.
-type PrincipalsByDigest = HashMap<KeyDigest, Arc<Principal>>;
 
 impl AccessControl {
     /// Starts without a key file: only the callers in `trust` may call.
@@ -97,7 +100,7 @@ impl AccessControl {
         let previous_principals = self.principals();
         let previous: HashMap<&str, &Arc<Principal>> = previous_principals
             .iter()
-            .flat_map(|principals| principals.values())
+            .flat_map(|principals| principals.all())
             .map(|principal| (principal.name(), principal))
             .collect();
         let mut unchanged = HashSet::new();
@@ -112,9 +115,9 @@ impl AccessControl {
                 Some(known) => Arc::new(principal.inheriting_bucket(known)),
                 None => Arc::new(principal),
             };
-            (key.digest, principal)
+            (key, principal)
         });
-        let principals: Arc<PrincipalsByDigest> = Arc::new(principals.collect());
+        let principals = Arc::new(KeyPrincipals::from_iter(principals));
         *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Some(principals);
         for (name, known) in &previous {
             if !unchanged.contains(name) {
@@ -130,24 +133,25 @@ impl AccessControl {
         Ok(())
     }
 
-    /// Returns the principal of a call: the one with its key, or a trusted local caller.
+    /// Returns the principal of a call: the one with its credentials, or a trusted local caller.
     pub(crate) fn authenticate(
         &self,
-        key: Option<&[u8]>,
+        credentials: Credentials<'_>,
         origin: PeerOrigin,
     ) -> Result<Arc<Principal>, Error> {
-        let is_trusted = self.trust.loopback && matches!(origin, PeerOrigin::Loopback { .. });
-        match (key, self.principals()) {
-            (Some(key), Some(principals)) => authenticate_key(&principals, key),
-            (_, None) if is_trusted => Ok(Arc::clone(&self.loopback)),
-            (None, Some(_)) => Err(unauthenticated_error(
-                "this daemon requires a key: send `authorization: Bearer KEY` or `x-api-key: KEY` (jig: --key or JIG_KEY; `jig key new` creates a key)",
-            )),
-            (None, None) => self.authenticate_user(origin),
-            (Some(_), None) => self.authenticate_user(origin).map_err(|_error| {
-                unauthenticated_error("this daemon has no key file (--keys), so it accepts no key")
-            }),
+        if let Some(principals) = self.principals() {
+            return principals.authenticate(credentials);
         }
+
+        if self.trust.loopback && matches!(origin, PeerOrigin::Loopback { .. }) {
+            return Ok(Arc::clone(&self.loopback));
+        }
+        self.authenticate_user(origin).map_err(|error| {
+            if credentials.key.is_none() {
+                return error;
+            }
+            unauthenticated_error("this daemon has no key file (--keys), so it accepts no key")
+        })
     }
 
     /// Finds a principal by its name in records, if it may still call.
@@ -159,23 +163,24 @@ impl AccessControl {
             let is_loopback = self.trust.loopback && name == self.loopback.name();
             return is_loopback.then(|| Arc::clone(&self.loopback));
         };
-        let mut principals = principals.values();
+        let mut principals = principals.all();
         let principal =
             principals.find(|principal| principal.name() == name && !principal.has_expired())?;
         Some(Arc::clone(principal))
     }
 
+    /// Whether there is a key file, so that every caller needs a key or a client certificate.
     pub(crate) fn requires_key(&self) -> bool {
         self.principals().is_some()
     }
 
     /// Returns the principals with keys, or `None` without a key file.
     pub(crate) fn key_principals(&self) -> Option<Vec<Arc<Principal>>> {
-        Some(self.principals()?.values().cloned().collect())
+        Some(self.principals()?.all().cloned().collect())
     }
 
     pub(crate) fn has_several_keys(&self) -> bool {
-        self.principals().is_some_and(|principals| principals.len() > 1)
+        self.principals().is_some_and(|principals| principals.all().count() > 1)
     }
 
     /// Returns the principal of a user, if the daemon trusts that user.
@@ -215,30 +220,10 @@ impl AccessControl {
         ))
     }
 
-    fn principals(&self) -> Option<Arc<PrincipalsByDigest>> {
+    fn principals(&self) -> Option<Arc<KeyPrincipals>> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         keys.clone()
     }
-}
-
-/// Finds the principal with a key.
-fn authenticate_key(principals: &PrincipalsByDigest, key: &[u8]) -> Result<Arc<Principal>, Error> {
-    let digest = KeyDigest::from_key(key);
-    let found = principals.get_key_value(&digest);
-    let matching = found.filter(|(known, _)| known.constant_time_eq(&digest));
-    let (_, principal) = matching.ok_or_else(|| {
-        unauthenticated_error("unknown or revoked key: ask the operator for a new one")
-    })?;
-
-    if principal.has_expired() {
-        return Err(unauthenticated_error("this key has expired: ask the operator for a new one"));
-    }
-
-    Ok(Arc::clone(principal))
-}
-
-fn unauthenticated_error(text: &'static str) -> Error {
-    Error::new(Reason::Unauthenticated, text)
 }
 
 /// Returns a problem for each unknown workspace or tool that a key names.

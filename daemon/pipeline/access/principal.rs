@@ -19,7 +19,7 @@ use crate::daemon::{
 /// Interval at which a stream checks whether the key of its caller has expired.
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// An authenticated caller: one with a key, or a trusted local user.
+/// An authenticated caller: an entry of the key file, or a trusted local user.
 #[derive(Debug)]
 pub(crate) struct Principal {
     name: PrincipalName,
@@ -29,7 +29,7 @@ pub(crate) struct Principal {
     /// `None` means all.
     tools: Option<BTreeSet<String>>,
     limits: KeyLimits,
-    /// `None` without a key.
+    /// Digest of all credentials of an entry of the key file. `None` for a local user.
     digest: Option<KeyDigest>,
     /// When the key expires.
     expires: Option<SystemTime>,
@@ -48,7 +48,7 @@ impl Principal {
             workspaces: key.workspaces.clone(),
             tools: key.tools.clone(),
             limits: key.limits,
-            digest: Some(key.digest),
+            digest: Some(key.credentials_digest()),
             expires: key.expires,
             revoked: CancellationToken::new(),
             bucket: key.limits.rate.map(full),
@@ -157,7 +157,7 @@ impl Principal {
         }
     }
 
-    /// Returns the digest of the key, if any.
+    /// Returns the digest of the key and certificates, if any.
     pub(crate) fn digest(&self) -> Option<&KeyDigest> {
         self.digest.as_ref()
     }
@@ -206,8 +206,8 @@ impl Principal {
         self.workspaces.is_none()
     }
 
-    /// Whether both have the same name, permissions, limits, expiry and key. A replaced key may belong
-    /// to another person.
+    /// Whether both have the same name, permissions, limits, expiry and credentials. A replaced key or
+    /// certificate may belong to another person.
     pub(super) fn is_equivalent(&self, other: &Self) -> bool {
         self.name == other.name
             && self.role == other.role

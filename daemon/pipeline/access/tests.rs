@@ -3,9 +3,21 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use super::*;
-use crate::daemon::config::keys::{AccessRole, ApiKey, KeyLimits, RateLimit};
+use crate::daemon::{
+    config::{
+        client_certificate::{CertificateName, ClientCertificate},
+        keys::{AccessRole, ApiKey, KeyDigest, KeyLimits, RateLimit},
+    },
+    error::Reason,
+};
 
 const DAEMON_UID: u32 = 1000;
+
+impl<'a> Credentials<'a> {
+    fn of_key(key: &'a [u8]) -> Self {
+        Self { key: Some(key), certificate: None }
+    }
+}
 
 fn access() -> AccessControl {
     AccessControl::new(LocalTrust {
@@ -19,7 +31,8 @@ fn with_keys(keys: &[(&str, &[u8], Option<SystemTime>)]) -> AccessControl {
     let keys = keys.iter().map(|(name, secret, expires)| ApiKey {
         name: (*name).to_owned(),
         role: AccessRole::Invoke,
-        digest: KeyDigest::from_key(secret),
+        digest: Some(KeyDigest::from_key(secret)),
+        certificates: Default::default(),
         workspaces: None,
         tools: None,
         limits: Default::default(),
@@ -67,9 +80,13 @@ fn without_keys_own_user_and_root_are_admitted() {
         for (access, expected) in
             [(&access(), plain), (&trusting, trusted), (&indistinct, commands), (&untrusting, none)]
         {
-            assert_eq!(name(access.authenticate(None, origin)), expected, "{origin:?}");
+            assert_eq!(
+                name(access.authenticate(Credentials::default(), origin)),
+                expected,
+                "{origin:?}"
+            );
             // Without a key file, a key is ignored.
-            let with_key = name(access.authenticate(Some(b"secret"), origin));
+            let with_key = name(access.authenticate(Credentials::of_key(b"secret"), origin));
             assert_eq!(with_key, expected, "{origin:?}");
         }
     }
@@ -100,12 +117,16 @@ fn with_keys_a_valid_key_is_required() {
             (None, "-"),
         ] {
             let key = key.map(str::as_bytes);
-            assert_eq!(name(access.authenticate(key, origin)), expected, "{key:?}");
+            let credentials = Credentials { key, certificate: None };
+            assert_eq!(name(access.authenticate(credentials, origin)), expected, "{key:?}");
         }
     }
 
     let empty = with_keys(&[]);
-    assert_eq!(name(empty.authenticate(None, PeerOrigin::Socket { uid: 0 })), "-");
+    assert_eq!(
+        name(empty.authenticate(Credentials::default(), PeerOrigin::Socket { uid: 0 })),
+        "-"
+    );
 }
 
 #[test]
@@ -130,7 +151,7 @@ fn principal_is_found_by_name_only_while_it_may_call() {
         });
         assert_eq!(found.collect::<Vec<_>>(), expected);
         let loopback = PeerOrigin::Loopback { uid: None };
-        let is_admitted = access.authenticate(None, loopback).is_ok();
+        let is_admitted = access.authenticate(Credentials::default(), loopback).is_ok();
         assert_eq!(is_admitted, expected.contains(&"loopback"));
     }
 }
@@ -144,7 +165,8 @@ fn remaining_key_holder_keeps_its_bucket() {
         keys: vec![ApiKey {
             name: "a".to_owned(),
             role: AccessRole::Invoke,
-            digest: KeyDigest::from_key(secret),
+            digest: Some(KeyDigest::from_key(secret)),
+            certificates: Default::default(),
             workspaces: None,
             tools: None,
             limits: KeyLimits { rate: Some(RateLimit { burst, ..rate }), concurrent_calls: None },
@@ -154,8 +176,9 @@ fn remaining_key_holder_keeps_its_bucket() {
 
     let keys = |burst| keys_with(b"secret", burst);
     let (access, catalog) = (access(), Catalog::load().unwrap());
-    let authenticate =
-        |secret: &[u8]| access.authenticate(Some(secret), PeerOrigin::Socket { uid: 0 });
+    let authenticate = |secret: &[u8]| {
+        access.authenticate(Credentials::of_key(secret), PeerOrigin::Socket { uid: 0 })
+    };
     let count_calls = |secret: &[u8]| {
         let caller = authenticate(secret).unwrap();
         (0..10).take_while(|_| caller.check_rate(now).is_ok()).count()
@@ -187,7 +210,7 @@ fn first_keys_revoke_callers_without_a_key() {
         PeerOrigin::Loopback { uid: None },
     ];
 
-    let trusted = from.map(|origin| trusting.authenticate(None, origin).unwrap());
+    let trusted = from.map(|origin| trusting.authenticate(Credentials::default(), origin).unwrap());
     assert!(trusted.iter().all(|principal| !principal.is_revoked()));
     let keys = KeyFile { path: "k".into(), keys: Vec::new() };
     let catalog = Catalog::load().unwrap();
@@ -202,7 +225,8 @@ fn key_that_names_unknown_things_is_rejected() {
         keys: vec![ApiKey {
             name: "a".to_owned(),
             role: AccessRole::Read,
-            digest: KeyDigest::default(),
+            digest: Some(KeyDigest::default()),
+            certificates: Default::default(),
             workspaces: Some(["w".to_owned(), "x".to_owned()].into()),
             tools: Some(["run".to_owned(), "ruin".to_owned()].into()),
             limits: Default::default(),
@@ -213,7 +237,10 @@ fn key_that_names_unknown_things_is_rejected() {
     let access = access();
     let problems = access.set_keys(keys, &Catalog::load().unwrap(), &["w"]).unwrap_err();
     assert_eq!(problems.len(), 2, "{problems:?}");
-    assert_eq!(name(access.authenticate(None, PeerOrigin::Socket { uid: 0 })), "uid:0");
+    assert_eq!(
+        name(access.authenticate(Credentials::default(), PeerOrigin::Socket { uid: 0 })),
+        "uid:0"
+    );
 }
 
 #[test]
@@ -224,8 +251,92 @@ fn daemon_accepts_calls_of_its_own_process_under_any_user() {
         commands_are_distinguishable: true,
     });
     let own = geteuid().as_raw();
-    assert_eq!(name(untrusting.authenticate(None, PeerOrigin::Itself)), format!("uid:{own}"));
-    assert_eq!(name(untrusting.authenticate(None, PeerOrigin::Socket { uid: DAEMON_UID })), "-");
+    assert_eq!(
+        name(untrusting.authenticate(Credentials::default(), PeerOrigin::Itself)),
+        format!("uid:{own}")
+    );
+    assert_eq!(
+        name(
+            untrusting.authenticate(Credentials::default(), PeerOrigin::Socket { uid: DAEMON_UID })
+        ),
+        "-"
+    );
     let with_keys = with_keys(&[("a", b"secret", None)]);
-    assert_eq!(name(with_keys.authenticate(None, PeerOrigin::Itself)), "-");
+    assert_eq!(name(with_keys.authenticate(Credentials::default(), PeerOrigin::Itself)), "-");
+}
+
+/// A certificate with a URI, that expires at `expires`.
+fn certificate(uri: &str, year: i32) -> ClientCertificate {
+    let mut params = rcgen::CertificateParams::default();
+    params.subject_alt_names = vec![rcgen::SanType::URI(uri.try_into().unwrap())];
+    params.not_after = rcgen::date_time_ymd(year, 1, 1);
+    let signed = params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap();
+    ClientCertificate::from_der(signed.der()).unwrap()
+}
+
+#[test]
+fn certificate_authenticates_the_entry_that_names_it() {
+    let names = |certificates: &[CertificateName]| certificates.iter().cloned().collect();
+    let uri = |text: &str| CertificateName::parse(&format!("uri:{text}")).unwrap();
+    let [both, only, unknown, ambiguous] =
+        ["a:both", "a:only", "a:unknown", "a:only"].map(|uri| certificate(uri, 2100));
+    let expired = certificate("a:only", 2020);
+
+    let entry = |name: &str, secret: Option<&[u8]>, certificates| ApiKey {
+        name: name.to_owned(),
+        role: AccessRole::Invoke,
+        digest: secret.map(KeyDigest::from_key),
+        certificates,
+        workspaces: None,
+        tools: None,
+        limits: Default::default(),
+        expires: None,
+    };
+    let keys = |certificates: &[CertificateName]| KeyFile {
+        path: "k".into(),
+        keys: vec![
+            entry("both", Some(b"secret-both"), names(&[uri("a:both")])),
+            entry("only", None, names(certificates)),
+            entry("key", Some(b"secret-key"), names(&[])),
+            entry("twin", None, names(&ambiguous.names()[..1])),
+        ],
+    };
+    let (access, catalog) = (access(), Catalog::load().unwrap());
+    access.set_keys(keys(&[uri("a:only")]), &catalog, &[]).unwrap();
+
+    for (key, certificate, expected) in [
+        (None, Some(&both), "key:both"),
+        (None, Some(&only), "key:only"),
+        (None, Some(&unknown), "-"),
+        (None, Some(&expired), "-"),
+        // Two entries name the same certificate.
+        (None, Some(&ambiguous), "-"),
+        (Some("secret-both"), Some(&both), "key:both"),
+        (Some("secret-key"), Some(&both), "-"),
+        (Some("secret-key"), Some(&unknown), "key:key"),
+        (Some("secret-key"), Some(&expired), "-"),
+        (Some("secret-wrong"), Some(&both), "-"),
+    ] {
+        let credentials = Credentials { key: key.map(str::as_bytes), certificate };
+        let found = name(access.authenticate(credentials, PeerOrigin::Elsewhere));
+        assert_eq!(found, expected, "{key:?} {:?}", certificate.map(ClientCertificate::names));
+    }
+
+    // A certificate that its entry does not name any more is a revoked key.
+    let credentials = || Credentials { key: None, certificate: Some(&only) };
+    let holder = access.authenticate(credentials(), PeerOrigin::Elsewhere).unwrap();
+    access.set_keys(keys(&[uri("a:only")]), &catalog, &[]).unwrap();
+    assert!(!holder.is_revoked());
+    access.set_keys(keys(&[uri("a:other")]), &catalog, &[]).unwrap();
+    assert!(holder.is_revoked());
+    assert_eq!(name(access.authenticate(credentials(), PeerOrigin::Elsewhere)), "-");
+}
+
+#[test]
+fn without_keys_a_certificate_is_ignored() {
+    let certificate = certificate("a:b", 2100);
+    let credentials = || Credentials { key: None, certificate: Some(&certificate) };
+    let access = access();
+    assert_eq!(name(access.authenticate(credentials(), PeerOrigin::Socket { uid: 0 })), "uid:0");
+    assert_eq!(name(access.authenticate(credentials(), PeerOrigin::Elsewhere)), "-");
 }

@@ -27,6 +27,7 @@ use crate::daemon::{
     config::policy::PolicyAction,
     error::{Error, Reason},
     pipeline::{
+        observer::CallObserver,
         policy::{
             decision::{DecidedBy, PolicyDecision},
             pattern::RulePattern,
@@ -67,8 +68,7 @@ pub(crate) struct PendingApprovals {
     rules: Arc<RuleStore>,
     /// Pending approvals, by id.
     pending: Mutex<BTreeMap<String, Arc<PendingApproval>>>,
-    /// Approvals that were pending when the previous daemon died and are not yet stored as lost, by
-    /// id.
+    /// Approvals that a daemon that died left pending, until they are stored as lost. By id.
     lost: Mutex<HashMap<String, ApprovalRecord>>,
     quota: Arc<ApprovalQuota>,
     /// Requests since the last pass of retention.
@@ -195,6 +195,7 @@ impl PendingApprovals {
             return Err(state_failure(&error));
         }
         self.publish(&pending);
+        CallObserver::report_approval(request.observer.as_ref(), &pending.approval.record.id);
 
         // The policy may have changed since it asked. Later changes find the call in `pending`.
         if !Arc::ptr_eq(&policy_snapshot, &self.rules.snapshot()) {

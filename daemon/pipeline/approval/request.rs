@@ -10,8 +10,11 @@ use serde_json::{Map, Value};
 use super::preview::ApprovalPreview;
 use crate::daemon::{
     error::Error,
-    pipeline::policy::{
-        decision::PolicySnapshot, pattern::RulePattern, request::PolicyRequest, rule::Rule,
+    pipeline::{
+        observer::CallObserver,
+        policy::{
+            decision::PolicySnapshot, pattern::RulePattern, request::PolicyRequest, rule::Rule,
+        },
     },
     store::{
         approvals::{ApprovalEnd, ApprovalEndState, ApprovalParameter, ApprovalRecord},
@@ -48,6 +51,8 @@ pub(crate) struct ApprovalRequest {
     pub(crate) max_pending: usize,
     /// The policy that asked for the approval.
     pub(crate) policy_snapshot: Arc<PolicySnapshot>,
+    /// Follows the progress of the call.
+    pub(crate) observer: Option<CallObserver>,
 }
 
 #[derive(Debug)]

@@ -85,6 +85,9 @@ impl<'a> InvocationTools<'a> {
         };
 
         self.has_started = true;
+        if let Some(observer) = &self.context.observer {
+            observer.report_step(running.step);
+        }
         if let Some(claim) = self.claim
             && let Err(error) = claim.checkpoint().record_step(running.step).await
         {

@@ -23,12 +23,14 @@ pub(crate) struct JobSnapshot {
     pub(crate) job: Job,
     /// The encoded result, once the job has ended.
     pub(crate) result: Option<Bytes>,
+    /// The approval that the job waits for, or has waited for.
+    pub(crate) approval_id: Option<String>,
 }
 
 impl JobHandle {
     pub(super) fn new(job: Job) -> Arc<Self> {
         Arc::new(Self {
-            snapshot: watch::Sender::new(JobSnapshot { job, result: None }),
+            snapshot: watch::Sender::new(JobSnapshot { job, result: None, approval_id: None }),
             cancel: CancellationToken::new(),
             output_notifier: watch::Sender::new(()),
         })
@@ -67,6 +69,10 @@ impl JobHandle {
 
     pub(super) fn is_in_workspace(&self, workspace: &str) -> bool {
         self.snapshot.borrow().job.workspace == workspace
+    }
+
+    pub(in crate::daemon::pipeline) fn set_approval(&self, approval_id: Option<String>) {
+        self.update(|snapshot| snapshot.approval_id = approval_id);
     }
 
     pub(super) fn update(&self, change: impl FnOnce(&mut JobSnapshot)) {

@@ -346,7 +346,11 @@ impl JobRegistry {
             match found.map_err(|error| state_database_error(&error))? {
                 None => return Err(job_not_found_error(workspace, id)),
                 Some((job, result)) if job.state.is_final() => {
-                    return Ok(LiveOrEndedJob::Ended(Box::new(JobSnapshot { job, result })));
+                    return Ok(LiveOrEndedJob::Ended(Box::new(JobSnapshot {
+                        job,
+                        result,
+                        approval_id: None,
+                    })));
                 }
                 // The job is between database and memory. After the submissions in progress, it is
                 // in memory, or the database has its end.

@@ -22,10 +22,8 @@ use super::{
         plan::{SandboxPlan, WorkspacePlan},
         seccomp,
         stage::{Stage, StageFailure, at_stage},
-        template::{become_user, replace_standard_streams, report_failure_and_exit},
-        wire::{
-            MakeSlotRequest, SandboxIdentity, SetupReply, receive, send, send_reply, seqpacket_pair,
-        },
+        template::{become_user, replace_standard_streams, report_failure_and_exit, serve_slots},
+        wire::{SandboxIdentity, seqpacket_pair},
     },
     prerequisites::check_prerequisites,
     scratch_directory, slot,
@@ -71,24 +69,7 @@ pub(in super::super) fn run(
         filter: seccomp::no_namespaces::assemble_filter(),
     };
 
-    let ready = SetupReply::Done { workspace: workspace.index, identity };
-    if send(socket, &ready, &[]).is_err() {
-        exit_now(0);
-    }
-
-    loop {
-        match receive::<MakeSlotRequest>(socket) {
-            Ok(Some(_)) => {}
-            _ => exit_now(0),
-        }
-        let sent = match make_slot(&context, single_threaded) {
-            Ok(slot) => send_reply(socket, &ready, &[slot.as_fd()], Stage::SlotNamespace),
-            Err(failure) => send(socket, &SetupReply::Failed(failure), &[]),
-        };
-        if sent.is_err() {
-            exit_now(0);
-        }
-    }
+    serve_slots(socket, workspace, identity, || make_slot(&context, single_threaded))
 }
 
 fn make_slot(

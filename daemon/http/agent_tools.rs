@@ -1,0 +1,140 @@
+//! Document E, "Agent Tools API": `GET /v1/agent-tools` and `POST /v1/agent-tools/invoke-batch`.
+
+use axum::{
+    Json, Router,
+    extract::{DefaultBodyLimit, Query, State},
+    routing::{get, post},
+};
+use http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
+
+use super::{
+    grpc_caller::{GrpcCaller, HttpService},
+    json_body::{JsonObject, read_request},
+    rest_error::RestError,
+};
+use crate::api::{
+    json_struct::struct_to_json,
+    v1::{
+        BatchResult, InvokeBatchRequest, InvokeBatchResponse, ListToolsRequest, ToolFormat,
+        catalog_service_client::CatalogServiceClient, invoke_service_client::InvokeServiceClient,
+    },
+};
+
+/// Largest body of a batch.
+const MAX_BATCH_BYTES: usize = 1 << 20;
+/// The dialect of the document.
+const DEFAULT_DIALECT: &str = "rauskuclaw";
+
+pub(super) fn routes() -> Router<HttpService> {
+    Router::new()
+        .route("/v1/agent-tools", get(list_tools))
+        .route("/v1/agent-tools/invoke-batch", post(invoke_batch))
+        .layer(DefaultBodyLimit::max(MAX_BATCH_BYTES))
+}
+
+/// The query of both routes.
+#[derive(Debug, Deserialize)]
+struct DialectQuery {
+    dialect: Option<String>,
+}
+
+impl DialectQuery {
+    fn into_name(self) -> String {
+        self.dialect.unwrap_or_else(|| DEFAULT_DIALECT.to_owned())
+    }
+}
+
+async fn list_tools(
+    State(grpc): State<HttpService>,
+    caller: GrpcCaller,
+    Query(query): Query<DialectQuery>,
+) -> Result<Json<Value>, RestError> {
+    let request = caller.request(ListToolsRequest {
+        dialect: query.into_name(),
+        format: Some(ToolFormat::OpenaiChat.into()),
+        ..ListToolsRequest::default()
+    });
+    let mut client = CatalogServiceClient::with_origin(grpc, caller.origin.clone())
+        .max_decoding_message_size(usize::MAX);
+    let response = client.list_tools(request).await?.into_inner();
+    let tools: Value = serde_json::from_str(&response.tools_json).unwrap_or_default();
+    Ok(Json(json!({ "ok": true, "tools": tools, "count": response.names.len() })))
+}
+
+async fn invoke_batch(
+    State(grpc): State<HttpService>,
+    caller: GrpcCaller,
+    Query(query): Query<DialectQuery>,
+    JsonObject(body): JsonObject,
+) -> Result<Json<Value>, RestError> {
+    let request = parse_batch(&body, query.into_name())?;
+    let mut client = InvokeServiceClient::with_origin(grpc, caller.origin.clone())
+        .max_decoding_message_size(usize::MAX);
+    let response = client.invoke_batch(caller.request(request)).await.map_err(batch_error)?;
+    Ok(Json(batch_json(response.into_inner())))
+}
+
+/// Reads the body of a batch. Reports every field that does not fit.
+fn parse_batch(
+    body: &Map<String, Value>,
+    dialect: String,
+) -> Result<InvokeBatchRequest, RestError> {
+    if !body.get("calls").is_some_and(Value::is_array) {
+        return Err(RestError::invalid("'calls' must be an array", Map::new()));
+    }
+    let request: InvokeBatchRequest = read_request("jig.v1.InvokeBatchRequest", body)?;
+    Ok(InvokeBatchRequest { dialect, ..request })
+}
+
+/// The error of a batch. A key without the role for it is the document's `FORBIDDEN`.
+fn batch_error(status: Status) -> RestError {
+    let is_forbidden =
+        status.get_details_error_info().is_some_and(|info| info.reason == "FORBIDDEN");
+    if is_forbidden && status.code() == Code::PermissionDenied {
+        let text = "This operation requires an admin API key.";
+        return RestError::new(StatusCode::FORBIDDEN, "FORBIDDEN", text);
+    }
+    status.into()
+}
+
+/// The response to a batch, with the fields of the document only.
+fn batch_json(response: InvokeBatchResponse) -> Value {
+    let results: Vec<_> = response.results.into_iter().map(result_json).collect();
+    let messages: Vec<_> = response
+        .tool_messages
+        .into_iter()
+        .map(|message| {
+            json!({
+                "role": message.role,
+                "tool_call_id": message.tool_call_id,
+                "name": message.name,
+                "content": message.content,
+            })
+        })
+        .collect();
+    json!({ "ok": true, "results": results, "tool_messages": messages, "mode": response.mode })
+}
+
+fn result_json(result: BatchResult) -> Value {
+    let mut json = json!({ "call_id": result.call_id, "name": result.name, "ok": result.ok });
+    if result.pending {
+        json["pending"] = true.into();
+    }
+    for (name, value) in [("job_id", result.job_id), ("job_type", result.job_type)] {
+        if !value.is_empty() {
+            json[name] = value.into();
+        }
+    }
+    if let Some(output) = result.output {
+        json["output"] = struct_to_json(output).into();
+    }
+    if let Some(error) = result.error {
+        // The document has no details here: the message names the parameters.
+        json["error"] = json!({ "code": error.code, "message": error.message });
+    }
+    json
+}

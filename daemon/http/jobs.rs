@@ -1,0 +1,136 @@
+//! Jobs of batches: `GET /v1/jobs/{id}`, and `GET /v1/jobs/{id}/stream` as server-sent events.
+//!
+//! The events of a stream are `job` (its state, whenever it changes), and `stdout` and `stderr`. The
+//! id of each event has the offsets of both outputs after it. A client that reconnects sends the
+//! last id as `Last-Event-ID`, and the stream continues there.
+
+use std::{convert::Infallible, str::FromStr, time::Duration};
+
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    response::{
+        Sse,
+        sse::{Event, KeepAlive},
+    },
+    routing::get,
+};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use http::HeaderMap;
+use serde_json::{Map, Value, json};
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::Status;
+
+use super::{
+    grpc_caller::{GrpcCaller, HttpService},
+    json_body::write_message,
+    rest_error::RestError,
+};
+use crate::api::v1::{
+    GetJobRequest, Job, JobOutput, WatchJobRequest, WatchJobResponse,
+    job_service_client::JobServiceClient, watch_job_response::Event as JobEvent,
+};
+
+/// Comments keep a silent stream open through proxies.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
+
+pub(super) fn routes() -> Router<HttpService> {
+    Router::new().route("/v1/jobs/{id}", get(get_job)).route("/v1/jobs/{id}/stream", get(stream))
+}
+
+async fn get_job(
+    State(grpc): State<HttpService>,
+    caller: GrpcCaller,
+    Path(job_id): Path<String>,
+) -> Result<Json<Value>, RestError> {
+    let mut client = JobServiceClient::with_origin(grpc, caller.origin.clone())
+        .max_decoding_message_size(usize::MAX);
+    let response = client.get_job(caller.request(GetJobRequest { job_id })).await?;
+    let job = response.into_inner().job.unwrap_or_default();
+    Ok(Json(json!({ "ok": true, "job": job_json(&job)? })))
+}
+
+async fn stream(
+    State(grpc): State<HttpService>,
+    caller: GrpcCaller,
+    Path(job_id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, RestError> {
+    let mut offsets = match headers.get("last-event-id") {
+        None => OutputOffsets::default(),
+        Some(id) => id.to_str().ok().and_then(|id| id.parse().ok()).ok_or_else(|| {
+            let text =
+                "'last-event-id' must be the id of an event of this stream, as STDOUT-STDERR";
+            RestError::invalid(text, Map::new())
+        })?,
+    };
+    let request = caller.request(WatchJobRequest {
+        job_id,
+        stdout_offset: offsets.stdout,
+        stderr_offset: offsets.stderr,
+        ..WatchJobRequest::default()
+    });
+    let mut client = JobServiceClient::with_origin(grpc, caller.origin.clone())
+        .max_decoding_message_size(usize::MAX);
+    let responses = client.watch_job(request).await?.into_inner();
+
+    let events = responses.filter_map(move |response| event(response, &mut offsets)).map(Ok);
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL)))
+}
+
+/// How many bytes of each output a client has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct OutputOffsets {
+    stdout: u64,
+    stderr: u64,
+}
+
+impl FromStr for OutputOffsets {
+    type Err = ();
+
+    fn from_str(id: &str) -> Result<Self, ()> {
+        let (stdout, stderr) = id.split_once('-').ok_or(())?;
+        let offset = |text: &str| text.parse().map_err(|_| ());
+        Ok(Self { stdout: offset(stdout)?, stderr: offset(stderr)? })
+    }
+}
+
+impl OutputOffsets {
+    fn to_id(self) -> String {
+        format!("{}-{}", self.stdout, self.stderr)
+    }
+}
+
+/// An event of the stream; `None` for a keep-alive of the contract.
+fn event(response: Result<WatchJobResponse, Status>, offsets: &mut OutputOffsets) -> Option<Event> {
+    let (name, data) = match response.map(|response| response.event) {
+        Ok(Some(JobEvent::Job(job))) => match job_json(&job) {
+            Ok(job) => ("job", job),
+            Err(error) => ("error", error.to_json()),
+        },
+        Ok(Some(JobEvent::Stdout(output))) => {
+            offsets.stdout = output.offset + output.data.len() as u64;
+            ("stdout", output_json(&output))
+        }
+        Ok(Some(JobEvent::Stderr(output))) => {
+            offsets.stderr = output.offset + output.data.len() as u64;
+            ("stderr", output_json(&output))
+        }
+        Ok(Some(JobEvent::KeepAlive(_)) | None) => return None,
+        Err(status) => ("error", RestError::from(status).to_json()),
+    };
+    Some(Event::default().event(name).id(offsets.to_id()).data(data.to_string()))
+}
+
+/// Output as text, or as Base64 if it is not UTF-8.
+fn output_json(output: &JobOutput) -> Value {
+    match std::str::from_utf8(&output.data) {
+        Ok(text) => json!({ "offset": output.offset, "text": text }),
+        Err(_) => json!({ "offset": output.offset, "base64": STANDARD.encode(&output.data) }),
+    }
+}
+
+/// The job as JSON, with the names of the contract.
+fn job_json(job: &Job) -> Result<Value, RestError> {
+    write_message("jig.v1.Job", job)
+}

@@ -1,0 +1,124 @@
+//! MCP over Streamable HTTP: `/mcp`, and `/mcp/DIALECT` for the tools of a dialect.
+//!
+//! Each request becomes gRPC calls with its headers and its connection, so that it has the same
+//! principal as a gRPC call. Clients of revision 2026-07-28 have no sessions; those of older ones
+//! do ([`sessions`]).
+
+mod sessions;
+
+use std::{collections::BTreeMap, io, iter, sync::Arc};
+
+use axum::response::IntoResponse as _;
+use http::{HeaderMap, Request, Response, StatusCode};
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use rustix::rand::{GetRandomFlags, getrandom};
+use tokio_util::sync::CancellationToken;
+use tonic::{body::Body, metadata::MetadataMap};
+use tower::ServiceExt as _;
+
+use self::sessions::McpSessions;
+use super::{
+    grpc_caller::{CallerCheck, HttpService},
+    rest_error::RestError,
+};
+use crate::{
+    daemon::{dialect::DIALECTS, grpc::status::to_status},
+    mcp::{CallerIdentity, GrpcBackend, GrpcTransport, McpServer, TransportError},
+};
+
+/// Path of the tools of the contract. Below it are the dialects.
+const PATH: &str = "/mcp";
+/// Maximum size of a request, as over standard input.
+const MAX_REQUEST_BYTES: usize = 16 << 20;
+const SESSION_HEADER: &str = "mcp-session-id";
+const VERSION_HEADER: &str = "mcp-protocol-version";
+/// The first revision without sessions. Later ones are greater as text.
+const FIRST_STATELESS_VERSION: &str = "2026-07-28";
+
+/// The MCP servers of all dialects.
+pub(super) struct McpHttp {
+    /// The servers by path.
+    servers: BTreeMap<String, StreamableHttpService<McpServer, McpSessions>>,
+    sessions: Arc<McpSessions>,
+    check_caller: CallerCheck,
+}
+
+impl McpHttp {
+    /// Creates the servers. Their streams end with `terminate`.
+    pub(super) fn new(
+        grpc: HttpService,
+        check_caller: CallerCheck,
+        terminate: &CancellationToken,
+    ) -> io::Result<Self> {
+        // After a restart of the daemon, clients that hold a state ask again.
+        let mut state_key = [0; 32];
+        getrandom(&mut state_key, GetRandomFlags::empty())?;
+        let transport = GrpcTransport::new(grpc.map_err(TransportError::new));
+        let backend = GrpcBackend::new(transport, MetadataMap::new(), None);
+        let sessions = Arc::new(McpSessions::new());
+
+        let dialects = DIALECTS.iter().map(|dialect| dialect.name);
+        let servers = iter::once("").chain(dialects).map(|dialect| {
+            let server = McpServer::new(backend.clone(), dialect.to_owned(), state_key);
+            // The server's browser guard has checked Host and Origin for all ways in. A second list
+            // with other rules of matching would reject origins that the operator allows.
+            let config = StreamableHttpServerConfig::default()
+                .disable_allowed_hosts()
+                .disable_allowed_origins()
+                .with_max_request_body_bytes(MAX_REQUEST_BYTES)
+                .with_cancellation_token(terminate.clone());
+            let path =
+                if dialect.is_empty() { PATH.to_owned() } else { format!("{PATH}/{dialect}") };
+            let create = move || Ok(server.clone());
+            (path, StreamableHttpService::new(create, Arc::clone(&sessions), config))
+        });
+        Ok(Self { servers: servers.collect(), sessions: Arc::clone(&sessions), check_caller })
+    }
+
+    /// Returns whether a path belongs to MCP.
+    pub(super) fn has_path(&self, path: &str) -> bool {
+        self.servers.contains_key(path)
+    }
+
+    /// Handles a request.
+    pub(super) async fn call(&self, mut request: Request<Body>) -> Response<Body> {
+        let Some(server) = self.servers.get(request.uri().path()) else {
+            return text_response(StatusCode::NOT_FOUND, "no MCP server has this path");
+        };
+        let principal = match (self.check_caller)(request.headers(), request.extensions()) {
+            Ok(principal) => principal,
+            Err(error) => {
+                return RestError::from(to_status(&error)).into_response().map(Body::new);
+            }
+        };
+
+        let session = header(request.headers(), SESSION_HEADER).map(str::to_owned);
+        let version = header(request.headers(), VERSION_HEADER);
+        let is_stateless = version.is_some_and(|version| version >= FIRST_STATELESS_VERSION);
+        if let Some(id) = &session {
+            if !self.sessions.is_owner(id, &principal) {
+                return text_response(StatusCode::NOT_FOUND, "unknown session: initialize again");
+            }
+        } else if !is_stateless && !self.sessions.may_open(&principal).await {
+            let text = "this caller has too many MCP sessions: end some with DELETE";
+            return text_response(StatusCode::TOO_MANY_REQUESTS, text);
+        }
+
+        request.extensions_mut().insert(CallerIdentity(principal.clone()));
+        let response = server.handle(request).await;
+        if let Some(id) = header(response.headers(), SESSION_HEADER).filter(|_| session.is_none()) {
+            self.sessions.bind(id, &principal);
+        }
+        response.map(Body::new)
+    }
+}
+
+fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+fn text_response(status: StatusCode, text: &'static str) -> Response<Body> {
+    let mut response = Response::new(Body::new(text.to_owned()));
+    *response.status_mut() = status;
+    response
+}

@@ -1,0 +1,159 @@
+//! Ways in over HTTP beside gRPC. Each translates its requests into gRPC calls and passes them
+//! through the same layers. So a call has the same principal, policy, limits, records and errors,
+//! whichever way it came.
+//!
+//! | request | handled by |
+//! |---|---|
+//! | `application/grpc` | the gRPC services themselves |
+//! | `application/grpc-web` | tonic-web, for browsers |
+//! | a method's path with another content type | [`connect`] |
+//! | `/v1/agent-tools`, `/v1/jobs` | [`agent_tools`], [`jobs`] |
+//! | `/v1/sessions` | [`session_events`], also as WebSocket |
+//! | `/mcp`, `/mcp/DIALECT` | [`mcp`] |
+//! | `/healthz`, `/readyz` | [`health`] |
+
+mod agent_tools;
+pub(crate) mod connect;
+mod grpc_caller;
+mod health;
+mod jobs;
+mod json_body;
+mod mcp;
+mod rest_error;
+mod session_events;
+
+use std::{convert::Infallible, io, sync::Arc};
+
+use axum::{
+    Router,
+    middleware::{self, Next},
+    response::IntoResponse as _,
+};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, header::CONTENT_TYPE};
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic_web::{GrpcWebLayer, GrpcWebService};
+use tower::{Layer as _, ServiceExt as _, service_fn};
+
+pub(crate) use self::grpc_caller::{CallerCheck, HttpService};
+use self::{
+    connect::{ConnectProtocol, NoCall, explain_content_types, translate_response},
+    mcp::McpHttp,
+    rest_error::RestError,
+};
+use crate::daemon::{catalog::Catalog, error::Error, grpc::status::to_status};
+
+/// All ways in.
+struct WaysIn {
+    grpc: HttpService,
+    grpc_web: GrpcWebService<HttpService>,
+    connect: ConnectProtocol,
+    mcp: McpHttp,
+    rest: Router,
+}
+
+/// The service of all ways in. `grpc` has the gRPC services with their layers. `check_caller`
+/// rejects a caller before the body of a request is read. Streams of MCP end with `terminate`.
+///
+/// # Errors
+///
+/// Fails if the system has no random bytes.
+pub(crate) fn ways_in(
+    grpc: HttpService,
+    catalog: &Catalog,
+    check_caller: CallerCheck,
+    terminate: &CancellationToken,
+) -> io::Result<HttpService> {
+    let mcp = McpHttp::new(grpc.clone(), Arc::clone(&check_caller), terminate)?;
+    let require_caller =
+        middleware::from_fn(move |mut request: axum::extract::Request, next: Next| {
+            session_events::accept_key_of_protocol(request.headers_mut());
+            let checked = check_caller(request.headers(), request.extensions());
+            async move {
+                match checked {
+                    Ok(_principal) => next.run(request).await,
+                    Err(error) => RestError::from(to_status(&error)).into_response(),
+                }
+            }
+        });
+    let rest = Router::new()
+        .merge(agent_tools::routes())
+        .merge(jobs::routes())
+        .merge(session_events::routes())
+        .layer(require_caller)
+        .merge(health::routes())
+        .fallback(rest_error::unknown_path)
+        .method_not_allowed_fallback(rest_error::wrong_method)
+        .with_state(grpc.clone());
+    let ways = Arc::new(WaysIn {
+        grpc_web: GrpcWebLayer::new().layer(grpc.clone()),
+        grpc,
+        connect: ConnectProtocol::new(catalog),
+        mcp,
+        rest,
+    });
+    Ok(HttpService::new(service_fn(move |request| {
+        let ways = Arc::clone(&ways);
+        async move { ways.call(request).await }
+    })))
+}
+
+impl WaysIn {
+    async fn call(&self, mut request: Request<Body>) -> Result<Response<Body>, Infallible> {
+        match grpc_variant(request.headers()) {
+            Some(GrpcVariant::Grpc) if request.version() == Version::HTTP_2 => {
+                return self.grpc.clone().oneshot(request).await;
+            }
+            Some(GrpcVariant::Grpc) => {
+                return Ok(empty_response(StatusCode::HTTP_VERSION_NOT_SUPPORTED));
+            }
+            Some(GrpcVariant::GrpcWeb) => return self.grpc_web.clone().oneshot(request).await,
+            None => {}
+        }
+
+        if self.connect.has_method(request.uri().path()) {
+            let call = self.connect.begin(&mut request);
+            if let Err(NoCall::Rejected(response)) = call {
+                return Ok(*response);
+            }
+            let response = self.grpc.clone().oneshot(request).await?;
+            return Ok(match call {
+                Ok(call) => translate_response(call, response).await,
+                Err(_) => explain_content_types(response),
+            });
+        }
+        if self.mcp.has_path(request.uri().path()) {
+            return Ok(self.mcp.call(request).await);
+        }
+        let response = self.rest.clone().oneshot(request).await?;
+        Ok(response.map(Body::new))
+    }
+}
+
+/// The response to a request that reaches no way in.
+pub(crate) fn rejection(error: &Error) -> Response<Body> {
+    RestError::from(to_status(error)).into_response().map(Body::new)
+}
+
+enum GrpcVariant {
+    Grpc,
+    GrpcWeb,
+}
+
+/// Which variant of gRPC the content type names.
+fn grpc_variant(headers: &HeaderMap) -> Option<GrpcVariant> {
+    let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes)?;
+    let prefix = content_type.get(.."application/grpc".len())?;
+    if !prefix.eq_ignore_ascii_case(b"application/grpc") {
+        return None;
+    }
+    let rest = content_type.get(prefix.len()..).unwrap_or_default();
+    let is_web = rest.get(..4).is_some_and(|rest| rest.eq_ignore_ascii_case(b"-web"));
+    Some(if is_web { GrpcVariant::GrpcWeb } else { GrpcVariant::Grpc })
+}
+
+fn empty_response(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = status;
+    response
+}

@@ -1,0 +1,118 @@
+//! Events of a session: `GET /v1/sessions/{session}/events` as server-sent events, or as a
+//! WebSocket if the request asks for an upgrade.
+//!
+//! Each message is `{"type", "payload"}` with the `sequence` of its record. Calls begin with
+//! `agent:tool_use`, and their results are `agent:tool_result`, as document C defines them. Other
+//! records have their own type, and the record as payload.
+
+mod message;
+mod web_socket;
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{
+    Router,
+    extract::{
+        Path, Query, State,
+        ws::{WebSocketUpgrade, rejection::WebSocketUpgradeRejection},
+    },
+    response::{IntoResponse as _, Response, Sse, sse::KeepAlive},
+    routing::get,
+};
+use http::{HeaderMap, header::UPGRADE};
+use serde::Deserialize;
+use serde_json::Map;
+use tokio_stream::StreamExt as _;
+
+use self::message::event_message;
+pub(super) use self::web_socket::accept_key_of_protocol;
+use super::{
+    grpc_caller::{GrpcCaller, HttpService},
+    rest_error::RestError,
+};
+use crate::api::v1::{WatchEventsRequest, event_service_client::EventServiceClient};
+
+/// Comments keep a silent stream open through proxies.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
+
+pub(super) fn routes() -> Router<HttpService> {
+    Router::new().route("/v1/sessions/{session}/events", get(watch))
+}
+
+/// The query: the fields of `WatchEventsRequest`. Types are separated by commas.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WatchQuery {
+    after_sequence: Option<u64>,
+    follow: Option<bool>,
+    tail: Option<u32>,
+    types: Option<String>,
+    with_results: Option<bool>,
+    /// For web pages, which cannot send the header `jig-workspace` here.
+    workspace: Option<String>,
+}
+
+async fn watch(
+    State(grpc): State<HttpService>,
+    caller: GrpcCaller,
+    Path(session): Path<String>,
+    Query(query): Query<WatchQuery>,
+    headers: HeaderMap,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, RestError> {
+    let mut request = caller.request(watch_request(&query, &headers)?);
+    let workspace = query.workspace.map(|workspace| ("jig-workspace", workspace));
+    for (name, value) in [("jig-session", session)].into_iter().chain(workspace) {
+        let value = value.parse().map_err(|_| {
+            RestError::invalid(format!("'{name}' must be visible ASCII characters"), Map::new())
+        })?;
+        request.metadata_mut().insert(name, value);
+    }
+    // Before the upgrade, so that a rejected watch is a response with its status.
+    let upgrade = match upgrade {
+        Ok(upgrade) => Some(upgrade),
+        Err(rejection) if headers.contains_key(UPGRADE) => {
+            return Err(RestError::new(
+                rejection.status(),
+                "VALIDATION_ERROR",
+                rejection.body_text(),
+            ));
+        }
+        Err(_no_upgrade) => None,
+    };
+    let mut client = EventServiceClient::with_origin(grpc, caller.origin.clone())
+        .max_decoding_message_size(usize::MAX);
+    let responses = client.watch_events(request).await?.into_inner();
+
+    let messages = responses.filter_map(event_message);
+    Ok(match upgrade {
+        Some(upgrade) => web_socket::send(upgrade, messages),
+        None => {
+            let events = messages.map(|message| Ok::<_, Infallible>(message.into_sse()));
+            Sse::new(events)
+                .keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL))
+                .into_response()
+        }
+    })
+}
+
+/// The request of a watch. A browser that reconnects sends the last sequence as `Last-Event-ID`.
+fn watch_request(query: &WatchQuery, headers: &HeaderMap) -> Result<WatchEventsRequest, RestError> {
+    let last_id = match headers.get("last-event-id") {
+        None => None,
+        Some(id) => Some(id.to_str().ok().and_then(|id| id.parse().ok()).ok_or_else(|| {
+            let text = "'last-event-id' must be the id of an event of this stream, a number";
+            RestError::invalid(text, Map::new())
+        })?),
+    };
+    let types = query.types.iter().flat_map(|types| types.split(','));
+    Ok(WatchEventsRequest {
+        after_sequence: last_id.or(query.after_sequence).unwrap_or(0),
+        follow: query.follow,
+        types: types.filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+        // The stream continues after the last event, not before the last records.
+        tail: query.tail.filter(|_| last_id.is_none()),
+        with_results: query.with_results.unwrap_or(true),
+        ..WatchEventsRequest::default()
+    })
+}

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# TLS and client certificates: grpcurl, and gRPC's C core (through Python), against a daemon of their own.
+set -euo pipefail
+
+# Issues a certificate: file name, subject alternative names.
+issue_certificate() {
+  local name=$scratch/tls/$1
+  openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout "$name.key" -subj "/CN=$1" -out "$name.csr" 2>/dev/null
+  openssl x509 -req -in "$name.csr" -CA "$scratch/tls/ca.crt" -CAkey "$scratch/tls/ca.key" -days 2 -out "$name.crt" \
+    -extfile <(printf 'subjectAltName=%s\nbasicConstraints=critical,CA:FALSE\n' "$2") 2>/dev/null
+  chmod 600 "$name.key"
+}
+
+try_tls() {
+  local tls=$scratch/tls line pid address
+  mkdir -p "$tls/workspace"
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj "/CN=jig test CA" \
+    -keyout "$tls/ca.key" -out "$tls/ca.crt" 2>/dev/null
+  issue_certificate server DNS:localhost,IP:127.0.0.1
+  issue_certificate builder URI:spiffe://example.org/builder
+  issue_certificate stranger URI:spiffe://example.org/stranger
+  "${jigd%/jigd}/jig" key --keys "$tls/keys.toml" new builder --certificate uri:spiffe://example.org/builder 2>/dev/null
+
+  mkfifo "$tls/stdout"
+  "$jigd" --listen 127.0.0.1:0 --workspace "$tls/workspace" --state-dir "$tls/state" --keys "$tls/keys.toml" --log text \
+    --tls-cert "$tls/server.crt" --tls-key "$tls/server.key" --tls-client-ca "$tls/ca.crt" >"$tls/stdout" 2>"$tls/log" &
+  pid=$!
+  read -r -t 30 line <"$tls/stdout" || true
+  address=${line#listening on }
+  echo "clients with TLS on $address"
+
+  local call=(grpcurl -max-time 30 -cacert "$tls/ca.crt")
+  local builder=(-cert "$tls/builder.crt" -key "$tls/builder.key")
+  check "grpcurl runs a command with a client certificate" 0 '"stdout": "hello\\n"' \
+    "${call[@]}" "${builder[@]}" -d '{"command": "echo hello"}' "$address" jig.v1.ToolService/Run
+  check "grpcurl without a certificate is not authenticated" 1 'Unauthenticated' "${call[@]}" "$address" list
+  check "grpcurl with a certificate that no entry names is not authenticated" 1 'Unauthenticated' \
+    "${call[@]}" -cert "$tls/stranger.crt" -key "$tls/stranger.key" "$address" list
+  check "grpcurl without the CA rejects the daemon" 1 'certificate signed by unknown authority|failed to verify' \
+    grpcurl -max-time 30 "$address" list
+  check "grpcurl in plaintext is told to use TLS" 1 'HTTP/1.1|TLS|handshake|deadline' grpcurl -plaintext -max-time 5 "$address" list
+  check "the Python client calls over TLS with a client certificate" 0 '^SERVING.ADMITTED$' \
+    "$tools/unix/python/bin/python" tests/clients/tls/health.py "$address" "$tls/ca.crt" "$tls/builder.crt" "$tls/builder.key"
+
+  kill -TERM "$pid"
+  local status=0
+  wait "$pid" || status=$?
+  check "the daemon with TLS ends with status 0" 0 '^0$' echo "$status"
+}

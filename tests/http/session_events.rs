@@ -1,0 +1,223 @@
+//! Events of a session as server-sent events and over a WebSocket: row C15 of tests/seeds/README.md.
+
+use std::{fs, sync::Arc};
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use futures_util::{SinkExt as _, StreamExt as _};
+use jig::api::v1::{InvokeRequest, invoke_service_client::InvokeServiceClient};
+use serde_json::{Value as Json, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::{
+    WebSocketStream, client_async,
+    tungstenite::{
+        Error, Message, client::IntoClientRequest as _, handshake::client::Request,
+        protocol::frame::coding::CloseCode,
+    },
+};
+
+use crate::{
+    callers::start_daemon_with_keys,
+    invoke::{call, invoke},
+    support::{Daemon, KeyFile, Setup, curl, with_key},
+};
+
+const EVENTS: &str = "/v1/sessions/default/events";
+
+fn listening() -> Setup {
+    Setup::new().arguments(&["--listen", "127.0.0.1:0"])
+}
+
+async fn connect(
+    daemon: &Daemon,
+    path: &str,
+    change: impl FnOnce(&mut Request),
+) -> Result<WebSocketStream<TcpStream>, Error> {
+    let address = format!("127.0.0.1:{}", daemon.port());
+    let mut request = format!("ws://{address}{path}").into_client_request().unwrap();
+    change(&mut request);
+    let stream = TcpStream::connect(address).await.unwrap();
+    Ok(client_async(request, stream).await?.0)
+}
+
+/// The status of a rejected WebSocket.
+async fn rejected_status(daemon: &Daemon, path: &str, change: impl FnOnce(&mut Request)) -> u16 {
+    match connect(daemon, path, change).await {
+        Err(Error::Http(response)) => response.status().as_u16(),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn next_of_type(socket: &mut WebSocketStream<TcpStream>, name: &str) -> Json {
+    loop {
+        let message = socket.next().await.unwrap().unwrap();
+        if let Message::Text(text) = message {
+            let event: Json = serde_json::from_str(&text).unwrap();
+            if event["type"] == name {
+                return event;
+            }
+        }
+    }
+}
+
+/// The call of the document, with the path below the workspace.
+fn document_call() -> InvokeRequest {
+    let params = json!({"path": "projects/app/src/index.ts"});
+    InvokeRequest { request_id: "tool_use_123".to_owned(), ..call("claude", "Read", params) }
+}
+
+fn write_document_file(daemon: &Daemon) {
+    fs::create_dir_all(daemon.file("projects/app/src")).unwrap();
+    fs::write(daemon.file("projects/app/src/index.ts"), "// File contents...").unwrap();
+}
+
+#[tokio::test]
+async fn c15_web_socket_sends_the_payloads_of_the_document() {
+    let daemon = listening().start().await;
+    write_document_file(&daemon);
+
+    let mut socket = connect(&daemon, EVENTS, |_| ()).await.unwrap();
+    invoke(&daemon, document_call()).await;
+    let event = next_of_type(&mut socket, "agent:tool_use").await;
+    assert_eq!(
+        event,
+        json!({
+            "type": "agent:tool_use",
+            "payload": {
+                "id": "tool_use_123",
+                "name": "Read",
+                "input": { "path": "projects/app/src/index.ts" },
+            },
+            "sequence": 1,
+        })
+    );
+    let mut event = next_of_type(&mut socket, "agent:tool_result").await;
+    // The content is the text for the model: for `Read`, the document's result as JSON.
+    let content: Json =
+        serde_json::from_str(event["payload"]["content"].take().as_str().unwrap()).unwrap();
+    assert_eq!(content["content"], "// File contents...");
+    assert_eq!(
+        event,
+        json!({
+            "type": "agent:tool_result",
+            "payload": {
+                "tool_use_id": "tool_use_123",
+                "content": null,
+                "is_error": false,
+            },
+        })
+    );
+
+    invoke(&daemon, call("claude", "Read", json!({"path": "missing"}))).await;
+    let event = next_of_type(&mut socket, "agent:tool_result").await;
+    assert_eq!(event["payload"]["is_error"], true);
+
+    socket.close(None).await.unwrap();
+    while let Some(message) = socket.next().await {
+        assert!(matches!(message, Ok(Message::Close(_))), "{message:?}");
+    }
+}
+
+#[tokio::test]
+async fn web_socket_takes_no_messages() {
+    let daemon = listening().start().await;
+    let mut socket = connect(&daemon, EVENTS, |_| ()).await.unwrap();
+    socket.send(Message::text("hello")).await.unwrap();
+    let close = loop {
+        match socket.next().await.unwrap().unwrap() {
+            Message::Close(frame) => break frame.unwrap(),
+            Message::Ping(_) => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(close.code, CloseCode::Policy);
+
+    // A frame of a client that never ends is not collected.
+    let mut socket = connect(&daemon, EVENTS, |_| ()).await.unwrap();
+    let _cut_off = socket.send(Message::binary(vec![0; 1 << 20])).await;
+    while let Some(Ok(message)) = socket.next().await {
+        assert!(!matches!(message, Message::Text(_)), "{message:?}");
+    }
+}
+
+#[tokio::test]
+async fn web_socket_needs_a_key_and_an_allowed_origin() {
+    let file = Arc::new(KeyFile::new());
+    let key = file.add_key("reader", "read", &[]);
+    let daemon = start_daemon_with_keys(listening(), &file).await;
+
+    assert_eq!(rejected_status(&daemon, EVENTS, |_| ()).await, 401);
+    let origin = |request: &mut Request| {
+        request.headers_mut().insert("origin", "https://evil.example".parse().unwrap());
+    };
+    assert_eq!(rejected_status(&daemon, EVENTS, origin).await, 403);
+
+    let offer = |key: &str| {
+        let protocols = format!("jig.events, jig.key.{}", URL_SAFE_NO_PAD.encode(key));
+        move |request: &mut Request| {
+            let headers = request.headers_mut();
+            headers.insert("sec-websocket-protocol", protocols.parse().unwrap());
+        }
+    };
+    assert_eq!(rejected_status(&daemon, EVENTS, offer("wrong")).await, 401);
+    connect(&daemon, EVENTS, offer(&key)).await.unwrap();
+    let unknown = format!("{EVENTS}?types=nonsense");
+    assert_eq!(rejected_status(&daemon, &unknown, offer(&key)).await, 400);
+    assert!(!daemon.log().contains(&key));
+}
+
+#[tokio::test]
+async fn c15_server_sent_events_resume_by_last_event_id() {
+    let daemon = Daemon::start().await;
+    write_document_file(&daemon);
+    invoke(&daemon, document_call()).await;
+    invoke(&daemon, call("claude", "Bash", json!({"command": "echo hi"}))).await;
+
+    let all = curl(&daemon, &[], &format!("{EVENTS}?follow=false"));
+    assert_eq!(all.status, 200, "{all:?}");
+    assert_eq!(all.headers["content-type"], "text/event-stream");
+    let ids = |body: &str| -> Vec<u64> {
+        let ids = body.lines().filter_map(|line| line.strip_prefix("id: "));
+        ids.map(|id| id.parse().unwrap()).collect()
+    };
+    assert_eq!(ids(&all.body), [1, 2, 3, 4], "{all:?}");
+    assert!(all.body.starts_with("event: agent:tool_use\nid: 1\ndata: {"), "{all:?}");
+
+    let rest = curl(&daemon, &["-H", "last-event-id: 2"], &format!("{EVENTS}?follow=false"));
+    assert_eq!(ids(&rest.body), [3, 4], "{rest:?}");
+
+    let other = "/v1/sessions/other/events?follow=false";
+    assert_eq!(curl(&daemon, &[], other).body, "");
+    for (arguments, path) in [
+        (&["-H", "last-event-id: x"][..], EVENTS),
+        (&[], "/v1/sessions/default/events?after_sequence=99&follow=false"),
+        (&[], "/v1/sessions/default/events?workspace=nowhere"),
+        (&[], "/v1/sessions/%00/events"),
+    ] {
+        let response = curl(&daemon, arguments, path);
+        assert!(matches!(response.status, 400 | 404), "{path}: {response:?}");
+        assert_eq!(response.json()["ok"], false, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn web_socket_watches_calls_of_other_ways_in() {
+    let file = Arc::new(KeyFile::new());
+    let key = file.add_key("agent", "invoke", &[]);
+    let daemon = start_daemon_with_keys(listening(), &file).await;
+    let bearer = format!("Bearer {key}");
+    let mut socket =
+        connect(&daemon, "/v1/sessions/s1/events?types=tool_call_started", |request| {
+            request.headers_mut().insert("authorization", bearer.parse().unwrap());
+        })
+        .await
+        .unwrap();
+
+    let mut client = InvokeServiceClient::new(daemon.channel());
+    let mut request = with_key(&key, call("", "run", json!({"command": "true"})));
+    request.metadata_mut().insert("jig-session", "s1".parse().unwrap());
+    client.invoke(request).await.unwrap();
+
+    let event = next_of_type(&mut socket, "agent:tool_use").await;
+    assert_eq!(event["payload"]["name"], "run");
+    assert_eq!(event["payload"]["input"]["command"], "true");
+}
