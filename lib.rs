@@ -1,5 +1,5 @@
 //! jig runs the tools of AI agents. `jigd` is a daemon that owns a directory, the *workspace*, and
-//! serves tool calls on it over gRPC: read, search and change files, run commands. Each command
+//! serves tool calls on it over gRPC, HTTP and MCP: read, search and change files, run commands. Each command
 //! runs in a sandbox of its own, under time and output limits; each call is an OpenTelemetry span.
 //! `jig` is the client.
 //!
@@ -16,6 +16,7 @@
 //!   key_admin.rs    `jigd key`: API keys in the key file
 //!   config/         file < environment < flags → checked types
 //!   server/         listeners, TLS, peers, layers (trace, errors, panic, deadline, auth, body limits), health
+//!   http/           the ways in beside gRPC: Connect, REST, events, MCP; each becomes calls of gRPC
 //!   grpc/           one file or directory per gRPC service; errors → statuses
 //!   pipeline/       what every call passes: validation, idempotency, policy, approval, admission, records;
 //!                   jobs, batches and calls by name
@@ -41,7 +42,7 @@
 //! tests/            one binary that starts the real daemon; attack/ by the numbers of the attack catalogue
 //! ```
 //!
-//! Imports run downwards: `server → grpc → pipeline → dialect → tool → {workspace, process, egress,
+//! Imports run downwards: `server → http → grpc → pipeline → dialect → tool → {workspace, process, egress,
 //! fetch} → {netpolicy, text} → {catalog, store} → sandbox → sys`. `config`, `telemetry`, `queue`,
 //! `task` and `error` are below everything that uses them. `tests/tidy.rs` reads the `use` lines
 //! and fails on an import that runs upwards and on a cycle. Its `EXCEPTIONS` allow `config` to use
@@ -65,9 +66,9 @@
 //! # Life of a call
 //!
 //! 1. **Receive.** `server` accepts the connection and asks the kernel for the peer's credentials.
-//!    Its layers assign a call id, start the RPC's span, catch panics, parse the deadline, and
-//!    authenticate the caller by key or by credentials. `grpc` reads the metadata into the call's
-//!    context.
+//!    `http` turns a request of another protocol into a call of gRPC. The layers of `server` assign
+//!    a call id, start the RPC's span, catch panics, parse the deadline, and authenticate the caller
+//!    by key, certificate or credentials. `grpc` reads the metadata into the call's context.
 //! 2. **Validate.** Each field is checked against the rules in the descriptors. Then the tool
 //!    checks rules over several fields. The error lists up to 20 violations (`INVALID_PARAMS`).
 //! 3. **Claim.** If the call changes something and has a request id, it claims the id in the

@@ -4,24 +4,22 @@
 //! id of each event has the offsets of both outputs after it. A client that reconnects sends the
 //! last id as `Last-Event-ID`, and the stream continues there.
 
-use std::{convert::Infallible, str::FromStr, time::Duration};
+use std::str::FromStr;
 
 use axum::{
     Json, Router,
     extract::{Path, State},
-    response::{
-        Sse,
-        sse::{Event, KeepAlive},
-    },
+    response::{Response, sse::Event},
     routing::get,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::HeaderMap;
-use serde_json::{Map, Value, json};
-use tokio_stream::{Stream, StreamExt as _};
+use serde_json::{Value, json};
+use tokio_stream::StreamExt as _;
 use tonic::Status;
 
 use super::{
+    event_stream::{event_stream, last_event_id},
     grpc_caller::{GrpcCaller, HttpService},
     json_body::write_message,
     rest_error::RestError,
@@ -30,9 +28,6 @@ use crate::api::v1::{
     GetJobRequest, Job, JobOutput, WatchJobRequest, WatchJobResponse,
     job_service_client::JobServiceClient, watch_job_response::Event as JobEvent,
 };
-
-/// Comments keep a silent stream open through proxies.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 pub(super) fn routes() -> Router<HttpService> {
     Router::new().route("/v1/jobs/{id}", get(get_job)).route("/v1/jobs/{id}/stream", get(stream))
@@ -55,15 +50,9 @@ async fn stream(
     caller: GrpcCaller,
     Path(job_id): Path<String>,
     headers: HeaderMap,
-) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, RestError> {
-    let mut offsets = match headers.get("last-event-id") {
-        None => OutputOffsets::default(),
-        Some(id) => id.to_str().ok().and_then(|id| id.parse().ok()).ok_or_else(|| {
-            let text =
-                "'last-event-id' must be the id of an event of this stream, as STDOUT-STDERR";
-            RestError::invalid(text, Map::new())
-        })?,
-    };
+) -> Result<Response, RestError> {
+    let mut offsets: OutputOffsets =
+        last_event_id(&headers, "as STDOUT-STDERR")?.unwrap_or_default();
     let request = caller.request(WatchJobRequest {
         job_id,
         stdout_offset: offsets.stdout,
@@ -74,8 +63,7 @@ async fn stream(
         .max_decoding_message_size(usize::MAX);
     let responses = client.watch_job(request).await?.into_inner();
 
-    let events = responses.filter_map(move |response| event(response, &mut offsets)).map(Ok);
-    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL)))
+    Ok(event_stream(responses.filter_map(move |response| event(response, &mut offsets))))
 }
 
 /// How many bytes of each output a client has.

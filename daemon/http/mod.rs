@@ -14,6 +14,7 @@
 
 mod agent_tools;
 pub(crate) mod connect;
+mod event_stream;
 mod grpc_caller;
 mod health;
 mod jobs;
@@ -35,13 +36,16 @@ use tonic::body::Body;
 use tonic_web::{GrpcWebLayer, GrpcWebService};
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
-pub(crate) use self::grpc_caller::{CallerCheck, HttpService};
 use self::{
     connect::{ConnectProtocol, NoCall, explain_content_types, translate_response},
     mcp::McpHttp,
     rest_error::RestError,
 };
-use crate::daemon::{catalog::Catalog, error::Error, grpc::status::to_status};
+pub(crate) use self::{
+    grpc_caller::{CallerCheck, HttpService},
+    rest_error::rejection,
+};
+use crate::daemon::catalog::Catalog;
 
 /// All ways in.
 struct WaysIn {
@@ -72,7 +76,7 @@ pub(crate) fn ways_in(
             async move {
                 match checked {
                     Ok(_principal) => next.run(request).await,
-                    Err(error) => RestError::from(to_status(&error)).into_response(),
+                    Err(error) => RestError::from(&error).into_response(),
                 }
             }
         });
@@ -128,11 +132,6 @@ impl WaysIn {
         let response = self.rest.clone().oneshot(request).await?;
         Ok(response.map(Body::new))
     }
-}
-
-/// The response to a request that reaches no way in.
-pub(crate) fn rejection(error: &Error) -> Response<Body> {
-    RestError::from(to_status(error)).into_response().map(Body::new)
 }
 
 enum GrpcVariant {

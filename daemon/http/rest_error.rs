@@ -7,10 +7,11 @@ use axum::{
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header::RETRY_AFTER};
 use serde_json::{Map, Value, json};
-use tonic::{Code, Status};
+use tonic::{Code, Status, body::Body};
 use tonic_types::StatusExt as _;
 
 use super::connect::http_status;
+use crate::daemon::{error::Error, grpc::status::to_status};
 
 /// An error of a REST route.
 #[derive(Debug)]
@@ -87,6 +88,12 @@ impl From<Status> for RestError {
     }
 }
 
+impl From<&Error> for RestError {
+    fn from(error: &Error) -> Self {
+        to_status(error).into()
+    }
+}
+
 impl IntoResponse for RestError {
     fn into_response(self) -> Response {
         let body = self.to_json();
@@ -94,6 +101,11 @@ impl IntoResponse for RestError {
             self.retry_after_sec.map(|seconds| (RETRY_AFTER, HeaderValue::from(seconds)));
         (self.status, retry_after.into_iter().collect::<HeaderMap>(), Json(body)).into_response()
     }
+}
+
+/// The response to a request that reaches no way in.
+pub(crate) fn rejection(error: &Error) -> http::Response<Body> {
+    RestError::from(error).into_response().map(Body::new)
 }
 
 /// The response to a request for a path that no route has.

@@ -66,26 +66,22 @@ pub(super) fn guard(service: HttpService, config: HttpConfig) -> HttpService {
 }
 
 fn check(request: &Request<Body>, config: &HttpConfig) -> Result<(), Error> {
-    if let Some(origin) = request.headers().get(ORIGIN) {
-        if config.allowed_origins.contains(origin) {
-            return Ok(());
-        }
+    let origin = request.headers().get(ORIGIN);
+    let is_allowed_page = origin.is_some_and(|origin| config.allowed_origins.contains(origin));
+    if is_allowed_page || (origin.is_none() && is_native_grpc(request)) {
+        return Ok(());
+    }
+
+    let host = host(request)?;
+    if let Some(origin) = origin
+        && !host.as_ref().is_some_and(|host| is_origin_of(origin, host, config))
+    {
         let origin = String::from_utf8_lossy(origin.as_bytes());
         let text = format!(
             "pages of {origin} may not call this daemon: the operator can add it to http.allowed_origins"
         );
         return Err(Error::new(Reason::Forbidden, text).with_metadata("origin", origin));
     }
-    if is_native_grpc(request) {
-        return Ok(());
-    }
-
-    let host = request.headers().get(HOST).map(|host| host.to_str().ok()?.parse().ok());
-    let host: Option<Authority> = match (host, request.uri().authority()) {
-        (Some(Some(host)), _) => Some(host),
-        (None, authority) => authority.cloned(),
-        (Some(None), _) => return Err(Error::invalid_field("host", "must be a host name")),
-    };
     let Some(host) = host else {
         return Ok(());
     };
@@ -99,6 +95,22 @@ fn check(request: &Request<Body>, config: &HttpConfig) -> Result<(), Error> {
     Err(Error::new(Reason::Forbidden, text).with_metadata("host", host.host()))
 }
 
+/// The host that the request is for.
+fn host(request: &Request<Body>) -> Result<Option<Authority>, Error> {
+    let Some(host) = request.headers().get(HOST) else {
+        return Ok(request.uri().authority().cloned());
+    };
+    let host = host.to_str().ok().and_then(|host| host.parse().ok());
+    host.map(Some).ok_or_else(|| Error::invalid_field("host", "must be a host name"))
+}
+
+/// Whether `origin` is that of the daemon itself, under a name that no other site can have.
+fn is_origin_of(origin: &HeaderValue, host: &Authority, config: &HttpConfig) -> bool {
+    let origin = origin.to_str().unwrap_or_default();
+    let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    authority == Some(host.as_str()) && is_own_name(host.host(), config)
+}
+
 fn is_native_grpc(request: &Request<Body>) -> bool {
     let content_type = request.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     request.version() == Version::HTTP_2
@@ -108,20 +120,23 @@ fn is_native_grpc(request: &Request<Body>) -> bool {
 /// Whether a request for `host` may be served. Callers from other machines know the daemon by names
 /// of which it knows only the configured ones.
 fn is_allowed_host(host: &str, peer: Option<&PeerInfo>, config: &HttpConfig) -> bool {
+    let takes_any_name = match peer.map(|peer| &peer.address) {
+        Some(PeerAddress::Unix(_)) => true,
+        Some(PeerAddress::Tcp(address)) => {
+            !is_loopback(address.ip()) && config.allowed_hosts.is_empty()
+        }
+        Some(PeerAddress::Unknown) | None => false,
+    };
+    takes_any_name || is_own_name(host, config)
+}
+
+/// Whether `host` is a configured name, or one of the loopback interface.
+fn is_own_name(host: &str, config: &HttpConfig) -> bool {
     let host = host.to_ascii_lowercase();
     let host = host.strip_suffix('.').unwrap_or(&host);
-    if config.allowed_hosts.iter().any(|allowed| allowed == host) {
-        return true;
-    }
-
-    let is_local_peer = match peer.map(|peer| &peer.address) {
-        Some(PeerAddress::Tcp(address)) => is_loopback(address.ip()),
-        Some(PeerAddress::Unix(_)) => return true,
-        Some(PeerAddress::Unknown) | None => true,
-    };
     let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let is_loopback_name = host == "localhost"
+    config.allowed_hosts.iter().any(|allowed| allowed == host)
+        || host == "localhost"
         || host.ends_with(".localhost")
-        || bare.parse::<IpAddr>().is_ok_and(is_loopback);
-    if is_local_peer { is_loopback_name } else { config.allowed_hosts.is_empty() }
+        || bare.parse::<IpAddr>().is_ok_and(is_loopback)
 }

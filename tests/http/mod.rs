@@ -49,6 +49,8 @@ async fn page_of_another_site_cannot_call() {
         &["origin: https://evil.example"][..],
         &["origin: null"],
         &["origin: http://127.0.0.1"],
+        &["origin: http://localhost:7", "host: localhost:8"],
+        &["origin: http://evil.example:7", "host: evil.example:7"],
         // DNS rebinding: the page's own name resolves to the loopback address.
         &["host: evil.example"],
         &["host: evil.example:50051"],
@@ -69,6 +71,7 @@ async fn page_of_another_site_cannot_call() {
         &["host: LocalHost.:1"],
         &["host: a.localhost"],
         &["host: [::1]:5"],
+        &["origin: http://localhost:7", "host: localhost:7"],
     ] {
         let (status, text) = post(&daemon, headers);
         assert_eq!(status, 200, "{headers:?}: {text}");

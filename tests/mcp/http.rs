@@ -47,11 +47,12 @@ fn headers(method: &str, name: &str) -> Vec<String> {
 }
 
 fn post(daemon: &Daemon, path: &str, headers: &[String], body: &str) -> CurlResponse {
-    let mut arguments = vec!["--data", body];
-    for header in headers {
-        arguments.extend(["--header", header]);
-    }
-    curl(daemon, &arguments, path)
+    curl(daemon, &post_arguments(headers, body), path)
+}
+
+fn post_arguments<'a>(headers: &'a [String], body: &'a str) -> Vec<&'a str> {
+    let headers = headers.iter().flat_map(|header| ["--header", header]);
+    ["--data", body].into_iter().chain(headers).collect()
 }
 
 /// The last message of a response: its body, or the last event of its stream.
@@ -124,7 +125,7 @@ async fn headers_must_match_the_body() {
 async fn web_pages_are_rejected() {
     let daemon = Daemon::start().await;
     let body = request("tools/list", json!({}));
-    for origin in ["https://evil.example", "null", "http://localhost", "http://127.0.0.1"] {
+    for origin in ["https://evil.example", "null", "http://localhost:5173", "http://127.0.0.1"] {
         let mut headers = headers("tools/list", "");
         headers.push(format!("Origin: {origin}"));
         assert_eq!(post(&daemon, "/mcp", &headers, &body).status, 403, "{origin}");
@@ -256,11 +257,10 @@ async fn user_answers_during_a_call_of_a_session() {
 
 /// Starts curl for a request, to read its response while it arrives.
 fn open(daemon: &Daemon, headers: &[String], body: &str) -> Child {
-    let mut arguments = vec!["--data", body];
-    for header in headers {
-        arguments.extend(["--header", header]);
-    }
-    curl_command(daemon, &arguments, "/mcp").stdout(Stdio::piped()).spawn().unwrap()
+    curl_command(daemon, &post_arguments(headers, body), "/mcp")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
 }
 
 #[tokio::test]

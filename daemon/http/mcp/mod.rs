@@ -8,7 +8,6 @@ mod sessions;
 
 use std::{collections::BTreeMap, io, iter, sync::Arc};
 
-use axum::response::IntoResponse as _;
 use http::{HeaderMap, Request, Response, StatusCode};
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -19,10 +18,10 @@ use tower::ServiceExt as _;
 use self::sessions::McpSessions;
 use super::{
     grpc_caller::{CallerCheck, HttpService},
-    rest_error::RestError,
+    rest_error::rejection,
 };
 use crate::{
-    daemon::{dialect::DIALECTS, grpc::status::to_status},
+    daemon::dialect::DIALECTS,
     mcp::{CallerIdentity, GrpcBackend, GrpcTransport, McpServer, TransportError},
 };
 
@@ -87,9 +86,7 @@ impl McpHttp {
         };
         let principal = match (self.check_caller)(request.headers(), request.extensions()) {
             Ok(principal) => principal,
-            Err(error) => {
-                return RestError::from(to_status(&error)).into_response().map(Body::new);
-            }
+            Err(error) => return rejection(&error),
         };
 
         let session = header(request.headers(), SESSION_HEADER).map(str::to_owned);

@@ -8,15 +8,13 @@
 mod message;
 mod web_socket;
 
-use std::{convert::Infallible, time::Duration};
-
 use axum::{
     Router,
     extract::{
         Path, Query, State,
         ws::{WebSocketUpgrade, rejection::WebSocketUpgradeRejection},
     },
-    response::{IntoResponse as _, Response, Sse, sse::KeepAlive},
+    response::Response,
     routing::get,
 };
 use http::{HeaderMap, header::UPGRADE};
@@ -24,16 +22,14 @@ use serde::Deserialize;
 use serde_json::Map;
 use tokio_stream::StreamExt as _;
 
-use self::message::event_message;
+use self::message::{EventMessage, event_message};
 pub(super) use self::web_socket::accept_key_of_protocol;
 use super::{
+    event_stream::{event_stream, last_event_id},
     grpc_caller::{GrpcCaller, HttpService},
     rest_error::RestError,
 };
 use crate::api::v1::{WatchEventsRequest, event_service_client::EventServiceClient};
-
-/// Comments keep a silent stream open through proxies.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 pub(super) fn routes() -> Router<HttpService> {
     Router::new().route("/v1/sessions/{session}/events", get(watch))
@@ -87,24 +83,13 @@ async fn watch(
     let messages = responses.filter_map(event_message);
     Ok(match upgrade {
         Some(upgrade) => web_socket::send(upgrade, messages),
-        None => {
-            let events = messages.map(|message| Ok::<_, Infallible>(message.into_sse()));
-            Sse::new(events)
-                .keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL))
-                .into_response()
-        }
+        None => event_stream(messages.map(EventMessage::into_sse)),
     })
 }
 
 /// The request of a watch. A browser that reconnects sends the last sequence as `Last-Event-ID`.
 fn watch_request(query: &WatchQuery, headers: &HeaderMap) -> Result<WatchEventsRequest, RestError> {
-    let last_id = match headers.get("last-event-id") {
-        None => None,
-        Some(id) => Some(id.to_str().ok().and_then(|id| id.parse().ok()).ok_or_else(|| {
-            let text = "'last-event-id' must be the id of an event of this stream, a number";
-            RestError::invalid(text, Map::new())
-        })?),
-    };
+    let last_id: Option<u64> = last_event_id(headers, "a number")?;
     let types = query.types.iter().flat_map(|types| types.split(','));
     Ok(WatchEventsRequest {
         after_sequence: last_id.or(query.after_sequence).unwrap_or(0),
