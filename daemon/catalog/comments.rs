@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use prost_reflect::{DescriptorPool, FieldDescriptor, MethodDescriptor};
+use prost_reflect::{
+    DescriptorPool, FieldDescriptor, MessageDescriptor, MethodDescriptor, ServiceDescriptor,
+};
 
 /// Comments by file and by path of the commented element (`SourceCodeInfo.Location.path`).
 #[derive(Debug)]
@@ -21,6 +23,14 @@ impl ProtoComments {
             }
         }
         Self(comments)
+    }
+
+    pub(super) fn service(&self, service: &ServiceDescriptor) -> &str {
+        self.lookup(service.parent_file().name(), service.path())
+    }
+
+    pub(super) fn message(&self, message: &MessageDescriptor) -> &str {
+        self.lookup(message.parent_file().name(), message.path())
     }
 
     pub(super) fn field(&self, field: &FieldDescriptor) -> &str {

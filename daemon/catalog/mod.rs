@@ -8,6 +8,7 @@ pub(crate) mod custom;
 pub(crate) mod definition;
 pub(crate) mod json;
 mod policy_text;
+pub(crate) mod proto_json_schema;
 mod redact;
 pub(crate) mod render;
 mod request_limits;

@@ -2,7 +2,7 @@
 //! rules and comments. The comments describe what a schema cannot express, such as which fields
 //! exclude each other.
 
-use prost_reflect::{Cardinality, FieldDescriptor, Kind, MessageDescriptor};
+use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor};
 use serde_json::{Map, Value as Json, json};
 
 use super::{
@@ -82,27 +82,36 @@ fn field_schema(
         (_, Some(inner)) => message_schema(inner, comments, direction),
         _ => element_schema(&kind, rules, direction),
     };
-    let is_list = field.cardinality() == Cardinality::Repeated && !field.is_map();
-    if is_list {
+    if field.is_list() {
         schema = into_object(json!({"type": "array", "items": schema}));
     }
 
     let Some(rules) = rules else { return schema };
-    let (min_keyword, max_keyword) = match (field.is_map(), is_list) {
-        (true, _) => ("minProperties", "maxProperties"),
-        (_, true) => ("minItems", "maxItems"),
-        _ => ("minLength", ""),
-    };
-    if rules.required && (is_list || field.is_map() || matches!(kind, Kind::String | Kind::Bytes)) {
-        schema.insert(min_keyword.to_owned(), 1.into());
-    }
-    if let (Some(items), false) = (rules.max_items, max_keyword.is_empty()) {
-        schema.insert(max_keyword.to_owned(), items.into());
-    }
+    insert_count_bounds(&mut schema, field, rules);
     if let Some(default) = default_json(&kind, rules) {
         schema.insert("default".to_owned(), default);
     }
     schema
+}
+
+/// Adds how many elements a list or map may have, and that a required text is not empty.
+pub(super) fn insert_count_bounds(
+    schema: &mut Map<String, Json>,
+    field: &FieldDescriptor,
+    rules: &FieldRules,
+) {
+    let (min_keyword, max_keyword) = match (field.is_map(), field.is_list()) {
+        (true, _) => ("minProperties", Some("maxProperties")),
+        (_, true) => ("minItems", Some("maxItems")),
+        _ => ("minLength", None),
+    };
+    let is_text = matches!(field.kind(), Kind::String | Kind::Bytes);
+    if rules.required && (max_keyword.is_some() || is_text) {
+        schema.insert(min_keyword.to_owned(), 1.into());
+    }
+    if let (Some(items), Some(keyword)) = (rules.max_items, max_keyword) {
+        schema.insert(keyword.to_owned(), items.into());
+    }
 }
 
 /// The schema of a single value, or of an element of a list or map.
@@ -134,8 +143,14 @@ fn element_schema(
         }
         Kind::Message(message) => well_known_schema(message),
     });
-    let Some(rules) = rules else { return schema };
+    if let Some(rules) = rules {
+        insert_value_bounds(&mut schema, kind, rules);
+    }
+    schema
+}
 
+/// Adds the bounds of a single value, or of an element of a list or map.
+pub(super) fn insert_value_bounds(schema: &mut Map<String, Json>, kind: &Kind, rules: &FieldRules) {
     if let Some(min) = rules.minimum {
         schema.insert("minimum".to_owned(), min.into());
     }
@@ -153,7 +168,6 @@ fn element_schema(
         }
         _ => {}
     }
-    schema
 }
 
 /// The schema of a message of another package, which has a JSON form of its own (ProtoJSON).

@@ -10,6 +10,7 @@
 //! | `/v1/agent-tools`, `/v1/jobs` | [`agent_tools`], [`jobs`] |
 //! | `/v1/sessions` | [`session_events`], also as WebSocket |
 //! | `/mcp`, `/mcp/DIALECT` | [`mcp`] |
+//! | `/openapi.json` | [`openapi`] |
 //! | `/healthz`, `/readyz` | [`health`] |
 
 mod agent_tools;
@@ -20,6 +21,7 @@ mod health;
 mod jobs;
 mod json_body;
 mod mcp;
+mod openapi;
 mod rest_error;
 mod session_events;
 
@@ -84,6 +86,7 @@ pub(crate) fn ways_in(
         .merge(agent_tools::routes())
         .merge(jobs::routes())
         .merge(session_events::routes())
+        .merge(openapi::routes())
         .layer(require_caller)
         .merge(health::routes())
         .fallback(rest_error::unknown_path)

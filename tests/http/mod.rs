@@ -1,6 +1,7 @@
 //! Ways in over HTTP beside gRPC: the Connect protocol, and probes.
 
 mod connect;
+mod openapi;
 mod session_events;
 
 use std::process::Command;

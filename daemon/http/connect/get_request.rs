@@ -9,8 +9,6 @@ use base64::{
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, header::CONTENT_TYPE};
 use http_body_util::Full;
-use prost_reflect::MethodDescriptor;
-use prost_types::method_options::IdempotencyLevel;
 use tonic::body::Body;
 use url::form_urlencoded;
 
@@ -20,12 +18,6 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     &URL_SAFE,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
-
-/// Whether a method may be called by GET.
-pub(super) fn is_allowed(method: &MethodDescriptor) -> bool {
-    let options = method.method_descriptor_proto().options.as_ref();
-    options.is_some_and(|options| options.idempotency_level() == IdempotencyLevel::NoSideEffects)
-}
 
 /// Makes the same call by POST of a call by GET: the query has the message and its encoding.
 pub(super) fn make_post(request: &mut Request<Body>) -> Result<(), Error> {

@@ -18,6 +18,7 @@ use http::{
     header::{ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TE},
 };
 use prost_reflect::MethodDescriptor;
+use prost_types::method_options::IdempotencyLevel;
 use tonic::{Code, Status, body::Body};
 
 use self::call::{ContentType, compression_error};
@@ -78,7 +79,7 @@ impl ConnectProtocol {
     pub(crate) fn begin(&self, request: &mut Request<Body>) -> Result<Arc<ConnectCall>, NoCall> {
         let method = self.methods.get(request.uri().path()).ok_or(NoCall::OtherContent)?;
         let is_stream = method.is_client_streaming() || method.is_server_streaming();
-        if request.method() == Method::GET && !is_stream && get_request::is_allowed(method) {
+        if request.method() == Method::GET && may_get(method) {
             get_request::make_post(request).map_err(|error| {
                 NoCall::Rejected(Box::new(rejection(StatusCode::BAD_REQUEST, &error)))
             })?;
@@ -98,6 +99,15 @@ impl ConnectProtocol {
         request.extensions_mut().insert(Arc::clone(&call));
         Ok(call)
     }
+}
+
+/// Whether a method may also be called by GET: it returns one message and changes nothing.
+pub(crate) fn may_get(method: &MethodDescriptor) -> bool {
+    let is_stream = method.is_client_streaming() || method.is_server_streaming();
+    let options = method.method_descriptor_proto().options.as_ref();
+    !is_stream
+        && options
+            .is_some_and(|options| options.idempotency_level() == IdempotencyLevel::NoSideEffects)
 }
 
 /// Replaces the headers of Connect by those of gRPC.
