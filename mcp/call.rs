@@ -115,6 +115,8 @@ impl FollowedCall<'_> {
                             }
                         }
                         Some(Event::Result(response)) => {
+                            // A stream that is not read to its end is a cancelled call.
+                            events.message().await?;
                             let result = to_tool_result(response, self.server.dialect());
                             return Ok(result.map(CallToolResponse::Complete));
                         }

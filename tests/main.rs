@@ -109,4 +109,5 @@ mod tidy;
 /// TLS: certificates, reload and clients.
 mod tls;
 /// Several workspaces of one daemon.
+mod ways_in;
 mod workspaces;

@@ -36,12 +36,14 @@ impl LogFormat {
 
 /// Starts logging. A second call in the same process has no effect.
 pub(crate) fn init(format: LogFormat, level: Level) {
-    // h2 and hyper log ordinary events of a server as warnings, such as a client that disconnects.
+    // These log ordinary events of a server as warnings, such as a client that disconnects or a
+    // rejected call.
     let filter = Targets::new()
         .with_default(Level::WARN)
         .with_target("jig", level)
         .with_target("h2", Level::ERROR)
-        .with_target("hyper", Level::ERROR);
+        .with_target("hyper", Level::ERROR)
+        .with_target("rmcp", Level::ERROR);
 
     let registry = tracing_subscriber::registry();
     let started = match format {

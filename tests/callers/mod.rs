@@ -8,7 +8,7 @@ mod non_loopback;
 mod queued_calls;
 mod rejected_configurations;
 mod reload;
-mod roles;
+pub(crate) mod roles;
 mod secrets;
 mod streams;
 mod tool_scopes;

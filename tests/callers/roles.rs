@@ -76,7 +76,7 @@ const REQUIRED_ROLES: &[(&str, &[RoleMethods])] = &[
     ("TransferService", &[("invoke", &["Download", "GetUpload", "Upload"])]),
 ];
 /// The roles. Each one includes the permissions of those before it.
-const ROLES: [&str; 3] = ["read", "invoke", "admin"];
+pub(crate) const ROLES: [&str; 3] = ["read", "invoke", "admin"];
 
 /// Calls a method with an empty message.
 async fn call_method(daemon: &Daemon, method: &str, key: Option<&str>) -> Result<(), Status> {
@@ -95,7 +95,8 @@ async fn call_method(daemon: &Daemon, method: &str, key: Option<&str>) -> Result
     responses.message().await.map(drop)
 }
 
-fn required_levels() -> BTreeMap<String, usize> {
+/// The index in [`ROLES`] of the role that each RPC requires.
+pub(crate) fn required_levels() -> BTreeMap<String, usize> {
     let level = |role: &str| ROLES.iter().position(|known| *known == role).unwrap();
     let rows = REQUIRED_ROLES.iter().flat_map(|(service, roles)| {
         roles.iter().flat_map(move |(role, methods)| {

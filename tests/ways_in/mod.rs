@@ -1,0 +1,236 @@
+//! One table: the same call by every way in has the same effect, record, span and error.
+
+mod way;
+
+use jig::api::v1::{
+    WatchEventsRequest, event_service_client::EventServiceClient, watch_events_response::Item,
+};
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost_reflect::DescriptorPool;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use self::way::{Ask, Way, rejection_reason};
+use crate::{
+    callers::roles::{ROLES, required_levels},
+    invoke::json_of,
+    support::{Collector, Daemon, KeyFile, Setup, attribute_text, with_metadata},
+};
+
+/// A rule that denies one command.
+const POLICY: &str = "[[policy.rules]]\nname = \"no-denied\"\ntool = \"run\"\n\
+                      pattern = '\"command\":\"denied\"'\naction = \"deny\"";
+
+fn run(command: &str) -> Ask {
+    Ask::Run { command: command.to_owned() }
+}
+
+fn read(path: &str) -> Ask {
+    Ask::ReadFile { path: path.to_owned() }
+}
+
+fn failed(reason: &str) -> Result<String, String> {
+    Err(reason.to_owned())
+}
+
+/// Fields of records that do not depend on the way in or the time.
+const COMMON_FIELDS: [&str; 11] = [
+    "denied_by",
+    "error_type",
+    "event",
+    "exit_code",
+    "message",
+    "outcome",
+    "principal",
+    "status",
+    "step",
+    "stdout_bytes",
+    "tool",
+];
+
+fn expected_records() -> Vec<Value> {
+    let started = |tool: &str, step: u32| json!({"event": "tool_call_started", "principal": "key:agent", "step": step, "tool": tool});
+    let finished = |tool: &str, step: u32, fields: Value| {
+        let mut record = started(tool, step);
+        record["event"] = "tool_call_finished".into();
+        record.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        record
+    };
+    let text = "\"missing\" does not exist: list its directory for the existing names";
+    vec![
+        started("run", 1),
+        finished(
+            "run",
+            1,
+            json!({"exit_code": 0, "outcome": "EXITED", "status": "success", "stdout_bytes": 4}),
+        ),
+        started("read_file", 2),
+        finished("read_file", 2, json!({"status": "success"})),
+        started("read_file", 3),
+        finished(
+            "read_file",
+            3,
+            json!({"error_type": "file_not_found", "message": text, "status": "error"}),
+        ),
+        json!({
+            "denied_by": "rule:file:no-denied", "event": "tool_call_denied",
+            "principal": "key:agent", "step": 0, "tool": "run",
+        }),
+    ]
+}
+
+/// The records of a session, with what every way in must give alike.
+async fn records(daemon: &Daemon, session: &str, key: &str) -> Vec<Value> {
+    let request = WatchEventsRequest { follow: Some(false), ..WatchEventsRequest::default() };
+    let mut request = with_metadata("jig-session", session, request);
+    request.metadata_mut().insert("x-api-key", key.parse().unwrap());
+    let mut client = EventServiceClient::new(daemon.channel());
+    let mut responses = client.watch_events(request).await.unwrap().into_inner();
+    let mut records = Vec::new();
+    while let Some(response) = responses.message().await.unwrap() {
+        if let Some(Item::Event(event)) = response.item {
+            let mut record = json_of(&event.record.unwrap_or_default());
+            record.as_object_mut().unwrap().retain(|name, _| COMMON_FIELDS.contains(&&**name));
+            records.push(record);
+        }
+    }
+    records
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_way_in_gives_the_same_call() {
+    let keys = KeyFile::new();
+    let path = keys.path();
+    let key = keys.add_key("agent", "admin", &[]);
+    let authorization = format!("Bearer {key}");
+    let (collector, endpoint) = Collector::start();
+    let setup = Setup::new().arguments(&["--keys", path.to_str().unwrap()]).workspace_table(POLICY);
+    let setup = setup.environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
+    let mut daemon = setup.workspace_file("f", "text\n").start().await;
+
+    for (number, way) in Way::ALL.into_iter().enumerate() {
+        let trace = trace_id(number);
+        let session = format!("{way:?}");
+        let traceparent = format!("00-{trace}-00000000000000aa-01");
+        let headers = [
+            ("authorization", &*authorization),
+            ("jig-session", &session),
+            ("traceparent", &traceparent),
+        ];
+        let made = format!("made-by-{way:?}");
+        for (ask, expected) in [
+            (run(&format!("echo out; touch {made}")), Ok("out\n".to_owned())),
+            (read("f"), Ok("text\n".to_owned())),
+            (read("missing"), failed("FILE_NOT_FOUND")),
+            (run("denied"), failed("POLICY_DENIED")),
+        ] {
+            assert_eq!(way.call(&daemon, &headers, &ask).await, expected, "{way:?} {ask:?}");
+        }
+        assert!(daemon.file(&made).exists(), "{way:?}");
+        let records = records(&daemon, &session, &key).await;
+        let expected = expected_records();
+        assert_eq!(records, expected, "{way:?}");
+    }
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait_for_exit().await.success());
+    for (number, way) in Way::ALL.into_iter().enumerate() {
+        let spans = collector.spans_of_trace(&trace_id(number));
+        let found: Vec<_> = spans
+            .iter()
+            .filter(|span| span.name.starts_with("execute_tool"))
+            .map(tool_attributes)
+            .collect();
+        assert_eq!(found, expected_tool_spans(way), "{way:?}");
+
+        let mut rpcs = spans.iter().filter(|span| span.name.starts_with("jig.v1."));
+        let first = rpcs.next().map(|span| attribute_text(&span.attributes, "rpc.status_code"));
+        assert_eq!(first.flatten().as_deref(), Some("OK"), "{way:?}");
+    }
+}
+
+/// The trace of a way in.
+fn trace_id(number: usize) -> String {
+    format!("{:032x}", number + 1)
+}
+
+/// The attributes of a tool's span that are alike for every way in. An absent one is empty.
+fn tool_attributes(span: &Span) -> [String; 5] {
+    ["gen_ai.tool.name", "jig.principal", "gen_ai.conversation.id", "error.type", "jig.denied_by"]
+        .map(|name| attribute_text(&span.attributes, name).unwrap_or_default())
+}
+
+fn expected_tool_spans(way: Way) -> Vec<[String; 5]> {
+    let session = format!("{way:?}");
+    [
+        ("run", "", ""),
+        ("read_file", "", ""),
+        ("read_file", "FILE_NOT_FOUND", ""),
+        ("run", "POLICY_DENIED", "rule:file:no-denied"),
+    ]
+    .map(|(tool, error, rule)| [tool, "key:agent", &session, error, rule].map(str::to_owned))
+    .into()
+}
+
+/// Asserts that each way in rejects a key.
+async fn assert_rejected(daemon: &Daemon, key: Option<&str>, reason: &str) {
+    let key = key.map(|key| format!("Bearer {key}"));
+    let headers: Vec<_> = key.iter().map(|key| ("authorization", &**key)).collect();
+    for way in Way::ALL {
+        for ask in [run("touch made"), read("f"), read("missing")] {
+            let outcome = way.call(daemon, &headers, &ask).await;
+            assert_eq!(outcome, failed(reason), "{way:?} {ask:?}");
+        }
+    }
+    assert!(!daemon.file("made").exists());
+}
+
+#[tokio::test]
+async fn each_way_in_rejects_the_same_keys() {
+    let keys = KeyFile::new();
+    let path = keys.path();
+    let reader = keys.add_key("reader", "read", &[]);
+    let denied = keys.add_key("denied", "invoke", &["--for-tool", "search"]);
+    let revoked = keys.add_key("revoked", "admin", &[]);
+    let setup = Setup::new().arguments(&["--keys", path.to_str().unwrap()]);
+    let daemon = setup.workspace_file("f", "text\n").start().await;
+    let headers = [("authorization", &*format!("Bearer {revoked}"))];
+    for way in Way::ALL {
+        assert_eq!(way.call(&daemon, &headers, &read("f")).await.as_deref(), Ok("text\n"));
+    }
+
+    assert!(keys.run_jig_key(&["revoke", "revoked"]).status.success());
+    daemon.reload_config(Daemon::RELOADED).await;
+    for key in [None, Some("jig_no-key"), Some(&*revoked)] {
+        assert_rejected(&daemon, key, "UNAUTHENTICATED").await;
+    }
+    assert_rejected(&daemon, Some(&reader), "FORBIDDEN").await;
+    assert_rejected(&daemon, Some(&denied), "FORBIDDEN").await;
+}
+
+#[tokio::test]
+async fn each_rpc_requires_its_role_over_http() {
+    let keys = KeyFile::new();
+    let path = keys.path();
+    let role_keys = ROLES.map(|role| keys.add_key(role, role, &[]));
+    let daemon = Setup::new().arguments(&["--keys", path.to_str().unwrap()]).start().await;
+    let contract = DescriptorPool::decode(jig::api::FILE_DESCRIPTOR_SET).unwrap();
+    let methods = contract.services().flat_map(|service| service.methods().collect::<Vec<_>>());
+    let required_levels = required_levels();
+    for method in methods {
+        let name = format!("{}/{}", method.parent_service().full_name(), method.name());
+        let required_level = required_levels[&name];
+        // An accepted watch has nothing to send. `callers::roles` accepts it over gRPC.
+        let tested_levels = if method.is_server_streaming() { required_level } else { 3 };
+        for way in [Way::ConnectJson, Way::ConnectProtobuf, Way::GrpcWeb] {
+            for (level, key) in role_keys.iter().enumerate().take(tested_levels) {
+                let reason = rejection_reason(way, &daemon, &method, Some(key)).await;
+                let is_forbidden = reason.as_deref() == Some("FORBIDDEN");
+                let context = format!("{way:?} {name} for {}: {reason:?}", ROLES[level]);
+                assert_eq!(is_forbidden, level < required_level, "{context}");
+                assert_ne!(reason.as_deref(), Some("UNAUTHENTICATED"), "{context}");
+            }
+            let reason = rejection_reason(way, &daemon, &method, None).await;
+            assert_eq!(reason.as_deref(), Some("UNAUTHENTICATED"), "{way:?} {name}");
+        }
+    }
+}
