@@ -11,6 +11,7 @@ mod patch;
 mod run;
 mod statistics;
 mod table;
+mod ways;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,7 @@ enum BenchCommand {
     Run(run::BenchRunArgs),
     Files(files::FilesArgs),
     Fair(fair::FairArgs),
+    Ways(ways::WaysArgs),
     #[command(hide = true)]
     Flood(fair::FloodArgs),
 }
@@ -44,6 +46,7 @@ pub(crate) fn bench(global: &GlobalArgs, args: BenchArgs) -> ExitCode {
     {
         BenchCommand::Run(args) => run::bench_run(global, &args),
         BenchCommand::Files(args) => files::bench_files(global, &args),
+        BenchCommand::Ways(args) => ways::bench_ways(global, &args),
         BenchCommand::Fair(args) => fair::bench_fair(global, &args),
         BenchCommand::Flood(args) => fair::bench_flood(global, &args),
     });
