@@ -6,6 +6,15 @@ try_buf() {
   echo "buf on $address"
   check "the protos follow buf's rules" 0 '^$' buf lint
   check "buf builds the protos" 0 '^$' buf build --output /dev/null
+
+  # The contract before it had other protocols than gRPC.
+  local baseline=86600b2
+  mkdir "$scratch/baseline"
+  git archive "$baseline" proto buf.yaml | tar -x -C "$scratch/baseline"
+  check "the protos break no client of commit $baseline" 0 '^$' buf breaking --against "$scratch/baseline"
+  sed -i 's/string path = 1/string path = 99/' "$scratch/baseline/proto/jig/v1/tool_service.proto"
+  check "buf finds a field that changed its number" 100 'path' buf breaking --against "$scratch/baseline"
+
   local call=(buf curl --protocol grpc --http2-prior-knowledge --reflect)
   local version
   for version in grpc-v1 grpc-v1alpha; do

@@ -4,6 +4,7 @@ set -euo pipefail
 
 jigd=${CARGO_TARGET_DIR:-target}/debug/jigd
 daemon=
+part_daemon=
 
 # Starts jigd with its own workspace and waits until it listens. Sets `daemon` (process id), `address` (host and port) and `socket` (path).
 start_daemon() {
@@ -57,11 +58,38 @@ stop_daemon() {
   fi
 }
 
-# Kills the daemon if the run ends early.
-kill_daemon() {
-  if [[ -n $daemon ]]; then
-    kill -KILL "$daemon" 2>/dev/null || true
+# start_part_daemon NAME ARGUMENT...: starts a daemon for one part of the checks, with the existing directory $scratch/NAME. Sets `part_daemon` (process
+# id) and `part_address` (host and port).
+start_part_daemon() {
+  local directory=$scratch/$1 line=
+  shift
+  mkdir "$directory/workspace"
+  mkfifo "$directory/stdout"
+  "$jigd" --listen 127.0.0.1:0 --workspace "$directory/workspace" --state-dir "$directory/state" --log text "$@" >"$directory/stdout" 2>"$directory/log" &
+  part_daemon=$!
+  read -r -t 30 line <"$directory/stdout" || true
+  part_address=${line#listening on }
+  if [[ -z $part_address ]]; then
+    echo "jigd did not report its address; its log:"
+    cat "$directory/log"
+    exit 1
   fi
+}
+
+stop_part_daemon() {
+  local status=0
+  kill -TERM "$part_daemon" 2>/dev/null || true
+  wait "$part_daemon" || status=$?
+  part_daemon=
+  check "the daemon ends with status 0" 0 '^0$' echo "$status"
+}
+
+# Kills the daemons if the run ends early.
+kill_daemon() {
+  local process
+  for process in $daemon $part_daemon; do
+    kill -KILL "$process" 2>/dev/null || true
+  done
 }
 
 # Ids of all processes below a process.

@@ -12,8 +12,8 @@ issue_certificate() {
 }
 
 try_tls() {
-  local tls=$scratch/tls line pid address
-  mkdir -p "$tls/workspace"
+  local tls=$scratch/tls address
+  mkdir "$tls"
   openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj "/CN=jig test CA" \
     -keyout "$tls/ca.key" -out "$tls/ca.crt" 2>/dev/null
   issue_certificate server DNS:localhost,IP:127.0.0.1
@@ -21,12 +21,8 @@ try_tls() {
   issue_certificate stranger URI:spiffe://example.org/stranger
   "${jigd%/jigd}/jig" key --keys "$tls/keys.toml" new builder --certificate uri:spiffe://example.org/builder 2>/dev/null
 
-  mkfifo "$tls/stdout"
-  "$jigd" --listen 127.0.0.1:0 --workspace "$tls/workspace" --state-dir "$tls/state" --keys "$tls/keys.toml" --log text \
-    --tls-cert "$tls/server.crt" --tls-key "$tls/server.key" --tls-client-ca "$tls/ca.crt" >"$tls/stdout" 2>"$tls/log" &
-  pid=$!
-  read -r -t 30 line <"$tls/stdout" || true
-  address=${line#listening on }
+  start_part_daemon tls --keys "$tls/keys.toml" --tls-cert "$tls/server.crt" --tls-key "$tls/server.key" --tls-client-ca "$tls/ca.crt"
+  address=$part_address
   echo "clients with TLS on $address"
 
   local call=(grpcurl -max-time 30 -cacert "$tls/ca.crt")
@@ -38,12 +34,14 @@ try_tls() {
     "${call[@]}" -cert "$tls/stranger.crt" -key "$tls/stranger.key" "$address" list
   check "grpcurl without the CA rejects the daemon" 1 'certificate signed by unknown authority|failed to verify' \
     grpcurl -max-time 30 "$address" list
+  check "grpcurl rejects the daemon under a name that its certificate lacks" 1 'certificate is valid for localhost, not other\.example' \
+    "${call[@]}" "${builder[@]}" -authority other.example "$address" list
+  check "the probe gets SERVING over TLS" 0 'status: SERVING' \
+    grpc-health-probe -addr="$address" -tls -tls-ca-cert="$tls/ca.crt" -tls-server-name=localhost
+  check "the probe without the CA cannot connect" 2 '' grpc-health-probe -addr="$address" -tls
   check "grpcurl in plaintext is told to use TLS" 1 'HTTP/1.1|TLS|handshake|deadline' grpcurl -plaintext -max-time 5 "$address" list
   check "the Python client calls over TLS with a client certificate" 0 '^SERVING.ADMITTED$' \
     "$tools/unix/python/bin/python" tests/clients/tls/health.py "$address" "$tls/ca.crt" "$tls/builder.crt" "$tls/builder.key"
 
-  kill -TERM "$pid"
-  local status=0
-  wait "$pid" || status=$?
-  check "the daemon with TLS ends with status 0" 0 '^0$' echo "$status"
+  stop_part_daemon
 }
