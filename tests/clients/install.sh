@@ -6,12 +6,16 @@ grpcurl_version=v1.9.3
 buf_version=1.75.0
 ghz_version=v0.121.0
 health_probe_version=v0.4.61
+connect_go_version=v1.21.1
+protobuf_go_version=v1.36.12
 h2spec_version=v2.2.1+incompatible
 
 install_tools() {
   install_go_program grpcurl github.com/fullstorydev/grpcurl/cmd/grpcurl "$grpcurl_version"
   install_go_program ghz github.com/bojand/ghz/cmd/ghz "$ghz_version"
   install_go_program grpc-health-probe github.com/grpc-ecosystem/grpc-health-probe "$health_probe_version"
+  install_go_program protoc-gen-connect-go connectrpc.com/connect/cmd/protoc-gen-connect-go "$connect_go_version"
+  install_go_program protoc-gen-go google.golang.org/protobuf/cmd/protoc-gen-go "$protobuf_go_version"
   install_go_program h2spec github.com/summerwind/h2spec/cmd/h2spec "$h2spec_version"
   # Node trusts only its bundled certificate authorities. A proxy with its own authority needs those of the system too.
   local system=/etc/ssl/certs/ca-certificates.crt
