@@ -20,6 +20,26 @@ pub mod v1 {
     tonic::include_proto!("jig.v1");
 }
 
+/// Types, clients and servers of the process service of the Kubernetes agent-sandbox runtime.
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::wildcard_enum_match_arm,
+    missing_debug_implementations,
+    unreachable_pub,
+    reason = "generated"
+)]
+pub mod process_v1 {
+    tonic::include_proto!("process.v1");
+}
+
+/// Descriptors of `process.v1`, as [`FILE_DESCRIPTOR_SET`].
+pub const PROCESS_V1_DESCRIPTOR_SET: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/process.v1.bin"));
+
 /// Descriptors of `jig.v1` and its imports, with comments and options.
 ///
 /// An encoded `google.protobuf.FileDescriptorSet`.
