@@ -9,6 +9,7 @@
 //!
 //! ```text
 //! proto/jig/v1/     the contract; the tools with their limits and defaults are options in it
+//! proto/process/v1/ the process service of the Kubernetes agent-sandbox runtime
 //! lib.rs            this page
 //! api/              types generated from the contract, its descriptors, JSON ⇄ google.protobuf.Struct
 //! daemon/
@@ -16,6 +17,7 @@
 //!   key_admin.rs    `jigd key`: API keys in the key file
 //!   config/         file < environment < flags → checked types
 //!   server/         listeners, TLS, peers, layers (trace, errors, panic, deadline, auth, body limits), health
+//!   agent_sandbox/  the agent-sandbox runtime: processes over gRPC, files over REST
 //!   http/           the ways in beside gRPC: Connect, REST, events, MCP; each becomes calls of gRPC
 //!   grpc/           one file or directory per gRPC service; errors → statuses
 //!   pipeline/       what every call passes: validation, idempotency, policy, approval, admission, records;
@@ -42,11 +44,11 @@
 //! tests/            one binary that starts the real daemon; attack/ by the numbers of the attack catalogue
 //! ```
 //!
-//! Imports run downwards: `server → http → grpc → pipeline → dialect → tool → {workspace, process, egress,
-//! fetch} → {netpolicy, text} → {catalog, store} → sandbox → sys`. `config`, `telemetry`, `queue`,
-//! `task` and `error` are below everything that uses them. `tests/tidy.rs` reads the `use` lines
-//! and fails on an import that runs upwards and on a cycle. Its `EXCEPTIONS` allow `config` to use
-//! plain data of `netpolicy` and `sandbox`.
+//! Imports run downwards: `server → agent_sandbox → http → grpc → pipeline → dialect → tool →
+//! {workspace, process, egress, fetch} → {netpolicy, text} → {catalog, store} → sandbox → sys`.
+//! `config`, `telemetry`, `queue`, `task` and `error` are below everything that uses them.
+//! `tests/tidy.rs` reads the `use` lines and fails on an import that runs upwards and on a cycle.
+//! Its `EXCEPTIONS` allow `config` to use plain data of `netpolicy` and `sandbox`.
 //!
 //! # Dialects
 //!

@@ -1,5 +1,6 @@
 //! The daemon: `jigd`, `jig serve`, and the embedded daemon that `jig run` uses without an address.
 
+mod agent_sandbox;
 mod catalog;
 mod checksum;
 mod config;

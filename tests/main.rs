@@ -20,6 +20,8 @@
 
 /// Rates, permits and queues of calls.
 mod admission;
+/// The API of the Kubernetes agent-sandbox runtime.
+mod agent_sandbox;
 /// Policy rules and approvals.
 mod approvals;
 /// Attacks of hostile commands.

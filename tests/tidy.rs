@@ -32,6 +32,7 @@ const LAYERS: &[&[&str]] = &[
     &["daemon"],
     &["daemon/fuzz", "daemon/start"],
     &["daemon/key_admin", "daemon/server"],
+    &["daemon/agent_sandbox"],
     &["daemon/http"],
     &["daemon/grpc"],
     &["daemon/pipeline"],
@@ -83,6 +84,7 @@ const WIRE_TYPES: &[(&str, &str)] = &[
     ("daemon/catalog/", "reads the descriptors and their options"),
     ("daemon/grpc/", "translates"),
     ("daemon/http/", "translates"),
+    ("daemon/agent_sandbox/", "translates"),
     (
         "daemon/server/mod.rs",
         "registers the generated services, and the descriptors for reflection",

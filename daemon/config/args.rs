@@ -40,6 +40,11 @@ pub(crate) struct Args {
     #[arg(long, env = "JIG_ALLOW_PLAINTEXT", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) allow_plaintext: bool,
 
+    /// Serve the API of the Kubernetes agent-sandbox runtime too: gRPC on 127.0.0.1:9090 and REST on
+    /// 127.0.0.1:8080, or on the addresses of `[agent_sandbox]` in the file
+    #[arg(long, env = "JIG_AGENT_SANDBOX", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) agent_sandbox: bool,
+
     /// Directory to serve. The first one is the default workspace of calls. Default: the current
     /// directory. Repeatable
     #[arg(long, value_name = "[NAME=]PATH", env = "JIG_WORKSPACE")]

@@ -49,6 +49,7 @@ pub(super) struct ConfigFile {
     pub(super) drain_timeout: Option<String>,
     pub(super) workspaces: Vec<WorkspaceTable>,
     pub(super) http: HttpTable,
+    pub(super) agent_sandbox: Option<AgentSandboxTable>,
     pub(super) files: FilesTable,
     pub(super) sandbox: SandboxTable,
     pub(super) limits: LimitsTable,
@@ -84,6 +85,7 @@ pub(super) struct ReloadableConfigFile {
     drain_timeout: IgnoredAny,
     workspaces: IgnoredAny,
     http: IgnoredAny,
+    agent_sandbox: IgnoredAny,
     files: IgnoredAny,
     sandbox: IgnoredAny,
     limits: IgnoredAny,
@@ -129,6 +131,18 @@ pub(super) struct WorkspaceTable {
 pub(super) struct HttpTable {
     pub(super) allowed_hosts: Vec<String>,
     pub(super) allowed_origins: Vec<String>,
+}
+
+/// The `[agent_sandbox]` table. Its presence is the request to serve the runtime.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct AgentSandboxTable {
+    pub(super) grpc_listen: Option<String>,
+    pub(super) rest_listen: Option<String>,
+    pub(super) tls_cert: Option<PathBuf>,
+    pub(super) tls_key: Option<PathBuf>,
+    pub(super) tls_client_ca: Option<PathBuf>,
+    pub(super) metadata: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -24,10 +24,22 @@ pub(crate) enum ListenAddr {
     Unix(PathBuf),
 }
 
+/// What a listener serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ListenerProtocol {
+    /// gRPC and the ways in beside it.
+    Jig,
+    /// The process service of the Kubernetes agent-sandbox runtime.
+    AgentSandboxGrpc,
+    /// The file API of that runtime.
+    AgentSandboxRest,
+}
+
 /// A listener to bind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ListenerConfig {
     pub(crate) address: ListenAddr,
+    pub(crate) protocol: ListenerProtocol,
     /// `None`: plaintext.
     pub(crate) tls: Option<TlsFiles>,
 }
@@ -87,7 +99,7 @@ pub(super) fn parse_listeners(
             address
                 .map(|address| {
                     let tls = settings.tls.filter(|_| address.is_tcp()).cloned();
-                    ListenerConfig { address, tls }
+                    ListenerConfig { address, protocol: ListenerProtocol::Jig, tls }
                 })
                 .map_err(|problem| problems.push(problem)),
         );
@@ -95,8 +107,8 @@ pub(super) fn parse_listeners(
     for table in tables {
         listeners.extend(parse_table(table, problems));
     }
-    for ListenerConfig { address, tls } in &listeners {
-        problems.extend(remote.problems(address, tls.is_some()));
+    for listener in &listeners {
+        problems.extend(remote.problems(listener));
     }
     listeners
 }
@@ -116,7 +128,7 @@ fn parse_table(table: ListenerTable, problems: &mut Vec<String>) -> Option<Liste
             ));
             None
         }
-        Ok(address) => Some(ListenerConfig { address, tls }),
+        Ok(address) => Some(ListenerConfig { address, protocol: ListenerProtocol::Jig, tls }),
         Err(problem) => {
             problems.push(problem);
             None
@@ -126,35 +138,58 @@ fn parse_table(table: ListenerTable, problems: &mut Vec<String>) -> Option<Liste
 
 impl RemoteAccess {
     /// Returns the problems of a listener that other machines reach.
-    pub(crate) fn problems(self, address: &ListenAddr, has_tls: bool) -> Vec<String> {
+    pub(crate) fn problems(self, listener: &ListenerConfig) -> Vec<String> {
         let mut problems = Vec::new();
+        let ListenerConfig { address, protocol, tls } = listener;
         if address.is_local() {
             return problems;
         }
+        let (setting, tls_settings) = match protocol {
+            ListenerProtocol::Jig => ("--listen", "--tls-cert and --tls-key"),
+            ListenerProtocol::AgentSandboxGrpc | ListenerProtocol::AgentSandboxRest => {
+                (protocol.setting(), "agent_sandbox.tls_cert and tls_key")
+            }
+        };
         if !self.has_keys {
             problems.push(format!(
-                "--listen {address} is reachable from other machines, and there are no keys to authenticate callers: name a key file with --keys (`jig key new` creates one), or give a loopback address or --listen unix:/path"
+                "{setting} {address} is reachable from other machines, and there are no keys to authenticate callers: name a key file with --keys (`jig key new` creates one), or give a loopback address or unix:/path"
             ));
         }
-        if !has_tls && !self.allow_plaintext {
+        if tls.is_none() && !self.allow_plaintext {
             problems.push(format!(
-                "--listen {address} is reachable from other machines, and without TLS they can read keys and files on the way: give --tls-cert and --tls-key, or --allow-plaintext if a proxy or a private network protects the connections"
+                "{setting} {address} is reachable from other machines, and without TLS they can read keys and files on the way: give {tls_settings}, or --allow-plaintext if a proxy or a private network protects the connections"
             ));
         }
         problems
     }
 }
 
+impl ListenerProtocol {
+    /// The setting with the address of the listener.
+    pub(crate) fn setting(self) -> &'static str {
+        match self {
+            Self::Jig => "--listen",
+            Self::AgentSandboxGrpc => "agent_sandbox.grpc_listen",
+            Self::AgentSandboxRest => "agent_sandbox.rest_listen",
+        }
+    }
+}
+
 impl ListenAddr {
     /// Reads `HOST:PORT`, with an IP address or `localhost`, or `unix:/path`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
+        Self::parse_setting(text, ListenerProtocol::Jig.setting())
+    }
+
+    /// As [`ListenAddr::parse`], for a setting that errors name.
+    pub(super) fn parse_setting(text: &str, setting: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             return if path.starts_with('/') {
                 Ok(Self::Unix(PathBuf::from(path)))
             } else {
                 Err(format!(
-                    "--listen {text}: the path of a Unix socket must be absolute: unix:/path"
+                    "{setting} {text}: the path of a Unix socket must be absolute: unix:/path"
                 ))
             };
         }
@@ -167,7 +202,7 @@ impl ListenAddr {
         };
         match address {
             None => Err(format!(
-                "--listen {text} is not an address: give 127.0.0.1:50051, [::1]:50051 or unix:/path"
+                "{setting} {text} is not an address: give 127.0.0.1:50051, [::1]:50051 or unix:/path"
             )),
             Some(address) => Ok(Self::Tcp(address)),
         }
@@ -293,8 +328,17 @@ mod tests {
             (false, false, true, 1),
         ] {
             let access = RemoteAccess { has_keys, allow_plaintext };
-            assert_eq!(access.problems(&remote, has_tls).len(), expected);
-            assert_eq!(access.problems(&local, has_tls), Vec::<String>::new());
+            let files =
+                TlsFiles { cert: PathBuf::from("c"), key: PathBuf::from("k"), client_ca: None };
+            let listener = |address: &ListenAddr, protocol| ListenerConfig {
+                address: address.clone(),
+                protocol,
+                tls: has_tls.then(|| files.clone()),
+            };
+            for protocol in [ListenerProtocol::Jig, ListenerProtocol::AgentSandboxRest] {
+                assert_eq!(access.problems(&listener(&remote, protocol)).len(), expected);
+                assert_eq!(access.problems(&listener(&local, protocol)), Vec::<String>::new());
+            }
         }
     }
 

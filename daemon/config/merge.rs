@@ -1,6 +1,7 @@
 //! Merges flags, environment variables and the configuration file, and checks the result.
 
 use std::{
+    collections::BTreeMap,
     mem,
     path::{Path, PathBuf},
     time::Duration,
@@ -11,12 +12,13 @@ use super::{
     DEFAULT_CONCURRENT_FILE_OPERATIONS, DEFAULT_CONCURRENT_PROCESSES, DEFAULT_CONCURRENT_RUNS,
     DEFAULT_DRAIN_TIMEOUT, DEFAULT_PROCESS_RETENTION, DEFAULT_QUEUE_TIMEOUT, DEFAULT_QUEUED_CALLS,
     DEFAULT_REPLAY_BYTES, DEFAULT_STOP_GRACE, WorkspaceConfig,
+    agent_sandbox::{AgentSandboxSettings, parse_agent_sandbox},
     args::Args,
     default_state_dir,
     duration::duration_or_default,
     exposure::{CredentialFile, check_chown, check_exposure, parse_binds},
     fetch::parse_fetch,
-    file::{self, ConfigFile, LimitsTable, MAX_CONFIGURED_LIMIT, ParsedFile},
+    file::{self, AgentSandboxTable, ConfigFile, LimitsTable, MAX_CONFIGURED_LIMIT, ParsedFile},
     http::parse_http,
     jobs::parse_jobs,
     keys::KeyFile,
@@ -76,6 +78,7 @@ struct Exposure {
     workspaces: Vec<WorkspaceConfig>,
     state_dir: PathBuf,
     listeners: Vec<ListenerConfig>,
+    agent_sandbox_metadata: BTreeMap<String, String>,
     tls: Option<TlsFiles>,
     remote_access: RemoteAccess,
     key_file: Option<PathBuf>,
@@ -118,6 +121,7 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
         log_level: parse_log_level(args.log_level.or(file.log_level).as_deref(), &mut problems),
         log_calls: args.log_calls || file.log_calls.unwrap_or(false),
         http: parse_http(file.http, &mut problems),
+        agent_sandbox_metadata: exposure.agent_sandbox_metadata,
         drain_timeout: duration_or_default(
             DEFAULT_DRAIN_TIMEOUT,
             drain_timeout.as_deref(),
@@ -166,7 +170,12 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
         tls: tls.as_ref(),
         has_inherited: !inherited_descriptors().is_empty(),
     };
-    let listeners = parse_listeners(settings, remote_access, problems);
+    let mut listeners = parse_listeners(settings, remote_access, problems);
+    let table = file.agent_sandbox.take();
+    let table = table.or_else(|| args.agent_sandbox.then(AgentSandboxTable::default));
+    let AgentSandboxSettings { listeners: agent_sandbox, metadata: agent_sandbox_metadata } =
+        table.map(|table| parse_agent_sandbox(table, remote_access, problems)).unwrap_or_default();
+    listeners.extend(agent_sandbox);
     check_tls_files(&listeners, tls.as_ref(), has_keys, problems);
 
     let state_dir =
@@ -191,6 +200,7 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
         workspaces,
         state_dir,
         listeners,
+        agent_sandbox_metadata,
         tls,
         remote_access,
         key_file,

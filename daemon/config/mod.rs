@@ -4,6 +4,7 @@
 //! [`mod@file`] hold what was written; [`Config`] holds the checked values. [`Config::load`]
 //! reports every problem, not only the first.
 
+pub(crate) mod agent_sandbox;
 pub(crate) mod args;
 pub(crate) mod client_certificate;
 mod duration;
@@ -29,7 +30,7 @@ pub(crate) mod tools;
 mod trusted_path;
 mod workspaces;
 
-use std::{env, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, env, path::PathBuf, time::Duration};
 
 use self::{
     jobs::JobsConfig,
@@ -119,6 +120,8 @@ pub(crate) struct Config {
     /// Whether each call writes a log line.
     pub(crate) log_calls: bool,
     pub(crate) http: http::HttpConfig,
+    /// Environment variables that the agent-sandbox runtime serves as metadata.
+    pub(crate) agent_sandbox_metadata: BTreeMap<String, String>,
     /// Time that running calls have after SIGTERM.
     pub(crate) drain_timeout: Duration,
     /// Time between SIGTERM and SIGKILL for a command.

@@ -23,22 +23,22 @@ pub(crate) type CallerCheck =
 const FORWARDED_HEADERS: [&str; 5] =
     ["authorization", "x-api-key", "traceparent", "tracestate", "baggage"];
 
+/// Header with the deadline of a gRPC call.
+const GRPC_TIMEOUT: &str = "grpc-timeout";
+
 /// What identifies the caller: the headers with its key, and the connection.
 #[derive(Debug, Clone)]
-pub(super) struct GrpcCaller {
+pub(crate) struct GrpcCaller {
     metadata: HeaderMap,
     extensions: Extensions,
     /// Address of the server, as the caller wrote it.
-    pub(super) origin: Uri,
+    pub(crate) origin: Uri,
 }
 
 impl<S: Sync> FromRequestParts<S> for GrpcCaller {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
-        let is_forwarded = |name: &HeaderName| {
-            name.as_str().starts_with("jig-") || FORWARDED_HEADERS.contains(&name.as_str())
-        };
         let forwarded = parts.headers.iter().filter(|(name, _)| is_forwarded(name));
         let metadata = forwarded.map(|(name, value)| (name.clone(), value.clone())).collect();
 
@@ -53,9 +53,25 @@ impl<S: Sync> FromRequestParts<S> for GrpcCaller {
     }
 }
 
+fn is_forwarded(name: &HeaderName) -> bool {
+    name.as_str().starts_with("jig-") || FORWARDED_HEADERS.contains(&name.as_str())
+}
+
 impl GrpcCaller {
+    /// The caller of a gRPC request. Calls in its name have the deadline of the request.
+    pub(crate) fn of_grpc<T>(request: &tonic::Request<T>) -> Self {
+        let headers = request.metadata().clone().into_headers();
+        let forwarded =
+            headers.iter().filter(|(name, _)| is_forwarded(name) || name.as_str() == GRPC_TIMEOUT);
+        Self {
+            metadata: forwarded.map(|(name, value)| (name.clone(), value.clone())).collect(),
+            extensions: request.extensions().clone(),
+            origin: Uri::default(),
+        }
+    }
+
     /// A request in the name of the caller.
-    pub(super) fn request<T>(&self, message: T) -> tonic::Request<T> {
+    pub(crate) fn request<T>(&self, message: T) -> tonic::Request<T> {
         let metadata = MetadataMap::from_headers(self.metadata.clone());
         tonic::Request::from_parts(metadata, self.extensions.clone(), message)
     }

@@ -44,7 +44,8 @@ use self::{
     rest_error::RestError,
 };
 pub(crate) use self::{
-    grpc_caller::{CallerCheck, HttpService},
+    connect::{code_name, http_status},
+    grpc_caller::{CallerCheck, GrpcCaller, HttpService},
     rest_error::rejection,
 };
 use crate::daemon::catalog::Catalog;

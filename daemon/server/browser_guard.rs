@@ -7,7 +7,7 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use http::{
-    HeaderName, HeaderValue, Method, Request, Version,
+    HeaderName, HeaderValue, Method, Request, Response, Version,
     header::{CONTENT_TYPE, HOST, ORIGIN, RETRY_AFTER},
     uri::Authority,
 };
@@ -22,7 +22,7 @@ use super::{
 use crate::daemon::{
     config::http::HttpConfig,
     error::{Error, Reason},
-    http::{HttpService, rejection},
+    http::HttpService,
 };
 
 /// How long a browser may remember that an origin is allowed.
@@ -37,15 +37,20 @@ const EXPOSED_HEADERS: [HeaderName; 6] = [
     RETRY_AFTER,
 ];
 
-/// Guards a service. Pages of the allowed origins may call it (CORS).
-pub(super) fn guard(service: HttpService, config: HttpConfig) -> HttpService {
+/// Guards a service. Pages of the allowed origins may call it (CORS). `reject` writes the response
+/// to a request of another page.
+pub(super) fn guard(
+    service: HttpService,
+    config: HttpConfig,
+    reject: fn(&Error) -> Response<Body>,
+) -> HttpService {
     let service = if config.allowed_origins.is_empty() {
         service
     } else {
         let cors = CorsLayer::new()
             .allow_origin(config.allowed_origins.clone())
-            // MCP clients end a session with DELETE.
-            .allow_methods([Method::GET, Method::POST, Method::DELETE])
+            // MCP clients end a session with DELETE. Clients of agent-sandbox write files with PUT.
+            .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
             .allow_headers(AllowHeaders::mirror_request())
             .expose_headers(EXPOSED_HEADERS)
             .max_age(PREFLIGHT_MAX_AGE);
@@ -59,7 +64,7 @@ pub(super) fn guard(service: HttpService, config: HttpConfig) -> HttpService {
         async move {
             match checked {
                 Ok(()) => service.oneshot(request).await,
-                Err(error) => Ok(rejection(&error)),
+                Err(error) => Ok(reject(&error)),
             }
         }
     }))

@@ -67,6 +67,11 @@ impl ConnectionServer {
         Self { service, builder, connections: TaskTracker::new(), close: CancellationToken::new() }
     }
 
+    /// A server with another service, whose connections close together with those of this one.
+    pub(super) fn with_service(&self, service: HttpService) -> Self {
+        Self { service, ..self.clone() }
+    }
+
     /// Serves one connection in a task of its own.
     pub(super) fn spawn(&self, connection: ServerConnection) {
         let this = self.clone();

@@ -28,7 +28,11 @@ use super::{
     tls::ListenerTls,
 };
 use crate::daemon::{
-    config::{Config, listen::ListenAddr, tls::TlsFiles},
+    config::{
+        Config,
+        listen::{ListenAddr, ListenerConfig, ListenerProtocol},
+        tls::TlsFiles,
+    },
     fd_exhaustion::{self, ACCEPT_RETRY_DELAY},
     pipeline::access::PeerOrigin,
     task,
@@ -49,12 +53,14 @@ pub(crate) struct Listeners {
 #[derive(Debug)]
 struct BoundTcp {
     listener: StdTcpListener,
+    protocol: ListenerProtocol,
     tls: Option<Arc<ListenerTls>>,
 }
 
 #[derive(Debug)]
 struct BoundUnix {
     listener: StdUnixListener,
+    protocol: ListenerProtocol,
     path: SocketPath,
 }
 
@@ -68,8 +74,8 @@ struct SocketPath {
 /// Why the daemon cannot listen on an address.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BindError {
-    #[error("--listen {address}: {problem}")]
-    Address { address: String, problem: String },
+    #[error("{setting} {address}: {problem}")]
+    Address { setting: &'static str, address: String, problem: String },
     /// The problems of the files of TLS, or of inherited listeners.
     #[error("{}", .0.join("\n"))]
     Settings(Vec<String>),
@@ -86,8 +92,9 @@ impl Listeners {
             listeners.add_inherited(config, listener)?;
         }
         for configured in &config.listeners {
-            let address = &configured.address;
+            let (address, protocol) = (&configured.address, configured.protocol);
             let failed = |error: io::Error| BindError::Address {
+                setting: protocol.setting(),
                 address: address.to_string(),
                 problem: bind_problem(&error),
             };
@@ -95,9 +102,11 @@ impl Listeners {
                 ListenAddr::Tcp(address) => {
                     let tls = listeners.load_tls(configured.tls.as_ref())?;
                     let listener = bind_tcp(*address).map_err(failed)?;
-                    listeners.tcp.push(BoundTcp { listener, tls });
+                    listeners.tcp.push(BoundTcp { listener, protocol, tls });
                 }
-                ListenAddr::Unix(path) => listeners.unix.push(bind_unix(path).map_err(failed)?),
+                ListenAddr::Unix(path) => {
+                    listeners.unix.push(bind_unix(path, protocol).map_err(failed)?);
+                }
             }
         }
         Ok(listeners)
@@ -105,7 +114,9 @@ impl Listeners {
 
     /// Binds one Unix socket, for an embedded daemon.
     pub(crate) fn bind_socket(path: &Path) -> Result<Self, BindError> {
-        let bound = bind_unix(path).map_err(|error| BindError::Address {
+        let protocol = ListenerProtocol::Jig;
+        let bound = bind_unix(path, protocol).map_err(|error| BindError::Address {
+            setting: protocol.setting(),
             address: format!("unix:{}", path.display()),
             problem: bind_problem(&error),
         })?;
@@ -118,19 +129,21 @@ impl Listeners {
         config: &Config,
         listener: InheritedListener,
     ) -> Result<(), BindError> {
+        let protocol = ListenerProtocol::Jig;
         match listener {
             InheritedListener::Tcp(listener, address) => {
-                let tls = self.load_tls(config.tls.as_ref())?;
                 let address = ListenAddr::Tcp(address);
-                let problems = config.remote_access.problems(&address, tls.is_some());
+                let inherited = ListenerConfig { address, protocol, tls: config.tls.clone() };
+                let problems = config.remote_access.problems(&inherited);
                 if !problems.is_empty() {
                     return Err(BindError::Settings(problems));
                 }
-                self.tcp.push(BoundTcp { listener, tls });
+                let tls = self.load_tls(inherited.tls.as_ref())?;
+                self.tcp.push(BoundTcp { listener, protocol, tls });
             }
             InheritedListener::Unix(listener, path) => {
                 let path = SocketPath { path, is_inherited: true };
-                self.unix.push(BoundUnix { listener, path });
+                self.unix.push(BoundUnix { listener, protocol, path });
             }
         }
         Ok(())
@@ -159,14 +172,16 @@ impl Listeners {
         &self.tls
     }
 
-    /// The bound addresses, with the actual port in place of 0.
+    /// The bound addresses, with the actual port in place of 0, and what they serve.
     pub(super) fn addresses(&self) -> Vec<String> {
-        let tcp = self
-            .tcp
+        let tcp = self.tcp.iter().filter_map(|bound| {
+            let address = bound.listener.local_addr().ok()?;
+            Some(describe(&address.to_string(), bound.protocol))
+        });
+        let unix = self
+            .unix
             .iter()
-            .filter_map(|bound| bound.listener.local_addr().ok())
-            .map(|address| address.to_string());
-        let unix = self.unix.iter().map(|bound| format!("unix:{}", bound.path.path.display()));
+            .map(|bound| describe(&format!("unix:{}", bound.path.path.display()), bound.protocol));
         tcp.chain(unix).collect()
     }
 
@@ -176,26 +191,26 @@ impl Listeners {
         addresses.flatten().map(|address| address.port()).collect()
     }
 
-    /// Accepts connections on all listeners until `stop`. Reports listeners that fail to `health`.
+    /// Accepts connections on all listeners until `stop`, for the server of each. Reports listeners that fail to `health`.
     pub(super) fn accept(
         self,
-        server: &ConnectionServer,
+        server: impl Fn(ListenerProtocol) -> ConnectionServer,
         health: &Health,
         stop: &CancellationToken,
     ) {
         let tcp = self.tcp.into_iter().map(|bound| {
             let listener = TcpListener::from_std(bound.listener);
-            listener.map(|listener| Acceptor::Tcp(listener, bound.tls))
+            (bound.protocol, listener.map(|listener| Acceptor::Tcp(listener, bound.tls)))
         });
         let unix = self.unix.into_iter().map(|bound| {
-            UnixListener::from_std(bound.listener)
-                .map(|listener| Acceptor::Unix(listener, bound.path))
+            let listener = UnixListener::from_std(bound.listener);
+            (bound.protocol, listener.map(|listener| Acceptor::Unix(listener, bound.path)))
         });
-        for acceptor in tcp.chain(unix) {
+        for (protocol, acceptor) in tcp.chain(unix) {
             match acceptor {
                 Ok(acceptor) => {
                     let accept_loop = AcceptLoop {
-                        server: server.clone(),
+                        server: server(protocol),
                         limits: ConnectionLimits::new(),
                         health: health.clone(),
                         stop: stop.clone(),
@@ -205,6 +220,15 @@ impl Listeners {
                 Err(error) => tracing::error!(%error, "cannot accept connections on a listener"),
             }
         }
+    }
+}
+
+/// An address as the daemon prints it.
+fn describe(address: &str, protocol: ListenerProtocol) -> String {
+    match protocol {
+        ListenerProtocol::Jig => address.to_owned(),
+        ListenerProtocol::AgentSandboxGrpc => format!("{address} for agent-sandbox gRPC"),
+        ListenerProtocol::AgentSandboxRest => format!("{address} for agent-sandbox REST"),
     }
 }
 
@@ -369,7 +393,7 @@ fn bind_tcp(address: SocketAddr) -> io::Result<StdTcpListener> {
 /// Binds a Unix socket that only this user and root can connect to.
 ///
 /// Replaces the socket of a dead daemon. Rejects a path with another file or a live daemon.
-fn bind_unix(path: &Path) -> io::Result<BoundUnix> {
+fn bind_unix(path: &Path, protocol: ListenerProtocol) -> io::Result<BoundUnix> {
     // The mask sets the final mode at creation: between bind and chmod any user could connect. It
     // affects no other files, because no other thread creates any yet.
     let mask = rustix::process::umask(Mode::from_raw_mode(0o177));
@@ -401,7 +425,7 @@ fn bind_unix(path: &Path) -> io::Result<BoundUnix> {
     let listener = bound?;
     listener.set_nonblocking(true)?;
     let path = SocketPath { path: path.to_owned(), is_inherited: false };
-    Ok(BoundUnix { listener, path })
+    Ok(BoundUnix { listener, protocol, path })
 }
 
 fn bind_problem(error: &io::Error) -> String {

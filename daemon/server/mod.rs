@@ -29,7 +29,7 @@ pub(crate) mod tls;
 mod trace;
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     io::{self, Write as _},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -65,8 +65,9 @@ use crate::{
         },
     },
     daemon::{
+        agent_sandbox::{self, AgentSandbox},
         catalog::MAX_REQUEST_BYTES,
-        config::http::HttpConfig,
+        config::{http::HttpConfig, listen::ListenerProtocol},
         grpc::{
             approvals::ApprovalServiceHandler, artifacts::ArtifactServiceHandler,
             catalog::CatalogServiceHandler, events::EventServiceHandler,
@@ -74,7 +75,7 @@ use crate::{
             processes::ProcessServiceHandler, tools::ToolServiceHandler,
             transfer::TransferServiceHandler,
         },
-        http::{CallerCheck, HttpService, ways_in},
+        http::{CallerCheck, HttpService, rejection, ways_in},
         pipeline::{Pipeline, shutdown::Shutdown},
         sandbox::pools::SandboxPools,
         task,
@@ -96,6 +97,8 @@ pub(crate) struct ServerContext {
     pub(crate) info: DaemonServiceHandler,
     /// Who may call from browsers.
     pub(crate) http: HttpConfig,
+    /// Metadata that the agent-sandbox runtime serves.
+    pub(crate) agent_sandbox_metadata: BTreeMap<String, String>,
     /// Watched: health depends on whether sandboxes can be built.
     pub(crate) sandboxes: Arc<SandboxPools>,
     /// Whether commands can run at start.
@@ -130,7 +133,15 @@ pub(crate) async fn serve(
     drain_timeout: Duration,
     announce: bool,
 ) -> io::Result<()> {
-    let ServerContext { pipeline, info, http, sandboxes, can_run_commands, state_lost } = context;
+    let ServerContext {
+        pipeline,
+        info,
+        http,
+        agent_sandbox_metadata,
+        sandboxes,
+        can_run_commands,
+        state_lost,
+    } = context;
     let shutdown = pipeline.shutdown.clone();
     let methods: HashSet<_> = pipeline.catalog.method_paths().map(str::to_owned).collect();
 
@@ -146,11 +157,23 @@ pub(crate) async fn serve(
         Arc::new(move |headers, extensions| auth::check_caller(&pipeline, headers, extensions))
     };
     let terminate = shutdown.terminate_token();
+    let agent_sandbox =
+        AgentSandbox::new(grpc.clone(), Arc::clone(&check_caller), agent_sandbox_metadata);
     let service = ways_in(grpc, &pipeline.catalog, check_caller, &terminate)?;
-    let server = ConnectionServer::new(browser_guard::guard(service, http));
+    let guard = |service, reject| browser_guard::guard(service, http.clone(), reject);
+    let server = ConnectionServer::new(guard(service, rejection));
+    let server_of = |protocol| match protocol {
+        ListenerProtocol::Jig => server.clone(),
+        ListenerProtocol::AgentSandboxGrpc => {
+            server.with_service(guard(agent_sandbox.grpc.clone(), agent_sandbox::rejection))
+        }
+        ListenerProtocol::AgentSandboxRest => {
+            server.with_service(guard(agent_sandbox.rest.clone(), agent_sandbox::rejection))
+        }
+    };
     // Connections stay open when the drain begins: clients continue to talk to their running
     // processes. The listeners accept no new ones, and the pipeline rejects new calls.
-    listeners.accept(&server, &health, &shutdown.draining_token());
+    listeners.accept(server_of, &health, &shutdown.draining_token());
 
     if announce {
         print_addresses(&addresses)?;

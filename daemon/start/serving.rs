@@ -152,6 +152,7 @@ fn server_context(
         pipeline,
         info,
         http: config.http.clone(),
+        agent_sandbox_metadata: config.agent_sandbox_metadata.clone(),
         sandboxes,
         can_run_commands,
         state_lost,

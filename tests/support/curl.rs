@@ -41,10 +41,11 @@ pub(crate) fn curl_command(daemon: &Daemon, arguments: &[&str], path: &str) -> C
 pub(crate) fn curl(daemon: &Daemon, arguments: &[&str], path: &str) -> CurlResponse {
     let output = curl_command(daemon, arguments, path).arg("--include").output().unwrap();
     assert!(output.status.success(), "{arguments:?} {path}: {output:?}");
-    parse_response(&String::from_utf8(output.stdout).unwrap())
+    parse_curl_response(&String::from_utf8(output.stdout).unwrap())
 }
 
-fn parse_response(text: &str) -> CurlResponse {
+/// Reads a response as `curl --include` prints it.
+pub(crate) fn parse_curl_response(text: &str) -> CurlResponse {
     let text = text.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(text);
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     let mut lines = head.split("\r\n");

@@ -252,6 +252,13 @@ impl Daemon {
         port.expect("the daemon does not listen on TCP").parse().unwrap()
     }
 
+    /// The TCP address of the agent-sandbox runtime, for `gRPC` or `REST`.
+    pub(crate) fn agent_sandbox_address(&self, api: &str) -> String {
+        let suffix = format!(" for agent-sandbox {api}");
+        let address = self.addresses.iter().find_map(|address| address.strip_suffix(&suffix));
+        address.expect("the daemon does not serve the runtime").to_owned()
+    }
+
     /// The daemon's process id on the host.
     pub(crate) fn pid(&self) -> i32 {
         let child = i32::try_from(self.child.id()).unwrap();

@@ -36,7 +36,7 @@ pub(crate) use connection_proxy::ConnectionProxy;
 pub(crate) use container::{
     Container, DOCKER_CAPABILITIES, DOCKER_SECCOMP, SeccompProfile, stripped_binary,
 };
-pub(crate) use curl::{CurlResponse, curl, curl_command};
+pub(crate) use curl::{CurlResponse, curl, curl_command, parse_curl_response};
 pub(crate) use daemon::{Daemon, lazy_channel, tool_client};
 pub(crate) use epoll_shortage::EpollShortage;
 pub(crate) use guest::{Guest, Kernel, guest};

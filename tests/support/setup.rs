@@ -288,7 +288,10 @@ impl Setup {
         collect_log(child.stderr.take().unwrap(), log.clone());
 
         let lines = read_lines(child.stdout.take().unwrap());
-        let expected = if self.tcp { 2 } else { 1 };
+        let has_flag = self.arguments.iter().any(|argument| argument == "--agent-sandbox");
+        let has_table = self.table.iter().any(|table| table.contains("[agent_sandbox]"));
+        let agent_sandbox_addresses = if has_flag || has_table { 2 } else { 0 };
+        let expected = 1 + usize::from(self.tcp) + agent_sandbox_addresses;
         match read_addresses(lines, expected).await {
             Ok(addresses) => Daemon::new(child, input, addresses, log, directory, self),
             Err(reason) => {

@@ -39,7 +39,8 @@ fn detail_json(detail: &prost_types::Any) -> Json {
     json
 }
 
-fn code_name(code: Code) -> &'static str {
+/// The name of a code, in lower case.
+pub(crate) fn code_name(code: Code) -> &'static str {
     match code {
         // Never an error. The protocol has no name for it.
         Code::Ok | Code::Unknown => "unknown",
@@ -62,7 +63,7 @@ fn code_name(code: Code) -> &'static str {
 }
 
 /// The HTTP status of a unary call that failed.
-pub(in crate::daemon::http) fn http_status(code: Code) -> StatusCode {
+pub(crate) fn http_status(code: Code) -> StatusCode {
     match code {
         Code::Cancelled => StatusCode::from_u16(499).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
         Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => {

@@ -22,9 +22,9 @@ use prost_types::method_options::IdempotencyLevel;
 use tonic::{Code, Status, body::Body};
 
 use self::call::{ContentType, compression_error};
-pub(super) use self::error::http_status;
 pub(crate) use self::{
     call::{ConnectCall, PREFIX_BYTES},
+    error::{code_name, http_status},
     request_stream::translate_request_stream,
     response::translate_response,
 };
