@@ -6,7 +6,8 @@ jigd=${CARGO_TARGET_DIR:-target}/debug/jigd
 daemon=
 part_daemon=
 
-# Starts jigd with its own workspace and waits until it listens. Sets `daemon` (process id), `address` (host and port) and `socket` (path).
+# Starts jigd with its own workspace and waits until it listens. Sets `daemon` (process id), `address` (host and port), `socket` (path), and
+# `agent_sandbox_grpc` and `agent_sandbox_rest` (host and port).
 start_daemon() {
   local line
   mkdir "$scratch/workspace"
@@ -21,7 +22,9 @@ start_daemon() {
   daemon=$!
   exec {printed}<"$scratch/stdout"
   address=
-  for _ in 1 2; do
+  agent_sandbox_grpc=
+  agent_sandbox_rest=
+  for _ in 1 2 3 4; do
     if ! read -r -t 30 -u "$printed" line; then
       echo "jigd did not report its addresses; its log:"
       cat "$scratch/log"
@@ -29,6 +32,8 @@ start_daemon() {
     fi
     case $line in
       "listening on unix:"*) check "jigd listens on the configured Unix socket" 0 "^listening on unix:$socket\$" echo "$line" ;;
+      "listening on "*" for agent-sandbox gRPC") agent_sandbox_grpc=$(cut -d ' ' -f 3 <<<"$line") ;;
+      "listening on "*" for agent-sandbox REST") agent_sandbox_rest=$(cut -d ' ' -f 3 <<<"$line") ;;
       "listening on "*) address=${line#listening on } ;;
       *) check "jigd prints only its addresses" 0 "^listening on " echo "$line" ;;
     esac

@@ -9,6 +9,7 @@ health_probe_version=v0.4.61
 connect_go_version=v1.21.1
 protobuf_go_version=v1.36.12
 h2spec_version=v2.2.1+incompatible
+protoc_gen_go_grpc_version=v1.6.2
 
 install_tools() {
   install_go_program grpcurl github.com/fullstorydev/grpcurl/cmd/grpcurl "$grpcurl_version"
@@ -34,6 +35,7 @@ install_tools() {
   install_packages mcp
   # Clients of Connect, gRPC-Web and WebSockets.
   install_packages http
+  install_agent_sandbox
 }
 
 # install_go_program NAME PACKAGE VERSION: installs a program into the directory `bin`, unless it has this version.
@@ -77,4 +79,24 @@ install_packages() {
     esac
   done
   cat "${lists[@]}" >"$to/installed"
+}
+
+# Builds a Go client from the proto that the Python SDK of agent-sandbox carries.
+install_agent_sandbox() {
+  install_packages agent_sandbox
+  install_go_program protoc-gen-go-grpc google.golang.org/grpc/cmd/protoc-gen-go-grpc "$protoc_gen_go_grpc_version"
+  local from=tests/clients/agent_sandbox here=$tools/agent_sandbox
+  if cat "$from"/* | cmp -s - "$here/built"; then
+    return
+  fi
+  echo "building the Go client of agent-sandbox"
+  "$here/python/bin/python" "$from/descriptors.py" "$here/published.binpb"
+  rm -rf "$here/go"
+  mkdir "$here/go"
+  cp "$from/client.go" "$from/go.mod" "$from/go.sum" "$here/go"
+  local options='["paths=source_relative", "Mprocess/v1/process.proto=agentsandbox/process/v1"]'
+  local plugins='{"local": "protoc-gen-go", "out": ".", "opt": '"$options"'}, {"local": "protoc-gen-go-grpc", "out": ".", "opt": '"$options"'}'
+  buf generate "$here/published.binpb" --path process/v1 --template '{"version": "v2", "plugins": ['"$plugins"']}' --output "$here/go"
+  (cd "$here/go" && GOFLAGS=-mod=readonly timeout 600 go build -o ../client .)
+  cat "$from"/* >"$here/built"
 }

@@ -1,5 +1,7 @@
 //! A plain tonic server, with which `tests/clients/h2spec.sh` compares jigd. Prints its address.
 
+#![expect(clippy::print_stdout, reason = "the caller reads the address")]
+
 use tonic::transport::{Server, server::TcpIncoming};
 
 #[tokio::main(flavor = "current_thread")]
