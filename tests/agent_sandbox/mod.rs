@@ -4,6 +4,7 @@ mod access;
 mod files;
 mod probes;
 mod processes;
+mod records;
 mod writes;
 
 use std::{collections::BTreeMap, process::Command};
