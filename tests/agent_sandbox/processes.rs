@@ -262,7 +262,7 @@ async fn listener_serves_this_api_health_and_reflection_only() {
         &["-H", "content-type: application/grpc"],
     ] {
         let output = std::process::Command::new("curl")
-            .args(["--silent", "--write-out", "%{http_code}", "--data-binary", "x"])
+            .args(["--silent", "--write-out", "%{http_code}", "--request", "POST"])
             .args(arguments)
             .arg(&url)
             .output()
