@@ -76,6 +76,8 @@ mod levels;
 mod lifecycle;
 /// Limits of runs.
 mod limits;
+/// Listeners: ages of connections, shutdown, health checks and abuse.
+mod listeners;
 /// Calls that are rejected before their message is decoded.
 mod malformed;
 /// MCP over standard input and output.

@@ -66,7 +66,7 @@ fn parse_listener(
     protocol: ListenerProtocol,
     tls: Option<&TlsFiles>,
 ) -> Result<ListenerConfig, String> {
-    let address = ListenAddr::parse_setting(text, protocol.setting())?;
+    let address = ListenAddr::parse(protocol.setting(), text)?;
     let tls = tls.filter(|_| address.is_tcp()).cloned();
     Ok(ListenerConfig { address, protocol, tls })
 }

@@ -21,6 +21,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR", env = "JIG_LISTEN", value_delimiter = ',')]
     pub(crate) listen: Vec<String>,
 
+    /// Address for health checks alone, in plaintext and without keys: gRPC health, /healthz and
+    /// /readyz. Other machines may reach it
+    #[arg(long, value_name = "ADDR", env = "JIG_HEALTH_LISTEN")]
+    pub(crate) health_listen: Option<String>,
+
     /// PEM file with the certificate of the TCP listeners, followed by its intermediates. They then
     /// speak TLS 1.2 and 1.3. The daemon reads the files of TLS again when they change
     #[arg(long, value_name = "FILE", env = "JIG_TLS_CERT")]
@@ -117,6 +122,21 @@ pub(crate) struct Args {
     #[arg(long, env = "JIG_LOG_CALLS", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) log_calls: bool,
 
+    /// Age at which a connection gets no new calls, give or take 10 %: its client connects again.
+    /// 0 (default) sets no limit
+    #[arg(long, value_name = "TIME", env = "JIG_MAX_CONNECTION_AGE")]
+    pub(crate) max_connection_age: Option<String>,
+
+    /// Time that the calls of a connection have after its maximum age. 0 (default) lets them end by
+    /// themselves
+    #[arg(long, value_name = "TIME", env = "JIG_MAX_CONNECTION_AGE_GRACE")]
+    pub(crate) max_connection_age_grace: Option<String>,
+
+    /// Time after SIGTERM in which the daemon reports that it is not ready and still takes calls.
+    /// Load balancers need it to stop sending new ones. Default: 0s
+    #[arg(long, value_name = "TIME", env = "JIG_SHUTDOWN_DELAY")]
+    pub(crate) shutdown_delay: Option<String>,
+
     /// Time that running calls have after SIGTERM, such as 500ms or 2m. Default: 25s
     #[arg(long, value_name = "TIME", env = "JIG_DRAIN_TIMEOUT")]
     pub(crate) drain_timeout: Option<String>,
@@ -144,6 +164,10 @@ impl Args {
             &mut self.network,
             &mut self.log,
             &mut self.log_level,
+            &mut self.health_listen,
+            &mut self.max_connection_age,
+            &mut self.max_connection_age_grace,
+            &mut self.shutdown_delay,
             &mut self.drain_timeout,
         ] {
             value.take_if(|value| value.is_empty());

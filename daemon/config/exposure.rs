@@ -8,12 +8,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{
-    WorkspaceConfig,
-    listen::{ListenAddr, ListenerConfig},
-    tls::TlsFiles,
-    trusted_path::MAX_SYMLINKS,
-};
+use super::{WorkspaceConfig, listen::ListenAddr, tls::TlsFiles, trusted_path::MAX_SYMLINKS};
 use crate::daemon::sandbox::plan::{BindMount, SANDBOX_HOME, SYSTEM_DIRECTORIES};
 
 /// Bind destinations that are rejected, because the sandbox mounts these itself.
@@ -217,7 +212,7 @@ pub(super) fn binds_below_writable(binds: &[BindMount]) -> impl Iterator<Item = 
 pub(super) fn check_exposure(
     workspaces: &[WorkspaceConfig],
     state_dir: &Path,
-    listeners: &[ListenerConfig],
+    addresses: &[&ListenAddr],
     files: &[CredentialFile<'_>],
     problems: &mut Vec<String>,
 ) {
@@ -226,7 +221,7 @@ pub(super) fn check_exposure(
 
     let visible = visible_paths(workspaces);
     let state_dir = canonicalize_existing(state_dir);
-    let sockets = listeners.iter().filter_map(|listener| match &listener.address {
+    let sockets = addresses.iter().filter_map(|address| match address {
         ListenAddr::Unix(path) => Some((canonicalize_existing(path), "--listen unix:")),
         ListenAddr::Tcp(_) => None,
     });

@@ -33,6 +33,8 @@ pub(crate) enum ListenerProtocol {
     AgentSandboxGrpc,
     /// The file API of that runtime.
     AgentSandboxRest,
+    /// Health checks alone.
+    Health,
 }
 
 /// A listener to bind.
@@ -94,7 +96,7 @@ pub(super) fn parse_listeners(
 
     let mut listeners = Vec::new();
     for text in texts {
-        let address = ListenAddr::parse(text);
+        let address = ListenAddr::parse("--listen", text);
         listeners.extend(
             address
                 .map(|address| {
@@ -120,7 +122,7 @@ fn parse_table(table: ListenerTable, problems: &mut Vec<String>) -> Option<Liste
     let name = |part: &str| format!("listeners: {}: tls_{}", table.address, part.replace('-', "_"));
     let tls = paths.complete(name, problems);
 
-    match ListenAddr::parse(&table.address) {
+    match ListenAddr::parse("--listen", &table.address) {
         Ok(ListenAddr::Unix(_)) if tls.is_some() => {
             problems.push(format!(
                 "listeners: {}: a Unix socket has no TLS: remove tls_cert and tls_key",
@@ -141,15 +143,15 @@ impl RemoteAccess {
     pub(crate) fn problems(self, listener: &ListenerConfig) -> Vec<String> {
         let mut problems = Vec::new();
         let ListenerConfig { address, protocol, tls } = listener;
-        if address.is_local() {
-            return problems;
-        }
-        let (setting, tls_settings) = match protocol {
-            ListenerProtocol::Jig => ("--listen", "--tls-cert and --tls-key"),
+        let tls_settings = match protocol {
+            _ if address.is_local() => return problems,
+            ListenerProtocol::Health => return problems,
+            ListenerProtocol::Jig => "--tls-cert and --tls-key",
             ListenerProtocol::AgentSandboxGrpc | ListenerProtocol::AgentSandboxRest => {
-                (protocol.setting(), "agent_sandbox.tls_cert and tls_key")
+                "agent_sandbox.tls_cert and tls_key"
             }
         };
+        let setting = protocol.setting();
         if !self.has_keys {
             problems.push(format!(
                 "{setting} {address} is reachable from other machines, and there are no keys to authenticate callers: name a key file with --keys (`jig key new` creates one), or give a loopback address or unix:/path"
@@ -171,18 +173,16 @@ impl ListenerProtocol {
             Self::Jig => "--listen",
             Self::AgentSandboxGrpc => "agent_sandbox.grpc_listen",
             Self::AgentSandboxRest => "agent_sandbox.rest_listen",
+            Self::Health => "--health-listen",
         }
     }
 }
 
 impl ListenAddr {
     /// Reads `HOST:PORT`, with an IP address or `localhost`, or `unix:/path`.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
-        Self::parse_setting(text, ListenerProtocol::Jig.setting())
-    }
-
-    /// As [`ListenAddr::parse`], for a setting that errors name.
-    pub(super) fn parse_setting(text: &str, setting: &str) -> Result<Self, String> {
+    ///
+    /// Problems name `setting`.
+    pub(super) fn parse(setting: &str, text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             return if path.starts_with('/') {
@@ -318,8 +318,8 @@ mod tests {
 
     #[test]
     fn remote_addresses_need_keys_and_tls() {
-        let remote = ListenAddr::parse("0.0.0.0:1").unwrap();
-        let local = ListenAddr::parse("127.0.0.1:1").unwrap();
+        let remote = ListenAddr::parse("--listen", "0.0.0.0:1").unwrap();
+        let local = ListenAddr::parse("--listen", "127.0.0.1:1").unwrap();
         for (has_keys, allow_plaintext, has_tls, expected) in [
             (false, false, false, 2),
             (true, false, false, 1),
@@ -352,15 +352,15 @@ mod tests {
             ("unix:/a", "unix:/a"),
             ("unix:///a/b", "unix:/a/b"),
         ] {
-            let address = ListenAddr::parse(text).unwrap();
+            let address = ListenAddr::parse("--listen", text).unwrap();
             assert_eq!(address.to_string(), expected, "{text}");
             assert!(address.is_local(), "{text}");
         }
         for text in ["0.0.0.0:50051", "[::]:1", "10.0.0.1:1", "192.168.1.1:1"] {
-            assert!(!ListenAddr::parse(text).unwrap().is_local(), "{text}");
+            assert!(!ListenAddr::parse("--listen", text).unwrap().is_local(), "{text}");
         }
         for text in ["", "50051", ":50051", "unix:a", "unix:", "127.0.0.1", "host:1"] {
-            assert!(ListenAddr::parse(text).is_err(), "{text}");
+            assert!(ListenAddr::parse("--listen", text).is_err(), "{text}");
         }
     }
 }

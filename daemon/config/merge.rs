@@ -10,8 +10,8 @@ use std::{
 use super::{
     Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS,
     DEFAULT_CONCURRENT_FILE_OPERATIONS, DEFAULT_CONCURRENT_PROCESSES, DEFAULT_CONCURRENT_RUNS,
-    DEFAULT_DRAIN_TIMEOUT, DEFAULT_PROCESS_RETENTION, DEFAULT_QUEUE_TIMEOUT, DEFAULT_QUEUED_CALLS,
-    DEFAULT_REPLAY_BYTES, DEFAULT_STOP_GRACE, WorkspaceConfig,
+    DEFAULT_PROCESS_RETENTION, DEFAULT_QUEUE_TIMEOUT, DEFAULT_QUEUED_CALLS, DEFAULT_REPLAY_BYTES,
+    DEFAULT_STOP_GRACE, WorkspaceConfig,
     agent_sandbox::{AgentSandboxSettings, parse_agent_sandbox},
     args::Args,
     default_state_dir,
@@ -22,9 +22,11 @@ use super::{
     http::parse_http,
     jobs::parse_jobs,
     keys::KeyFile,
+    lifetimes::{parse_connection_age, parse_shutdown_times},
     limits::{parse_limits, parse_timeout},
     listen::{
-        ListenerConfig, ListenerSettings, RemoteAccess, inherited_descriptors, parse_listeners,
+        ListenAddr, ListenerConfig, ListenerSettings, RemoteAccess, inherited_descriptors,
+        parse_listeners,
     },
     network::parse_network,
     policy::parse_policy,
@@ -79,6 +81,7 @@ struct Exposure {
     state_dir: PathBuf,
     listeners: Vec<ListenerConfig>,
     agent_sandbox_metadata: BTreeMap<String, String>,
+    health_listener: Option<ListenAddr>,
     tls: Option<TlsFiles>,
     remote_access: RemoteAccess,
     key_file: Option<PathBuf>,
@@ -93,11 +96,14 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
     let mut problems = Vec::new();
     let exposure = merge_exposure(&mut args, &mut file, &mut problems);
 
+    let connection_age = parse_connection_age(&args, &file, &mut problems);
+    let shutdown_times = parse_shutdown_times(&args, &file, &mut problems);
     let daemon_limits = parse_daemon_limits(&file.limits, &mut problems);
     let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);
-    let drain_timeout = args.drain_timeout.or(file.drain_timeout);
     let config = Config {
         listeners: exposure.listeners,
+        health_listener: exposure.health_listener,
+        connection_age,
         tls: exposure.tls,
         remote_access: exposure.remote_access,
         config_path: None,
@@ -122,12 +128,7 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
         log_calls: args.log_calls || file.log_calls.unwrap_or(false),
         http: parse_http(file.http, &mut problems),
         agent_sandbox_metadata: exposure.agent_sandbox_metadata,
-        drain_timeout: duration_or_default(
-            DEFAULT_DRAIN_TIMEOUT,
-            drain_timeout.as_deref(),
-            "--drain-timeout",
-            &mut problems,
-        ),
+        shutdown_times,
         stop_grace: duration_or_default(
             DEFAULT_STOP_GRACE,
             file.sandbox.stop_grace.as_deref(),
@@ -177,12 +178,15 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
         table.map(|table| parse_agent_sandbox(table, remote_access, problems)).unwrap_or_default();
     listeners.extend(agent_sandbox);
     check_tls_files(&listeners, tls.as_ref(), has_keys, problems);
+    let health_listener = parse_health_listener(args, file, problems);
 
     let state_dir =
         args.state_dir.take().or(file.state_dir.take()).unwrap_or_else(default_state_dir);
     let tls_files = listeners.iter().filter_map(|listener| listener.tls.as_ref()).chain(&tls);
+    let addresses = listeners.iter().map(|listener| &listener.address).chain(&health_listener);
+    let addresses: Vec<&ListenAddr> = addresses.collect();
     let files = CredentialFile::all(key_file.as_deref(), args.config.as_deref(), tls_files);
-    check_exposure(&workspaces, &state_dir, &listeners, &files, problems);
+    check_exposure(&workspaces, &state_dir, &addresses, &files, problems);
 
     let chown_workspace = args.chown_workspace || file.sandbox.chown_workspace.unwrap_or(false);
     if chown_workspace {
@@ -201,6 +205,7 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
         state_dir,
         listeners,
         agent_sandbox_metadata,
+        health_listener,
         tls,
         remote_access,
         key_file,
@@ -250,6 +255,17 @@ fn merge_tls(
         client_ca: args.tls_client_ca.take().or(file.tls_client_ca.take()),
     };
     paths.complete(|part| format!("--tls-{part}"), problems)
+}
+
+/// Checks the address for health checks. It needs neither keys nor TLS: nothing else is served there.
+fn parse_health_listener(
+    args: &mut Args,
+    file: &mut ConfigFile,
+    problems: &mut Vec<String>,
+) -> Option<ListenAddr> {
+    let text = args.health_listen.take().or(file.health_listen.take())?;
+    let address = ListenAddr::parse("--health-listen", &text);
+    address.map_err(|problem| problems.push(problem)).ok()
 }
 
 /// Reads the files of TLS once, so that a start and `--check` report their problems.

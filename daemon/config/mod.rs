@@ -14,6 +14,7 @@ mod file;
 pub(crate) mod http;
 pub(crate) mod jobs;
 pub(crate) mod keys;
+pub(crate) mod lifetimes;
 mod limits;
 pub(crate) mod listen;
 mod merge;
@@ -35,7 +36,8 @@ use std::{collections::BTreeMap, env, path::PathBuf, time::Duration};
 use self::{
     jobs::JobsConfig,
     keys::KeyFile,
-    listen::{ListenerConfig, RemoteAccess},
+    lifetimes::{ConnectionAge, ShutdownTimes},
+    listen::{ListenAddr, ListenerConfig, RemoteAccess},
     protection::Protection,
     requests::RequestsConfig,
     sessions::SessionsConfig,
@@ -51,8 +53,6 @@ use crate::daemon::{
     telemetry::logs::LogFormat,
 };
 
-/// Time that running calls have after SIGTERM. Below the 30 seconds that Kubernetes gives a pod.
-const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 /// Time between SIGTERM and SIGKILL for a command.
 const DEFAULT_STOP_GRACE: Duration = Duration::from_secs(2);
 /// Bytes that an artifact stores of each output stream.
@@ -79,6 +79,9 @@ const DEFAULT_QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     pub(crate) listeners: Vec<ListenerConfig>,
+    /// Address for health checks alone.
+    pub(crate) health_listener: Option<ListenAddr>,
+    pub(crate) connection_age: ConnectionAge,
     /// TLS of TCP listeners that are not in `listeners`: inherited ones.
     pub(crate) tls: Option<TlsFiles>,
     pub(crate) remote_access: RemoteAccess,
@@ -122,8 +125,7 @@ pub(crate) struct Config {
     pub(crate) http: http::HttpConfig,
     /// Environment variables that the agent-sandbox runtime serves as metadata.
     pub(crate) agent_sandbox_metadata: BTreeMap<String, String>,
-    /// Time that running calls have after SIGTERM.
-    pub(crate) drain_timeout: Duration,
+    pub(crate) shutdown_times: ShutdownTimes,
     /// Time between SIGTERM and SIGKILL for a command.
     pub(crate) stop_grace: Duration,
     /// Limits of each run.

@@ -9,7 +9,7 @@ use tonic_health::pb::{
 
 use super::grpc_caller::{GrpcCaller, HttpService};
 
-pub(super) fn routes() -> Router<HttpService> {
+pub(crate) fn routes() -> Router<HttpService> {
     Router::new()
         .route("/healthz", get(async |grpc, caller| check(grpc, caller, "liveness").await))
         .route("/readyz", get(async |grpc, caller| check(grpc, caller, "readiness").await))

@@ -17,7 +17,7 @@ mod agent_tools;
 pub(crate) mod connect;
 mod event_stream;
 mod grpc_caller;
-mod health;
+pub(crate) mod health;
 mod jobs;
 mod json_body;
 mod mcp;

@@ -31,11 +31,11 @@ use crate::daemon::{
 };
 
 /// Methods that need no key: probes (of Kubernetes, say) have none.
-const PUBLIC_METHOD_PREFIX: &str = "grpc.health.v1.Health/";
+pub(super) const PUBLIC_METHOD_PREFIX: &str = "grpc.health.v1.Health/";
 /// A unary method that may take as long as a job does. Revocation ends it like a stream.
 const LONG_POLL_METHOD: &str = "jig.v1.JobService/WaitJob";
 /// Alternative to `authorization` for the key.
-const API_KEY_HEADER: &str = "x-api-key";
+pub(super) const API_KEY_HEADER: &str = "x-api-key";
 
 /// Layer that authenticates calls.
 #[derive(Debug, Clone)]

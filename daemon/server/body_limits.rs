@@ -194,6 +194,8 @@ impl BodyLimits {
                 () = future::ready(()) => None,
             };
             let frame = match available {
+                // Empty frames without end must not keep the request open.
+                Some(_) if Instant::now() >= deadline => return Err(buffer.stalled_error()),
                 Some(frame) => frame,
                 None => {
                     // Most requests are complete at once. Only one that is not needs a reservation.

@@ -55,6 +55,8 @@ pub(crate) struct ServerConnection {
     preface_timeout: Option<PrefaceTimeout>,
     /// Set until a call is authenticated.
     auth_timeout: Option<AuthTimeout>,
+    /// Set if the connection is cut at a time, whatever it does.
+    cut_timer: Option<Pin<Box<Sleep>>>,
     origin: PeerOrigin,
     permit: ConnectionPermit,
 }
@@ -173,13 +175,31 @@ impl ServerConnection {
             authority,
             preface_timeout: Some(preface_timeout),
             auth_timeout: Some(AuthTimeout::new(permit.auth())),
+            cut_timer: None,
             origin,
             permit,
         }
     }
 
-    /// Returns an error if the connection was evicted, even if its peer reads nothing.
-    fn check_eviction(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+    /// Cuts the connection after `time`, with its calls and even after an upgrade.
+    pub(super) fn cut_after(&mut self, time: Duration) {
+        self.cut_timer = Some(Box::pin(sleep(time)));
+    }
+
+    /// Returns an error if the connection was evicted or cut, even if its peer reads nothing.
+    fn check_end(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if let Some(timer) = &mut self.cut_timer
+            && timer.as_mut().poll(context).is_ready()
+        {
+            // A timer must not be polled again. The connection ends with the first error.
+            self.cut_timer = None;
+            tracing::info!(
+                origin = ?self.origin,
+                remedy = "raise --max-connection-age-grace if calls need more time",
+                "cut a connection that outlasted its maximum age and the grace after it"
+            );
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         let Some(timeout) = &mut self.auth_timeout else {
             return Ok(());
         };
@@ -224,7 +244,7 @@ impl AsyncRead for ServerConnection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.check_eviction(context)?;
+        this.check_end(context)?;
 
         let filled_before = buffer.filled().len();
         let read = match &mut this.socket {
@@ -266,7 +286,7 @@ impl AsyncWrite for ServerConnection {
         context: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.check_eviction(context)?;
+        self.check_end(context)?;
         match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_write(context, data),
             Socket::Tls(connection) => Pin::new(&mut connection.stream).poll_write(context, data),
@@ -275,7 +295,7 @@ impl AsyncWrite for ServerConnection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.check_eviction(context)?;
+        self.check_end(context)?;
         match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_flush(context),
             Socket::Tls(connection) => Pin::new(&mut connection.stream).poll_flush(context),
@@ -296,7 +316,7 @@ impl AsyncWrite for ServerConnection {
         context: &mut Context<'_>,
         data: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.check_eviction(context)?;
+        self.check_end(context)?;
         match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_write_vectored(context, data),
             Socket::Tls(connection) => {

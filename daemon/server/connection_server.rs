@@ -1,27 +1,39 @@
 //! Serves accepted connections: HTTP/2, and HTTP/1.1 with upgrades.
 
-use std::{pin::pin, time::Duration};
+use std::{
+    convert::Infallible,
+    future::pending,
+    hash::{BuildHasher as _, Hasher as _, RandomState},
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use http::Request;
+use http::{HeaderValue, Request, Version, header::CONNECTION};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto::Builder,
 };
+use tokio::time::sleep;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::body::Body;
 use tower::ServiceExt as _;
 
 use super::connection::ServerConnection;
-use crate::daemon::{http::HttpService, task};
+use crate::daemon::{config::lifetimes::ConnectionAge, http::HttpService, task};
 
 /// Concurrent calls on one connection. hyper's default is 200.
 const MAX_STREAMS_PER_CONNECTION: u32 = 1024;
 /// Streams that a client may reset before they were accepted (rapid reset, CVE-2023-44487).
 const MAX_PENDING_RESETS: usize = 64;
-/// Streams that the server may reset during the life of a connection. Every call that a client
-/// abandons is one, so the limit must be large.
-const MAX_LOCAL_RESETS: usize = 1 << 20;
+/// Streams that a client may make the server reset by wrong frames, during the life of a connection
+/// (MadeYouReset, CVE-2025-8671). Calls that clients cancel do not count. Data that is on its way to
+/// a call that was rejected early counts by the frame, so hundreds of them must fit.
+const MAX_LOCAL_RESETS: usize = 16 << 10;
 /// HTTP/2 flow-control windows of one stream and of one connection.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
@@ -34,19 +46,23 @@ const HTTP1_HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// comes within the timeout.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Part by which the maximum age of a connection varies, so that clients that connected together
+/// do not reconnect together.
+const AGE_JITTER: f64 = 0.1;
 
 /// Serves connections with one service, until it is closed.
 #[derive(Debug, Clone)]
 pub(super) struct ConnectionServer {
     service: HttpService,
     builder: Builder<TokioExecutor>,
+    age: ConnectionAge,
     connections: TaskTracker,
     /// Cancelled when connections must close as soon as their calls have ended.
     close: CancellationToken,
 }
 
 impl ConnectionServer {
-    pub(super) fn new(service: HttpService) -> Self {
+    pub(super) fn new(service: HttpService, age: ConnectionAge) -> Self {
         let mut builder = Builder::new(TokioExecutor::new());
         builder
             .http1()
@@ -64,7 +80,8 @@ impl ConnectionServer {
             .max_header_list_size(MAX_HEADER_LIST_BYTES)
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
             .max_local_error_reset_streams(MAX_LOCAL_RESETS);
-        Self { service, builder, connections: TaskTracker::new(), close: CancellationToken::new() }
+        let (connections, close) = (TaskTracker::new(), CancellationToken::new());
+        Self { service, builder, age, connections, close }
     }
 
     /// A server with another service, whose connections close together with those of this one.
@@ -89,25 +106,68 @@ impl ConnectionServer {
         self.connections.wait().await;
     }
 
-    async fn serve(&self, connection: ServerConnection) {
+    async fn serve(&self, mut connection: ServerConnection) {
+        let max_age = self.age.max.map(with_jitter);
+        if let (Some(max_age), Some(grace)) = (max_age, self.age.grace) {
+            connection.cut_after(max_age + grace);
+        }
         let peer = connection.peer_info();
+        // Whether the connection has reached its age, and whether it is HTTP/1.1.
+        let is_aged = Arc::new(AtomicBool::new(false));
+        let was_http1 = Arc::new(AtomicBool::new(false));
         let service = service_fn(|request: Request<Incoming>| {
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(peer.clone());
-            self.service.clone().oneshot(request)
+            let is_http1 = request.version() == Version::HTTP_11;
+            was_http1.store(is_http1, Ordering::Relaxed);
+            let response = self.service.clone().oneshot(request);
+            let is_aged = Arc::clone(&is_aged);
+            async move {
+                let mut response = response.await?;
+                if is_http1 && is_aged.load(Ordering::Relaxed) {
+                    let close = HeaderValue::from_static("close");
+                    response.headers_mut().entry(CONNECTION).or_insert(close);
+                }
+                Ok::<_, Infallible>(response)
+            }
         });
 
         let io = TokioIo::new(connection);
         let mut serving = pin!(self.builder.serve_connection_with_upgrades(io, service));
-        let served = tokio::select! {
-            served = &mut serving => served,
-            () = self.close.cancelled() => {
-                serving.as_mut().graceful_shutdown();
-                serving.await
+        let mut aging = pin!(async {
+            match max_age {
+                Some(max_age) => sleep(max_age).await,
+                None => pending().await,
+            }
+        });
+        let served = loop {
+            tokio::select! {
+                served = &mut serving => break served,
+                () = self.close.cancelled() => {
+                    serving.as_mut().graceful_shutdown();
+                    break serving.await;
+                }
+                () = &mut aging, if !is_aged.load(Ordering::Relaxed) => {
+                    is_aged.store(true, Ordering::Relaxed);
+                    // HTTP/2 tells which calls it has accepted (GOAWAY). The close of an idle
+                    // connection of HTTP/1.1 could meet a request, so the next response ends it.
+                    if !was_http1.load(Ordering::Relaxed) {
+                        serving.as_mut().graceful_shutdown();
+                    }
+                }
             }
         };
         if let Err(error) = served {
             tracing::debug!(error, "a connection ended with an error");
         }
     }
+}
+
+/// Varies an age by [`AGE_JITTER`], up or down.
+fn with_jitter(age: Duration) -> Duration {
+    // The hashers of the standard library have random keys.
+    let random = RandomState::new().build_hasher().finish() >> 32;
+    let random = u32::try_from(random).unwrap_or_default();
+    let unit = f64::from(random) / f64::from(u32::MAX);
+    age.mul_f64(1.0 + AGE_JITTER * (2.0 * unit - 1.0))
 }

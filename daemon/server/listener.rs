@@ -42,12 +42,14 @@ use crate::daemon::{
 const ACCEPT_PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Bound sockets that the runtime does not drive yet.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Listeners {
     tcp: Vec<BoundTcp>,
     unix: Vec<BoundUnix>,
     /// The TLS credentials of all listeners, each once.
     tls: Vec<Arc<ListenerTls>>,
+    /// The listener for health checks alone.
+    health: Option<Box<Self>>,
 }
 
 #[derive(Debug)]
@@ -87,40 +89,53 @@ impl Listeners {
         config: &Config,
         inherited: Vec<InheritedListener>,
     ) -> Result<Self, BindError> {
-        let mut listeners = Self { tcp: Vec::new(), unix: Vec::new(), tls: Vec::new() };
+        let mut listeners = Self::default();
         for listener in inherited {
             listeners.add_inherited(config, listener)?;
         }
         for configured in &config.listeners {
-            let (address, protocol) = (&configured.address, configured.protocol);
-            let failed = |error: io::Error| BindError::Address {
-                setting: protocol.setting(),
-                address: address.to_string(),
-                problem: bind_problem(&error),
-            };
-            match address {
-                ListenAddr::Tcp(address) => {
-                    let tls = listeners.load_tls(configured.tls.as_ref())?;
-                    let listener = bind_tcp(*address).map_err(failed)?;
-                    listeners.tcp.push(BoundTcp { listener, protocol, tls });
-                }
-                ListenAddr::Unix(path) => {
-                    listeners.unix.push(bind_unix(path, protocol).map_err(failed)?);
-                }
-            }
+            let tls = listeners.load_tls(configured.tls.as_ref())?;
+            listeners.add(&configured.address, configured.protocol, tls)?;
+        }
+        if let Some(address) = &config.health_listener {
+            let mut health = Box::<Self>::default();
+            health.add(address, ListenerProtocol::Health, None)?;
+            listeners.health = Some(health);
         }
         Ok(listeners)
     }
 
+    /// Binds one address.
+    fn add(
+        &mut self,
+        address: &ListenAddr,
+        protocol: ListenerProtocol,
+        tls: Option<Arc<ListenerTls>>,
+    ) -> Result<(), BindError> {
+        let failed = |error: io::Error| {
+            let (address, problem) = (address.to_string(), bind_problem(&error));
+            BindError::Address { setting: protocol.setting(), address, problem }
+        };
+        match address {
+            ListenAddr::Tcp(address) => {
+                let listener = bind_tcp(*address).map_err(failed)?;
+                self.tcp.push(BoundTcp { listener, protocol, tls });
+            }
+            ListenAddr::Unix(path) => self.unix.push(bind_unix(path, protocol).map_err(failed)?),
+        }
+        Ok(())
+    }
+
+    /// Removes the listener for health checks alone, which has a service of its own.
+    pub(super) fn take_health(&mut self) -> Option<Self> {
+        self.health.take().map(|health| *health)
+    }
+
     /// Binds one Unix socket, for an embedded daemon.
     pub(crate) fn bind_socket(path: &Path) -> Result<Self, BindError> {
-        let protocol = ListenerProtocol::Jig;
-        let bound = bind_unix(path, protocol).map_err(|error| BindError::Address {
-            setting: protocol.setting(),
-            address: format!("unix:{}", path.display()),
-            problem: bind_problem(&error),
-        })?;
-        Ok(Self { tcp: Vec::new(), unix: vec![bound], tls: Vec::new() })
+        let mut listeners = Self::default();
+        listeners.add(&ListenAddr::Unix(path.to_owned()), ListenerProtocol::Jig, None)?;
+        Ok(listeners)
     }
 
     /// Adds a listener that the service manager has passed, with the same rules as for others.
@@ -188,10 +203,12 @@ impl Listeners {
     /// The bound TCP ports.
     pub(crate) fn ports(&self) -> Vec<u16> {
         let addresses = self.tcp.iter().map(|bound| bound.listener.local_addr());
-        addresses.flatten().map(|address| address.port()).collect()
+        let ports = addresses.flatten().map(|address| address.port());
+        ports.chain(self.health.iter().flat_map(|health| health.ports())).collect()
     }
 
-    /// Accepts connections on all listeners until `stop`, for the server of each. Reports listeners that fail to `health`.
+    /// Accepts connections on all listeners until `stop`, for the server of each. Reports listeners
+    /// that fail to `health`.
     pub(super) fn accept(
         self,
         server: impl Fn(ListenerProtocol) -> ConnectionServer,
@@ -226,7 +243,7 @@ impl Listeners {
 /// An address as the daemon prints it.
 fn describe(address: &str, protocol: ListenerProtocol) -> String {
     match protocol {
-        ListenerProtocol::Jig => address.to_owned(),
+        ListenerProtocol::Jig | ListenerProtocol::Health => address.to_owned(),
         ListenerProtocol::AgentSandboxGrpc => format!("{address} for agent-sandbox gRPC"),
         ListenerProtocol::AgentSandboxRest => format!("{address} for agent-sandbox REST"),
     }

@@ -21,6 +21,7 @@ mod connection_server;
 mod deadline;
 mod error_details;
 mod health;
+mod health_listener;
 pub(crate) mod inherited_listeners;
 pub(crate) mod listener;
 pub(crate) mod peer;
@@ -48,6 +49,7 @@ use tower::ServiceBuilder;
 use self::{
     connection_server::ConnectionServer,
     health::{Health, HealthConditions},
+    health_listener::health_only,
     listener::Listeners,
     trace::STANDARD_METHODS,
 };
@@ -67,7 +69,11 @@ use crate::{
     daemon::{
         agent_sandbox::{self, AgentSandbox},
         catalog::MAX_REQUEST_BYTES,
-        config::{http::HttpConfig, listen::ListenerProtocol},
+        config::{
+            http::HttpConfig,
+            lifetimes::{ConnectionAge, ShutdownTimes},
+            listen::ListenerProtocol,
+        },
         grpc::{
             approvals::ApprovalServiceHandler, artifacts::ArtifactServiceHandler,
             catalog::CatalogServiceHandler, events::EventServiceHandler,
@@ -99,6 +105,7 @@ pub(crate) struct ServerContext {
     pub(crate) http: HttpConfig,
     /// Metadata that the agent-sandbox runtime serves.
     pub(crate) agent_sandbox_metadata: BTreeMap<String, String>,
+    pub(crate) connection_age: ConnectionAge,
     /// Watched: health depends on whether sandboxes can be built.
     pub(crate) sandboxes: Arc<SandboxPools>,
     /// Whether commands can run at start.
@@ -127,10 +134,10 @@ pub(crate) struct ShutdownSignals {
 ///
 /// With `announce`, prints the addresses to standard output once calls are accepted.
 pub(crate) async fn serve(
-    listeners: Listeners,
+    mut listeners: Listeners,
     context: ServerContext,
     trigger: ShutdownTrigger,
-    drain_timeout: Duration,
+    times: ShutdownTimes,
     announce: bool,
 ) -> io::Result<()> {
     let ServerContext {
@@ -138,6 +145,7 @@ pub(crate) async fn serve(
         info,
         http,
         agent_sandbox_metadata,
+        connection_age,
         sandboxes,
         can_run_commands,
         state_lost,
@@ -150,6 +158,9 @@ pub(crate) async fn serve(
     let health = Health::start(reporter, service_names(&methods), conditions).await;
 
     let addresses = listeners.addresses();
+    let health_listener = listeners.take_health();
+    let health_addresses = health_listener.as_ref().map(Listeners::addresses).unwrap_or_default();
+    let health_grpc = grpc_service(&pipeline, HashSet::new(), Routes::new(health_service.clone()));
     let routes = routes(&pipeline, info, health_service);
     let grpc = grpc_service(&pipeline, methods, routes);
     let check_caller: CallerCheck = {
@@ -161,7 +172,8 @@ pub(crate) async fn serve(
         AgentSandbox::new(grpc.clone(), Arc::clone(&check_caller), agent_sandbox_metadata);
     let service = ways_in(grpc, &pipeline.catalog, check_caller, &terminate)?;
     let guard = |service, reject| browser_guard::guard(service, http.clone(), reject);
-    let server = ConnectionServer::new(guard(service, rejection));
+    let server = ConnectionServer::new(guard(service, rejection), connection_age);
+    let health_server = ConnectionServer::new(health_only(health_grpc), connection_age);
     let server_of = |protocol| match protocol {
         ListenerProtocol::Jig => server.clone(),
         ListenerProtocol::AgentSandboxGrpc => {
@@ -170,32 +182,42 @@ pub(crate) async fn serve(
         ListenerProtocol::AgentSandboxRest => {
             server.with_service(guard(agent_sandbox.rest.clone(), agent_sandbox::rejection))
         }
+        ListenerProtocol::Health => health_server.clone(),
     };
     // Connections stay open when the drain begins: clients continue to talk to their running
     // processes. The listeners accept no new ones, and the pipeline rejects new calls.
     listeners.accept(server_of, &health, &shutdown.draining_token());
+    // Probes see a daemon that drains.
+    if let Some(listener) = health_listener {
+        listener.accept(server_of, &health, &terminate);
+    }
 
     if announce {
-        print_addresses(&addresses)?;
+        print_addresses(&addresses, &health_addresses)?;
     }
-    tracing::info!(addresses = ?addresses, "serving");
+    tracing::info!(?addresses, ?health_addresses, "serving");
     if let Some(state_lost) = state_lost {
         spawn_state_watch(health.clone(), state_lost);
     }
     let keeper_watch = spawn_keeper_watch(health.clone(), sandboxes, can_run_commands);
 
-    let second_signal = trigger.wait().await;
+    let mut second_signal = trigger.wait().await;
+    health.update(|conditions| conditions.is_draining = true).await;
+    let is_forced = wait_before_drain(times.delay, &mut second_signal).await;
     keeper_watch.abort();
     tracing::info!("draining");
-    health.update(|conditions| conditions.is_draining = true).await;
     shutdown.drain();
-    drain_calls(&shutdown, second_signal, drain_timeout).await;
+    if is_forced {
+        kill_calls(&shutdown);
+    }
+    drain_calls(&shutdown, second_signal, times.drain_timeout).await;
 
     // Unless the shutdown was forced, all calls have ended, and event streams have delivered their
     // ends. End the streams too.
     shutdown.terminate();
     // The remaining connections deliver their last responses, or their clients keep them open.
-    if timeout(CONNECTION_CLOSE_TIMEOUT, server.close()).await.is_err() {
+    let closed = async { tokio::join!(server.close(), health_server.close()) };
+    if timeout(CONNECTION_CLOSE_TIMEOUT, closed).await.is_err() {
         tracing::warn!("closed connections that their clients kept open");
     }
     Ok(())
@@ -265,10 +287,14 @@ fn routes(
         .add_service(DaemonServiceServer::new(info))
 }
 
-fn print_addresses(addresses: &[String]) -> io::Result<()> {
+fn print_addresses(addresses: &[String], health_addresses: &[String]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     for address in addresses {
         writeln!(stdout, "listening on {address}")?;
+    }
+    // Last: programs read the addresses for calls first.
+    for address in health_addresses {
+        writeln!(stdout, "health checks on {address}")?;
     }
     stdout.flush()
 }
@@ -315,6 +341,24 @@ fn spawn_keeper_watch(
     })
 }
 
+/// Gives load balancers the time to notice that the daemon is not ready. Returns whether a second
+/// signal came.
+async fn wait_before_drain(delay: Duration, second_signal: &mut SecondSignal) -> bool {
+    if delay.is_zero() {
+        return false;
+    }
+    tracing::info!(?delay, "not ready any more: calls are accepted until the shutdown delay ends");
+    tokio::select! {
+        () = tokio::time::sleep(delay) => false,
+        () = second_signal.wait() => true,
+    }
+}
+
+fn kill_calls(shutdown: &Shutdown) {
+    tracing::warn!("received a second signal: killing running calls");
+    shutdown.kill();
+}
+
 /// Waits for running calls to complete. Terminates them after `drain_timeout`, and kills them on a
 /// second signal.
 async fn drain_calls(
@@ -331,8 +375,7 @@ async fn drain_calls(
     };
     let kill_on_second_signal = async {
         second_signal.wait().await;
-        tracing::warn!("received a second signal: killing running calls");
-        shutdown.kill();
+        kill_calls(shutdown);
         std::future::pending::<()>().await;
     };
     let hard_limit = tokio::time::sleep(drain_timeout + MAX_DRAIN_OVERRUN);

@@ -119,7 +119,7 @@ pub(super) async fn serve(
     let sandboxes = Arc::clone(&probed.sandboxes);
     let context = server_context(&config, pipeline, probed, isolation, proxy, started, state_lost);
     let served =
-        server::serve(listeners, context, shutdown, config.drain_timeout, !is_embedded).await;
+        server::serve(listeners, context, shutdown, config.shutdown_times, !is_embedded).await;
 
     sandboxes.close();
     telemetry.flush().await;
@@ -153,6 +153,7 @@ fn server_context(
         info,
         http: config.http.clone(),
         agent_sandbox_metadata: config.agent_sandbox_metadata.clone(),
+        connection_age: config.connection_age,
         sandboxes,
         can_run_commands,
         state_lost,
