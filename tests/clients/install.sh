@@ -36,6 +36,16 @@ install_tools() {
   # Clients of Connect, gRPC-Web and WebSockets.
   install_packages http
   install_agent_sandbox
+  install_chromium
+}
+
+# Installs the browser of the system, which has no copy in the tools directory.
+install_chromium() {
+  if ! command -v chromium >/dev/null; then
+    echo "installing Debian's package of Chromium"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium
+  fi
 }
 
 # install_go_program NAME PACKAGE VERSION: installs a program into the directory `bin`, unless it has this version.
