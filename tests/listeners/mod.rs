@@ -8,6 +8,7 @@ mod frames;
 mod health_port;
 mod idle_connections;
 mod shutdown_delay;
+mod web_sockets;
 
 use std::time::{Duration, Instant};
 
