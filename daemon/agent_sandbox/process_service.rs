@@ -214,18 +214,20 @@ fn terminal_size(pty: Pty) -> v1::TerminalSize {
 /// Reads a process to its end. The process is killed if its output is too large.
 async fn collect_output(mut events: AgentProcessEvents) -> Result<ExecuteResponse, Status> {
     let (mut stdout, mut stderr) = (BytesMut::new(), BytesMut::new());
+    let mut exit_code = None;
+    // A stream that is not read to its end is a cancelled call.
     while let Some(message) = events.next().await {
         match message?.event {
             Some(Event::Stdout(data)) => append(&mut stdout, &data, stderr.len())?,
             Some(Event::Stderr(data)) => append(&mut stderr, &data, stdout.len())?,
-            Some(Event::Exit(exit)) => {
-                let (stdout, stderr) = (stdout.freeze(), stderr.freeze());
-                return Ok(ExecuteResponse { exit_code: exit.exit_code, stdout, stderr });
-            }
+            Some(Event::Exit(exit)) => exit_code = Some(exit.exit_code),
             Some(Event::Init(_)) | None => {}
         }
     }
-    Err(to_status(&Error::internal("the stream of a process ended without its exit")))
+    let exit_code = exit_code.ok_or_else(|| {
+        to_status(&Error::internal("the stream of a process ended without its exit"))
+    })?;
+    Ok(ExecuteResponse { exit_code, stdout: stdout.freeze(), stderr: stderr.freeze() })
 }
 
 fn append(output: &mut BytesMut, data: &Bytes, other_bytes: usize) -> Result<(), Status> {

@@ -195,7 +195,10 @@ pub(crate) async fn serve(
     if announce {
         print_addresses(&addresses, &health_addresses)?;
     }
-    tracing::info!(?addresses, ?health_addresses, "serving");
+    tracing::info!(addresses = ?addresses, "serving");
+    if !health_addresses.is_empty() {
+        tracing::info!(addresses = ?health_addresses, "serving health checks");
+    }
     if let Some(state_lost) = state_lost {
         spawn_state_watch(health.clone(), state_lost);
     }

@@ -18,7 +18,8 @@ use tonic::{Request, Status, Streaming, transport::Channel};
 use crate::support::{CurlResponse, Daemon, Setup, lazy_channel, parse_curl_response};
 
 /// Serves the runtime on free ports.
-const TABLE: &str = "[agent_sandbox]\ngrpc_listen = \"127.0.0.1:0\"\nrest_listen = \"127.0.0.1:0\"";
+pub(crate) const TABLE: &str =
+    "[agent_sandbox]\ngrpc_listen = \"127.0.0.1:0\"\nrest_listen = \"127.0.0.1:0\"";
 
 /// Settings of a daemon that serves the runtime.
 fn runtime_setup() -> Setup {
@@ -29,7 +30,7 @@ async fn start_runtime() -> Daemon {
     runtime_setup().start().await
 }
 
-fn grpc_channel(daemon: &Daemon) -> Channel {
+pub(crate) fn grpc_channel(daemon: &Daemon) -> Channel {
     lazy_channel(&format!("http://{}", daemon.agent_sandbox_address("gRPC")))
 }
 
@@ -69,7 +70,7 @@ fn shell_config(script: &str) -> ProcessConfig {
     ProcessConfig { command, ..ProcessConfig::default() }
 }
 
-fn execute_shell(script: &str) -> ExecuteRequest {
+pub(crate) fn execute_shell(script: &str) -> ExecuteRequest {
     ExecuteRequest { config: Some(shell_config(script)) }
 }
 

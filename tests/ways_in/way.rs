@@ -3,14 +3,20 @@
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt as _, Full};
-use jig::api::v1::{ReadFileRequest, ReadFileResponse, RunRequest, RunResponse};
+use jig::api::{
+    process_v1::ExecuteResponse,
+    v1::{ReadFileRequest, ReadFileResponse, RunRequest, RunResponse},
+};
 use prost::Message;
 use prost_reflect::MethodDescriptor;
 use serde_json::{Value, json};
 use tonic::{Status, body::Body, transport::Channel};
 use tower::{Service as _, ServiceExt as _};
 
-use crate::support::{Daemon, Refusal, promptly};
+use crate::{
+    agent_sandbox::{execute_shell, grpc_channel},
+    support::{Daemon, Refusal, promptly},
+};
 
 /// A way in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +27,8 @@ pub(super) enum Way {
     ConnectProtobuf,
     Batch,
     Mcp,
+    /// It has commands only.
+    AgentSandbox,
 }
 
 /// What a caller asks for. Both have the text that they print or read as their result.
@@ -31,14 +39,24 @@ pub(super) enum Ask {
 }
 
 impl Way {
-    pub(super) const ALL: [Self; 6] = [
+    pub(super) const ALL: [Self; 7] = [
         Self::Grpc,
         Self::GrpcWeb,
         Self::ConnectJson,
         Self::ConnectProtobuf,
         Self::Batch,
         Self::Mcp,
+        Self::AgentSandbox,
     ];
+
+    /// Whether a caller can ask for this.
+    pub(super) fn has(self, ask: &Ask) -> bool {
+        self != Self::AgentSandbox || matches!(ask, Ask::Run { .. })
+    }
+
+    fn channel(self, daemon: &Daemon) -> Channel {
+        if self == Self::AgentSandbox { grpc_channel(daemon) } else { daemon.channel() }
+    }
 
     /// Makes a call. Returns its text, or the reason of its error.
     pub(super) async fn call(
@@ -61,7 +79,8 @@ impl Way {
                 .header("mcp-method", "tools/call")
                 .header("mcp-name", tool);
         }
-        let response = send(daemon.channel(), request.body(Body::new(Full::new(body))).unwrap());
+        let response =
+            send(self.channel(daemon), request.body(Body::new(Full::new(body))).unwrap());
         self.outcome(response.await, ask).await
     }
 
@@ -85,6 +104,12 @@ impl Way {
         };
         match self {
             Self::Grpc => (method, "application/grpc", envelope(&message)),
+            Self::AgentSandbox => {
+                let Ask::Run { command } = ask else { panic!("{ask:?} by {self:?}") };
+                let message = execute_shell(command).encode_to_vec();
+                let method = "/process.v1.ProcessService/Execute";
+                (method, "application/grpc", envelope(&message))
+            }
             Self::GrpcWeb => (method, "application/grpc-web+proto", envelope(&message)),
             Self::ConnectProtobuf => (method, "application/proto", message.into()),
             Self::ConnectJson => (method, "application/json", parameters.to_string().into()),
@@ -129,12 +154,17 @@ impl Way {
         let body = collected.to_bytes();
 
         match self {
-            Self::Grpc | Self::GrpcWeb => {
+            Self::Grpc | Self::GrpcWeb | Self::AgentSandbox => {
                 if let Some(reason) = grpc_reason(&headers).or_else(|| grpc_reason(&trailers)) {
                     return Err(reason);
                 }
                 let length = u32::from_be_bytes(body[1..5].try_into().unwrap()) as usize;
-                Ok(message_text(ask, &body[5..5 + length]))
+                let message = &body[5..5 + length];
+                if self == Self::AgentSandbox {
+                    let response = ExecuteResponse::decode(message).unwrap();
+                    return Ok(String::from_utf8(response.stdout.to_vec()).unwrap());
+                }
+                Ok(message_text(ask, message))
             }
             Self::ConnectProtobuf if status.is_success() => Ok(message_text(ask, &body)),
             _ => self.json_outcome(&parse_json(&body), ask),
