@@ -9,11 +9,15 @@ try_buf() {
 
   # The contract before it had other protocols than gRPC.
   local baseline=86600b2
-  mkdir "$scratch/baseline"
-  git archive "$baseline" proto buf.yaml | tar -x -C "$scratch/baseline"
-  check "the protos break no client of commit $baseline" 0 '^$' buf breaking --against "$scratch/baseline"
-  sed -i 's/string path = 1/string path = 99/' "$scratch/baseline/proto/jig/v1/tool_service.proto"
-  check "buf finds a field that changed its number" 100 'path' buf breaking --against "$scratch/baseline"
+  if git cat-file -e "$baseline" 2>/dev/null; then
+    mkdir "$scratch/baseline"
+    git archive "$baseline" proto buf.yaml | tar -x -C "$scratch/baseline"
+    check "the protos break no client of commit $baseline" 0 '^$' buf breaking --against "$scratch/baseline"
+    sed -i 's/string path = 1/string path = 99/' "$scratch/baseline/proto/jig/v1/tool_service.proto"
+    check "buf finds a field that changed its number" 100 'path' buf breaking --against "$scratch/baseline"
+  else
+    echo "left out: buf breaking, as this clone has no commit $baseline. Clone the whole history to run it"
+  fi
 
   local call=(buf curl --protocol grpc --http2-prior-knowledge --reflect)
   local version
