@@ -4,23 +4,8 @@
 #[cfg(any(feature = "client", feature = "daemon"))]
 pub mod json_struct;
 
-/// Types, clients and servers of the package `jig.v1`.
-#[allow(
-    clippy::all,
-    clippy::allow_attributes_without_reason,
-    clippy::cast_possible_truncation,
-    clippy::cast_possible_wrap,
-    clippy::cast_sign_loss,
-    clippy::wildcard_enum_match_arm,
-    missing_debug_implementations,
-    unreachable_pub,
-    reason = "generated"
-)]
-pub mod v1 {
-    tonic::include_proto!("jig.v1");
-}
+pub use self::generated::{process_v1, v1};
 
-/// Types, clients and servers of the process service of the Kubernetes agent-sandbox runtime.
 #[allow(
     clippy::all,
     clippy::allow_attributes_without_reason,
@@ -32,8 +17,16 @@ pub mod v1 {
     unreachable_pub,
     reason = "generated"
 )]
-pub mod process_v1 {
-    tonic::include_proto!("process.v1");
+mod generated {
+    /// Types, clients and servers of the package `jig.v1`.
+    pub mod v1 {
+        tonic::include_proto!("jig.v1");
+    }
+
+    /// Types, clients and servers of the process service of the Kubernetes agent-sandbox runtime.
+    pub mod process_v1 {
+        tonic::include_proto!("process.v1");
+    }
 }
 
 /// Descriptors of `process.v1`, as [`FILE_DESCRIPTOR_SET`].

@@ -1,17 +1,15 @@
 //! Errors of the REST API: `{"code", "message"}`, as the standard defines them.
 
-use axum::{
-    Json,
-    response::{IntoResponse, Response},
-};
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header::RETRY_AFTER};
+use axum::response::{IntoResponse, Response};
+use http::{Method, StatusCode, Uri};
 use serde_json::json;
 use tonic::{Status, body::Body};
 use tonic_types::StatusExt as _;
 
 use crate::daemon::{
-    error::Reason,
-    http::{code_name, http_status},
+    error::{Error, Reason},
+    grpc::status::to_status,
+    http::{code_name, http_status, json_error, retry_after_sec},
 };
 
 /// An error of the REST API.
@@ -54,20 +52,23 @@ impl From<Status> for ApiError {
             let code = status.code();
             (http_status(code), code_name(code).to_ascii_uppercase())
         };
-        let retry_delay = details.retry_info().and_then(|info| info.retry_delay);
         Self {
-            retry_after_sec: retry_delay.map(|delay| delay.as_secs().max(1)),
+            retry_after_sec: retry_after_sec(&details),
             ..Self::new(http_status, &code, status.message())
         }
+    }
+}
+
+impl From<&Error> for ApiError {
+    fn from(error: &Error) -> Self {
+        to_status(error).into()
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let body = json!({ "code": self.code, "message": self.message });
-        let retry_after =
-            self.retry_after_sec.map(|seconds| (RETRY_AFTER, HeaderValue::from(seconds)));
-        (self.status, retry_after.into_iter().collect::<HeaderMap>(), Json(body)).into_response()
+        json_error(self.status, self.retry_after_sec, body)
     }
 }
 

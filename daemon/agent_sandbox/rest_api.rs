@@ -18,7 +18,6 @@ use super::{
     rest_context::RestContext,
 };
 use crate::daemon::{
-    grpc::status::to_status,
     http::{CallerCheck, HttpService},
     queue::ByteBudget,
 };
@@ -38,7 +37,7 @@ pub(super) fn service(
                     request.extensions_mut().insert(CallerName(name.into()));
                     next.run(request).await
                 }
-                Err(error) => ApiError::from(to_status(&error)).into_response(),
+                Err(error) => ApiError::from(&error).into_response(),
             }
         }
     });

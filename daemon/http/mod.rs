@@ -46,7 +46,7 @@ use self::{
 pub(crate) use self::{
     connect::{code_name, http_status},
     grpc_caller::{CallerCheck, GrpcCaller, HttpService},
-    rest_error::rejection,
+    rest_error::{json_error, rejection, retry_after_sec},
 };
 use crate::daemon::catalog::Catalog;
 

@@ -8,7 +8,7 @@ use axum::{
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header::RETRY_AFTER};
 use serde_json::{Map, Value, json};
 use tonic::{Code, Status, body::Body};
-use tonic_types::StatusExt as _;
+use tonic_types::{ErrorDetails, StatusExt as _};
 
 use super::connect::http_status;
 use crate::daemon::{error::Error, grpc::status::to_status};
@@ -54,13 +54,11 @@ impl RestError {
     }
 }
 
-/// The error of a call. Its code is the reason, but for the codes of the document.
+/// The error of a call. The document names the code of invalid parameters; other codes are reasons.
 impl From<Status> for RestError {
     fn from(status: Status) -> Self {
         let details = status.get_error_details();
         let violations = details.bad_request().map(|request| &*request.field_violations);
-        let retry_delay = details.retry_info().and_then(|info| info.retry_delay);
-        let retry_after_sec = retry_delay.map(|delay| delay.as_secs().max(1));
 
         let error = match (status.code(), violations) {
             (Code::InvalidArgument, Some(violations)) if !violations.is_empty() => {
@@ -84,7 +82,7 @@ impl From<Status> for RestError {
                 }
             }
         };
-        Self { retry_after_sec, ..error }
+        Self { retry_after_sec: retry_after_sec(&details), ..error }
     }
 }
 
@@ -96,11 +94,24 @@ impl From<&Error> for RestError {
 
 impl IntoResponse for RestError {
     fn into_response(self) -> Response {
-        let body = self.to_json();
-        let retry_after =
-            self.retry_after_sec.map(|seconds| (RETRY_AFTER, HeaderValue::from(seconds)));
-        (self.status, retry_after.into_iter().collect::<HeaderMap>(), Json(body)).into_response()
+        json_error(self.status, self.retry_after_sec, self.to_json())
     }
+}
+
+/// Seconds after which a caller should try again, at least one.
+pub(crate) fn retry_after_sec(details: &ErrorDetails) -> Option<u64> {
+    let delay = details.retry_info()?.retry_delay?;
+    Some(delay.as_secs().max(1))
+}
+
+/// A response with an error as JSON.
+pub(crate) fn json_error(
+    status: StatusCode,
+    retry_after_sec: Option<u64>,
+    body: Value,
+) -> Response {
+    let retry_after = retry_after_sec.map(|seconds| (RETRY_AFTER, HeaderValue::from(seconds)));
+    (status, retry_after.into_iter().collect::<HeaderMap>(), Json(body)).into_response()
 }
 
 /// The response to a request that reaches no way in.
