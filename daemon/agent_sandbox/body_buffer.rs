@@ -3,12 +3,7 @@
 //! A file is held until all of it has arrived, because an upload of the contract begins with the
 //! checksum of its bytes.
 
-use std::{
-    fmt::Display,
-    pin::pin,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fmt::Display, pin::pin, sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
@@ -17,7 +12,6 @@ use axum::{
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, StatusCode, header::CONTENT_TYPE};
 use http_body::Body as _;
-use tokio::time::timeout_at;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::Status;
 
@@ -25,14 +19,12 @@ use super::api_error::ApiError;
 use crate::daemon::{
     error::{Error, Reason},
     grpc::status::to_status,
+    http::ArrivalTimeout,
     queue::{ByteBudget, ByteReservation, PrincipalName},
 };
 
 /// Bytes that are reserved together.
 const RESERVED_STEP_BYTES: usize = 64 << 10;
-/// Time within which each `MIN_PROGRESS_BYTES` must arrive, as for requests of the contract.
-const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
-const MIN_PROGRESS_BYTES: usize = 64 << 10;
 /// Retry delay when other requests use the memory.
 const BUDGET_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Name of the part with the file.
@@ -110,10 +102,9 @@ impl<'a> BodyBuffer<'a> {
         let form = Multipart::from_request(request, &()).await;
         let mut form = form.map_err(|rejection| BodyError::unreadable(&rejection.body_text()))?;
         let mut has_file = false;
+        let mut arrival = ArrivalTimeout::new();
         loop {
-            let deadline = Instant::now() + PROGRESS_TIMEOUT;
-            let part = timeout_at(deadline.into(), form.next_field()).await;
-            let part = part.map_err(|_| BodyError::stalled())?;
+            let part = arrival.wait(self.data.len(), form.next_field()).await?;
             let part = part.map_err(|error| BodyError::unreadable(&error.body_text()))?;
             let Some(part) = part else { break };
             if part.name() == Some(FILE_PART) && !has_file {
@@ -133,11 +124,9 @@ impl<'a> BodyBuffer<'a> {
         bytes: impl Stream<Item = Result<Bytes, E>>,
     ) -> Result<(), BodyError> {
         let mut bytes = pin!(bytes);
-        let mut deadline = Instant::now() + PROGRESS_TIMEOUT;
-        let mut progress_goal = MIN_PROGRESS_BYTES;
+        let mut arrival = ArrivalTimeout::new();
         loop {
-            let chunk = timeout_at(deadline.into(), bytes.next()).await;
-            let chunk = match chunk.map_err(|_| BodyError::stalled())? {
+            let chunk = match arrival.wait(self.data.len(), bytes.next()).await? {
                 Some(Ok(chunk)) => chunk,
                 Some(Err(error)) => return Err(BodyError::unreadable(&error)),
                 None => return Ok(()),
@@ -145,10 +134,6 @@ impl<'a> BodyBuffer<'a> {
 
             self.reserve(self.data.len() + chunk.len())?;
             self.data.extend_from_slice(&chunk);
-            if self.data.len() >= progress_goal {
-                progress_goal = self.data.len() + MIN_PROGRESS_BYTES;
-                deadline = Instant::now() + PROGRESS_TIMEOUT;
-            }
         }
     }
 
@@ -188,18 +173,16 @@ impl BodyError {
         }
     }
 
-    fn stalled() -> Self {
-        let text = format!(
-            "less than {MIN_PROGRESS_BYTES} bytes of the request arrived in {} seconds. Nothing was done: send it again",
-            PROGRESS_TIMEOUT.as_secs()
-        );
-        let error = Error::new(Reason::Timeout, text);
-        Self { error, http_status: Some(StatusCode::REQUEST_TIMEOUT) }
-    }
-
     fn unreadable(error: &impl Display) -> Self {
         let text = format!("the request cannot be read: {error}. Nothing was done");
         Self { error: Error::new(Reason::InvalidParams, text), http_status: None }
+    }
+}
+
+/// The request arrived too slowly.
+impl From<Error> for BodyError {
+    fn from(error: Error) -> Self {
+        Self { error, http_status: Some(StatusCode::REQUEST_TIMEOUT) }
     }
 }
 

@@ -55,6 +55,8 @@ use crate::{
 const DEFAULT_FILE_MODE: &str = "0644";
 /// Largest file. One caller may have as many bytes on the way.
 const MAX_FILE_BYTES: usize = 64 << 20;
+/// Largest form: a file, and parts that are ignored.
+const MAX_FORM_BYTES: usize = MAX_FILE_BYTES + (1 << 20);
 /// Bytes in one message of an upload.
 const UPLOAD_CHUNK_BYTES: usize = 1 << 20;
 /// Entries in one response of the contract.
@@ -69,7 +71,7 @@ pub(super) fn routes() -> Router<RestContext> {
         .route("/v1/files/", files())
         .route("/v1/files/{*path}", files())
         // The body of a file is limited while it is read.
-        .layer(DefaultBodyLimit::disable())
+        .layer(DefaultBodyLimit::max(MAX_FORM_BYTES))
 }
 
 /// The path of a request, relative to the workspace. `.` is the workspace.

@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, sync::Arc};
 
-use http::{HeaderValue, Request, Response, StatusCode, Version, header::CONTENT_TYPE};
+use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tonic::{Status, body::Body, service::Routes};
 use tonic_reflection::server::Builder;
@@ -16,7 +16,7 @@ use crate::{
     api::{self, process_v1::process_service_server::ProcessServiceServer},
     daemon::{
         grpc::status::to_status,
-        http::{CallerCheck, HttpService},
+        http::{CallerCheck, HttpService, is_native_grpc},
         queue::{ByteBudget, PrincipalName},
     },
 };
@@ -65,7 +65,7 @@ pub(super) fn service(
 
 impl GrpcListener {
     async fn call(self, mut request: Request<Body>) -> Result<Response<Body>, Infallible> {
-        if !is_grpc(&request) {
+        if !is_native_grpc(&request) {
             let text = "this address speaks gRPC over HTTP/2: files and probes have another one";
             let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
             return Ok(ApiError::new(status, "INVALID_ARGUMENT", text).into_http());
@@ -94,12 +94,6 @@ impl GrpcListener {
         let message = Body::new(Full::new(body.data.clone()));
         self.routes.oneshot(Request::from_parts(parts, message)).await
     }
-}
-
-fn is_grpc(request: &Request<Body>) -> bool {
-    let content_type = request.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes);
-    request.version() == Version::HTTP_2
-        && content_type.is_some_and(|value| value.starts_with(b"application/grpc"))
 }
 
 fn reflection() -> Builder<'static> {

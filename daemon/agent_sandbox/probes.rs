@@ -5,15 +5,12 @@ use std::collections::BTreeMap;
 use axum::{Json, Router, extract::State, routing::get};
 use http::StatusCode;
 use serde_json::{Value, json};
-use tonic_health::pb::{
-    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
-};
 
 use super::{api_error::ApiError, rest_context::RestContext};
-use crate::daemon::http::GrpcCaller;
-
-/// Name under which the health service reports whether calls are accepted.
-const READINESS: &str = "readiness";
+use crate::daemon::http::{
+    GrpcCaller,
+    health::{READINESS, is_serving},
+};
 
 pub(super) fn health_route() -> Router<RestContext> {
     Router::new().route("/v1/health", get(health))
@@ -27,10 +24,7 @@ async fn health(
     State(context): State<RestContext>,
     caller: GrpcCaller,
 ) -> Result<Json<Value>, ApiError> {
-    let mut client = HealthClient::with_origin(context.grpc, caller.origin.clone());
-    let request = HealthCheckRequest { service: READINESS.to_owned() };
-    let response = client.check(caller.request(request)).await?.into_inner();
-    if response.status() != ServingStatus::Serving {
+    if !is_serving(context.grpc, &caller, READINESS).await? {
         let text = "the daemon is not serving: it is shutting down, or cannot run commands";
         return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "UNAVAILABLE", text));
     }

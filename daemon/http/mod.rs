@@ -14,9 +14,11 @@
 //! | `/healthz`, `/readyz` | [`health`] |
 
 mod agent_tools;
+mod arrival;
 pub(crate) mod connect;
 mod event_stream;
 mod grpc_caller;
+mod grpc_variant;
 pub(crate) mod health;
 mod jobs;
 mod json_body;
@@ -32,21 +34,23 @@ use axum::{
     middleware::{self, Next},
     response::IntoResponse as _,
 };
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, header::CONTENT_TYPE};
+use http::{Request, Response, StatusCode, Version};
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic_web::{GrpcWebLayer, GrpcWebService};
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
+pub(crate) use self::{
+    arrival::ArrivalTimeout,
+    connect::{code_name, http_status},
+    grpc_caller::{CallerCheck, GrpcCaller, HttpService},
+    grpc_variant::{GrpcVariant, is_native_grpc},
+    rest_error::{json_error, rejection, retry_after_sec},
+};
 use self::{
     connect::{ConnectProtocol, NoCall, explain_content_types, translate_response},
     mcp::McpHttp,
     rest_error::RestError,
-};
-pub(crate) use self::{
-    connect::{code_name, http_status},
-    grpc_caller::{CallerCheck, GrpcCaller, HttpService},
-    rest_error::{json_error, rejection, retry_after_sec},
 };
 use crate::daemon::catalog::Catalog;
 
@@ -108,7 +112,7 @@ pub(crate) fn ways_in(
 
 impl WaysIn {
     async fn call(&self, mut request: Request<Body>) -> Result<Response<Body>, Infallible> {
-        match grpc_variant(request.headers()) {
+        match GrpcVariant::of(request.headers()) {
             Some(GrpcVariant::Grpc) if request.version() == Version::HTTP_2 => {
                 return self.grpc.clone().oneshot(request).await;
             }
@@ -136,23 +140,6 @@ impl WaysIn {
         let response = self.rest.clone().oneshot(request).await?;
         Ok(response.map(Body::new))
     }
-}
-
-enum GrpcVariant {
-    Grpc,
-    GrpcWeb,
-}
-
-/// Which variant of gRPC the content type names.
-fn grpc_variant(headers: &HeaderMap) -> Option<GrpcVariant> {
-    let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes)?;
-    let prefix = content_type.get(.."application/grpc".len())?;
-    if !prefix.eq_ignore_ascii_case(b"application/grpc") {
-        return None;
-    }
-    let rest = content_type.get(prefix.len()..).unwrap_or_default();
-    let is_web = rest.get(..4).is_some_and(|rest| rest.eq_ignore_ascii_case(b"-web"));
-    Some(if is_web { GrpcVariant::GrpcWeb } else { GrpcVariant::Grpc })
 }
 
 fn empty_response(status: StatusCode) -> Response<Body> {

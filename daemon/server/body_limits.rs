@@ -31,7 +31,6 @@ use bytes::{Bytes, BytesMut};
 use http::{Request, Response};
 use http_body::Body as _;
 use http_body_util::{BodyExt as _, Full};
-use tokio::time::timeout_at;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
@@ -39,7 +38,10 @@ use crate::daemon::{
     catalog::RequestLimits,
     error::{Error, Reason},
     grpc::status::to_status,
-    http::connect::{ConnectCall, PREFIX_BYTES, translate_request_stream},
+    http::{
+        ArrivalTimeout,
+        connect::{ConnectCall, PREFIX_BYTES, translate_request_stream},
+    },
     pipeline::{Pipeline, access::principal::Principal},
     queue::{Acquire, ByteBudget, ByteReservation, Limiter, Permit, PrincipalName, Sharing},
     task::{self, BoxFuture, available_cores},
@@ -49,10 +51,6 @@ use crate::daemon::{
 const LARGE_REQUEST_BYTES: usize = 64 << 10;
 /// Memory of an incomplete request of any length: its metadata, and the state that holds it.
 const MIN_RESERVED_BYTES: usize = 4 << 10;
-/// Time within which each `MIN_PROGRESS_BYTES` of a request must arrive. A client that is alive
-/// needs milliseconds.
-const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
-const MIN_PROGRESS_BYTES: usize = 64 << 10;
 /// Bytes of JSON for one byte of its message. Base64 takes 4 for 3, and escapes 2 for 1.
 const JSON_BYTES_PER_BYTE: usize = 2;
 /// Retry delay when the buffers are full. They drain as fast as clients send.
@@ -185,25 +183,25 @@ impl BodyLimits {
             self.expect_length(&mut buffer, usize::try_from(length).unwrap_or(usize::MAX))?;
         }
 
-        let mut deadline = Instant::now() + PROGRESS_TIMEOUT;
-        let mut progress_goal = MIN_PROGRESS_BYTES;
+        let mut arrival = ArrivalTimeout::new();
         loop {
+            let received = buffer.data.len();
             let available = tokio::select! {
                 biased;
                 frame = body.frame() => Some(frame),
                 () = future::ready(()) => None,
             };
             let frame = match available {
-                // Empty frames without end must not keep the request open.
-                Some(_) if Instant::now() >= deadline => return Err(buffer.stalled_error()),
-                Some(frame) => frame,
+                Some(frame) => {
+                    arrival.check(received)?;
+                    frame
+                }
                 None => {
                     // Most requests are complete at once. Only one that is not needs a reservation.
                     if buffer.reservations.is_empty() {
                         self.reserve(&mut buffer, MIN_RESERVED_BYTES)?;
                     }
-                    let frame = timeout_at(deadline.into(), body.frame()).await;
-                    frame.map_err(|_| buffer.stalled_error())?
+                    arrival.wait(received, body.frame()).await?
                 }
             };
             let Some(frame) = frame else { break };
@@ -211,10 +209,6 @@ impl BodyLimits {
             let Ok(data) = frame.into_data() else { continue };
 
             self.push(&mut buffer, &data)?;
-            if buffer.data.len() >= progress_goal {
-                progress_goal = buffer.data.len() + MIN_PROGRESS_BYTES;
-                deadline = Instant::now() + PROGRESS_TIMEOUT;
-            }
         }
 
         let data = buffer.data.freeze();
@@ -335,15 +329,6 @@ impl RequestBuffer<'_> {
             self.method
         );
         Error::new(Reason::ResourceExhausted, text).with_metadata("limit", limit.to_string())
-    }
-
-    fn stalled_error(&self) -> Error {
-        let text = format!(
-            "received only {} bytes of the request, and less than {MIN_PROGRESS_BYTES} in the last {} seconds. Nothing was done: send it again",
-            self.data.len(),
-            PROGRESS_TIMEOUT.as_secs()
-        );
-        Error::new(Reason::Timeout, text)
     }
 
     fn truncated_error(&self, status: tonic::Status) -> Error {

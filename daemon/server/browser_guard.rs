@@ -7,8 +7,8 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use http::{
-    HeaderName, HeaderValue, Method, Request, Response, Version,
-    header::{CONTENT_TYPE, HOST, ORIGIN, RETRY_AFTER},
+    HeaderName, HeaderValue, Method, Request, Response,
+    header::{HOST, ORIGIN, RETRY_AFTER},
     uri::Authority,
 };
 use tonic::body::Body;
@@ -22,7 +22,7 @@ use super::{
 use crate::daemon::{
     config::http::HttpConfig,
     error::{Error, Reason},
-    http::HttpService,
+    http::{HttpService, is_native_grpc},
 };
 
 /// How long a browser may remember that an origin is allowed.
@@ -114,12 +114,6 @@ fn is_origin_of(origin: &HeaderValue, host: &Authority, config: &HttpConfig) -> 
     let origin = origin.to_str().unwrap_or_default();
     let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
     authority == Some(host.as_str()) && is_own_name(host.host(), config)
-}
-
-fn is_native_grpc(request: &Request<Body>) -> bool {
-    let content_type = request.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes);
-    request.version() == Version::HTTP_2
-        && content_type.is_some_and(|value| value.starts_with(b"application/grpc"))
 }
 
 /// Whether a request for `host` may be served. Callers from other machines know the daemon by names

@@ -13,10 +13,8 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-/// Name for a probe that restarts the daemon.
-const LIVENESS_SERVICE: &str = "liveness";
-/// Name for a probe that routes calls to other daemons.
-const READINESS_SERVICE: &str = "readiness";
+use crate::daemon::http::health::{LIVENESS, READINESS};
+
 /// Services that run commands.
 const COMMAND_SERVICES: [&str; 4] =
     ["jig.v1.InvokeService", "jig.v1.JobService", "jig.v1.ProcessService", "jig.v1.ToolService"];
@@ -48,7 +46,7 @@ impl Health {
         services: Vec<String>,
         conditions: HealthConditions,
     ) -> Self {
-        reporter.set_service_status(LIVENESS_SERVICE, ServingStatus::Serving).await;
+        reporter.set_service_status(LIVENESS, ServingStatus::Serving).await;
         let report = HealthReport { reporter, services, conditions };
         report.publish().await;
         Self(Arc::new(Mutex::new(report)))
@@ -71,7 +69,7 @@ impl HealthReport {
             self.conditions;
         let is_serving = !is_draining && failing_listeners == 0 && !has_lost_state;
 
-        let daemon = ["", READINESS_SERVICE].map(|name| (name, true));
+        let daemon = ["", READINESS].map(|name| (name, true));
         let services = self.services.iter().map(|service| {
             let name = service.as_str();
             (name, COMMAND_SERVICES.contains(&name))

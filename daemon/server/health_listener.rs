@@ -1,15 +1,12 @@
 //! What a listener for health checks alone serves. Other machines may reach it without TLS.
 
 use axum::Router;
-use http::{
-    Request, Response, StatusCode,
-    header::{AUTHORIZATION, CONTENT_TYPE},
-};
+use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use tonic::{Status, body::Body};
 use tower::{ServiceExt as _, service_fn};
 
 use super::auth::{API_KEY_HEADER, PUBLIC_METHOD_PREFIX};
-use crate::daemon::http::{HttpService, health};
+use crate::daemon::http::{GrpcVariant, HttpService, health, is_native_grpc};
 
 const NO_OTHER_SERVICE: &str = "this address serves health checks only";
 
@@ -25,7 +22,7 @@ pub(super) fn health_only(grpc: HttpService) -> HttpService {
             if is_health_call(&request) {
                 return grpc.oneshot(request).await;
             }
-            if is_grpc(&request) {
+            if GrpcVariant::of(request.headers()).is_some() {
                 return Ok(Status::unimplemented(NO_OTHER_SERVICE).into_http());
             }
             let response: Response<axum::body::Body> = probes.oneshot(request).await?;
@@ -40,10 +37,5 @@ pub(super) fn health_only(grpc: HttpService) -> HttpService {
 
 fn is_health_call(request: &Request<Body>) -> bool {
     let path = request.uri().path().trim_start_matches('/');
-    path.starts_with(PUBLIC_METHOD_PREFIX) && is_grpc(request)
-}
-
-fn is_grpc(request: &Request<Body>) -> bool {
-    let content_type = request.headers().get(CONTENT_TYPE);
-    content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+    path.starts_with(PUBLIC_METHOD_PREFIX) && is_native_grpc(request)
 }

@@ -2,38 +2,13 @@
 
 use std::sync::Arc;
 
-use jig::api::v1::{
-    WatchEventsRequest, event_service_client::EventServiceClient, watch_events_response::Item,
-};
 use serde_json::Value;
 
 use super::{TABLE, execute, execute_shell, rest, rest_error};
 use crate::{
-    invoke::json_of,
-    support::{Daemon, KeyFile, Setup, with_key},
+    support::{KeyFile, Setup, with_key},
+    ways_in::{POLICY, session_records},
 };
-
-/// A rule that denies one command.
-const POLICY: &str = "[[policy.rules]]\nname = \"no-denied\"\ntool = \"run\"\n\
-                      pattern = '\"denied\"'\naction = \"deny\"";
-
-/// The records of the session `agent`, as event, tool and principal.
-async fn records(daemon: &Daemon, key: &str) -> Vec<String> {
-    let request = WatchEventsRequest { follow: Some(false), ..WatchEventsRequest::default() };
-    let mut request = with_key(key, request);
-    request.metadata_mut().insert("jig-session", "agent".parse().unwrap());
-    let mut client = EventServiceClient::new(daemon.channel());
-    let mut responses = client.watch_events(request).await.unwrap().into_inner();
-    let mut records = Vec::new();
-    while let Some(response) = responses.message().await.unwrap() {
-        if let Some(Item::Event(event)) = response.item {
-            let record = json_of(&event.record.unwrap_or_default());
-            let text = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default();
-            records.push(format!("{} {} {}", text("event"), text("tool"), text("principal")));
-        }
-    }
-    records
-}
 
 #[tokio::test]
 async fn requests_are_authorized_and_recorded_as_calls_of_tools() {
@@ -72,5 +47,10 @@ async fn requests_are_authorized_and_recorded_as_calls_of_tools() {
         let events: &[_] = if is_denied { &["denied"] } else { &["started", "finished"] };
         expected.extend(events.iter().map(|event| format!("tool_call_{event} {tool} key:agent")));
     }
-    assert_eq!(records(&daemon, &key).await, expected);
+    let records = session_records(&daemon, "agent", &key).await;
+    let texts = records.iter().map(|record| {
+        let text = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default();
+        format!("{} {} {}", text("event"), text("tool"), text("principal"))
+    });
+    assert_eq!(texts.collect::<Vec<_>>(), expected);
 }
