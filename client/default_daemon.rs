@@ -73,6 +73,15 @@ pub(crate) fn resolve_daemon(
         }
     }
 
+    without_running_daemon(global, need, elsewhere)
+}
+
+/// What a command does that found no daemon, or only one `elsewhere`.
+fn without_running_daemon(
+    global: GlobalArgs,
+    need: DaemonRequirement,
+    elsewhere: Option<String>,
+) -> Result<GlobalArgs, CliError> {
     match (need, elsewhere) {
         (DaemonRequirement::RunningHere, Some(address)) => Err(CliError::Usage(format!(
             "the daemon at {address} does not serve this directory: name the daemon with --address, or one of its workspaces with --workspace"
