@@ -105,7 +105,10 @@ impl<'a> BodyBuffer<'a> {
         let mut arrival = ArrivalTimeout::new();
         loop {
             let part = arrival.wait(self.data.len(), form.next_field()).await?;
-            let part = part.map_err(|error| BodyError::unreadable(&error.body_text()))?;
+            let part = part.map_err(|error| match error.status() {
+                StatusCode::PAYLOAD_TOO_LARGE => BodyError::too_large(self.max_bytes),
+                _ => BodyError::unreadable(&error.body_text()),
+            })?;
             let Some(part) = part else { break };
             if part.name() == Some(FILE_PART) && !has_file {
                 has_file = true;

@@ -59,3 +59,27 @@ fn stalled(received: usize) -> Error {
     );
     Error::new(Reason::Timeout, text)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{future, time::Instant};
+
+    use super::{ArrivalTimeout, MIN_PROGRESS_BYTES};
+    use crate::daemon::error::Reason;
+
+    #[tokio::test]
+    async fn only_progress_extends_the_time() {
+        let mut arrival = ArrivalTimeout::new();
+        arrival.check(0).unwrap();
+
+        arrival.deadline = Instant::now();
+        let error = arrival.wait(MIN_PROGRESS_BYTES - 1, future::ready(())).await.unwrap_err();
+        assert_eq!(error.reason, Reason::Timeout);
+        let error = arrival.check(MIN_PROGRESS_BYTES - 1).unwrap_err();
+        assert_eq!(error.reason, Reason::Timeout);
+
+        arrival.wait(MIN_PROGRESS_BYTES, future::ready(())).await.unwrap();
+        arrival.deadline = Instant::now();
+        arrival.check(2 * MIN_PROGRESS_BYTES - 1).unwrap_err();
+    }
+}

@@ -93,10 +93,12 @@ async fn mode_is_set_on_new_and_existing_files() {
 async fn file_that_is_too_large_is_rejected() {
     let daemon = start_runtime().await;
     let source = daemon.sibling_path("large");
-    File::create(&source).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
+    File::create(&source).unwrap().set_len(MAX_FILE_BYTES + (1 << 20)).unwrap();
     let source = source.to_str().unwrap();
     let chunked = ["--upload-file", source, "-H", "transfer-encoding: chunked"];
-    for arguments in [&["--upload-file", source][..], &chunked] {
+    let ignored_part = format!("ignored=@{source}");
+    let form = ["-X", "PUT", "-F", &*ignored_part, "-F", "file=content"];
+    for arguments in [&["--upload-file", source][..], &chunked, &form] {
         let (status, code) = rest_error(&daemon, arguments, "/v1/files/large");
         assert_eq!((status, &*code), (413, "RESOURCE_EXHAUSTED"), "{arguments:?}");
     }
