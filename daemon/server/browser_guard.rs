@@ -2,13 +2,14 @@
 //!
 //! A page of another site can send requests to addresses of the browser's machine. If its name
 //! resolves to one (DNS rebinding), it can read the responses too. Such requests have the header
-//! `origin`, or the page's name as `host`. gRPC over HTTP/2 in the clear is beyond a browser.
+//! `origin`, or the page's name as `host`. Those for scripts and images of another site have
+//! `sec-fetch-site`. gRPC over HTTP/2 in the clear is beyond a browser.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use http::{
-    HeaderName, HeaderValue, Method, Request, Response,
-    header::{HOST, ORIGIN, RETRY_AFTER},
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version,
+    header::{HOST, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS},
     uri::Authority,
 };
 use tonic::body::Body;
@@ -37,6 +38,10 @@ const EXPOSED_HEADERS: [HeaderName; 6] = [
     RETRY_AFTER,
 ];
 
+const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
+/// Paths that show health alone. A kubelet asks by the pod's address.
+const PROBE_PATHS: [&str; 3] = ["/healthz", "/readyz", "/v1/health"];
+
 /// Guards a service. Pages of the allowed origins may call it (CORS). `reject` writes the response
 /// to a request of another page.
 pub(super) fn guard(
@@ -60,18 +65,36 @@ pub(super) fn guard(
     let config = Arc::new(config);
     HttpService::new(service_fn(move |request| {
         let checked = check(&request, &config);
+        let is_native_grpc = is_native_grpc(&request);
         let service = service.clone();
         async move {
-            match checked {
-                Ok(()) => service.oneshot(request).await,
-                Err(error) => Ok(reject(&error)),
+            let mut response = match checked {
+                Ok(()) => service.oneshot(request).await?,
+                Err(error) => reject(&error),
+            };
+            if !is_native_grpc {
+                set_headers(&mut response);
             }
+            Ok(response)
         }
     }))
 }
 
+/// Sets the headers of responses by HTTP.
+fn set_headers(response: &mut Response<Body>) {
+    let is_unauthorized = response.status() == StatusCode::UNAUTHORIZED;
+    let headers = response.headers_mut();
+    // A page must not run a file of a workspace as script, or show it as an image.
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(RESOURCE_POLICY, HeaderValue::from_static("same-origin"));
+    if is_unauthorized {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+}
+
 fn check(request: &Request<Body>, config: &HttpConfig) -> Result<(), Error> {
-    let origin = request.headers().get(ORIGIN);
+    let headers = request.headers();
+    let origin = single(headers, &ORIGIN)?;
     let is_allowed_page = origin.is_some_and(|origin| config.allowed_origins.contains(origin));
     if is_allowed_page || (origin.is_none() && is_native_grpc(request)) {
         return Ok(());
@@ -87,7 +110,11 @@ fn check(request: &Request<Body>, config: &HttpConfig) -> Result<(), Error> {
         );
         return Err(Error::new(Reason::Forbidden, text).with_metadata("origin", origin));
     }
-    let Some(host) = host else {
+    if origin.is_none() && comes_from_another_site(headers) {
+        let text = "pages of other sites may not load what this daemon serves: the operator can add them to http.allowed_origins, for requests with CORS";
+        return Err(Error::new(Reason::Forbidden, text));
+    }
+    let Some(host) = host.filter(|_| !PROBE_PATHS.contains(&request.uri().path())) else {
         return Ok(());
     };
     if is_allowed_host(host.host(), request.extensions().get(), config) {
@@ -100,13 +127,42 @@ fn check(request: &Request<Body>, config: &HttpConfig) -> Result<(), Error> {
     Err(Error::new(Reason::Forbidden, text).with_metadata("host", host.host()))
 }
 
-/// The host that the request is for.
+/// The header `name`, of which a request has at most one: a proxy could follow one, and the daemon
+/// another.
+fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Error> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next();
+    if values.next().is_some() {
+        return Err(Error::invalid_field(name.as_str(), "must be sent once"));
+    }
+    Ok(value)
+}
+
+/// The host that the request is for (RFC 9112 section 3.2, RFC 9113 section 8.3.1).
 fn host(request: &Request<Body>) -> Result<Option<Authority>, Error> {
-    let Some(host) = request.headers().get(HOST) else {
-        return Ok(request.uri().authority().cloned());
+    let invalid = |text| Err(Error::invalid_field("host", text));
+    let header = match single(request.headers(), &HOST)? {
+        Some(host) => match host.to_str().ok().and_then(|host| host.parse::<Authority>().ok()) {
+            Some(host) if !host.as_str().contains('@') => Some(host),
+            _ => return invalid("must be a host name, with a port if needed"),
+        },
+        None if request.version() == Version::HTTP_11 => return invalid("is required"),
+        None => None,
     };
-    let host = host.to_str().ok().and_then(|host| host.parse().ok());
-    host.map(Some).ok_or_else(|| Error::invalid_field("host", "must be a host name"))
+    let target = request.uri().authority().cloned();
+    match (&target, &header) {
+        (Some(target), Some(header)) if target != header => {
+            invalid("must be that of the request's target")
+        }
+        _ => Ok(target.or(header)),
+    }
+}
+
+/// Whether a page of another site made a browser send a request without `origin`, e.g. for a
+/// script or an image (<https://www.w3.org/TR/fetch-metadata/>).
+fn comes_from_another_site(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    site.is_some_and(|site| site != b"same-origin" && site != b"none")
 }
 
 /// Whether `origin` is that of the daemon itself, under a name that no other site can have.

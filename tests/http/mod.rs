@@ -4,9 +4,15 @@ mod connect;
 mod openapi;
 mod session_events;
 
-use std::process::Command;
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    process::Command,
+};
 
-use crate::support::{Daemon, Setup, curl};
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+
+use crate::support::{Daemon, KeyFile, Setup, curl};
 
 #[tokio::test]
 async fn probes_follow_health() {
@@ -57,13 +63,24 @@ async fn page_of_another_site_cannot_call() {
         &["host: evil.example:50051"],
         &["host: 127.0.0.1.evil.example"],
         &["host: 192.0.2.1"],
+        // A form, a script or an image of another site.
+        &["sec-fetch-site: cross-site"],
+        &["sec-fetch-site: same-site"],
     ] {
         let (status, text) = post(&daemon, headers);
         assert_eq!(status, 403, "{headers:?}: {text}");
         assert!(text.contains("http.allowed_"), "{text}");
         assert!(!text.contains("access-control"), "{text}");
     }
-    assert_eq!(post(&daemon, &["host: a b"]).0, 400);
+    for headers in [
+        &["host: a b"][..],
+        &["host:"],
+        &["host: evil@localhost"],
+        &["origin: null", "origin: http://localhost:7", "host: localhost:7"],
+    ] {
+        let (status, text) = post(&daemon, headers);
+        assert_eq!(status, 400, "{headers:?}: {text}");
+    }
     assert!(!daemon.file("ran").exists());
 
     for headers in [
@@ -73,10 +90,78 @@ async fn page_of_another_site_cannot_call() {
         &["host: a.localhost"],
         &["host: [::1]:5"],
         &["origin: http://localhost:7", "host: localhost:7"],
+        // The address line of a browser.
+        &["sec-fetch-site: none"],
+        &["sec-fetch-site: same-origin"],
     ] {
         let (status, text) = post(&daemon, headers);
         assert_eq!(status, 200, "{headers:?}: {text}");
+        assert!(text.contains("x-content-type-options: nosniff"), "{text}");
+        assert!(text.contains("cross-origin-resource-policy: same-origin"), "{text}");
     }
+
+    let absolute = ["--request-target", "http://evil.example/healthz"];
+    assert_eq!(curl(&daemon, &absolute, "/").status, 400);
+}
+
+#[tokio::test]
+async fn request_names_its_host_once() {
+    let daemon = Setup::new().arguments(&["--listen", "127.0.0.1:0"]).start().await;
+    for (hosts, expected) in [
+        ("", "400"),
+        ("host: localhost\r\n", "200"),
+        // A proxy could follow the one, and the daemon the other.
+        ("host: localhost\r\nhost: localhost\r\n", "400"),
+        ("host: localhost\r\nhost: evil.example\r\n", "400"),
+    ] {
+        let mut connection = TcpStream::connect(("127.0.0.1", daemon.port())).unwrap();
+        let request = format!("GET /healthz HTTP/1.1\r\n{hosts}connection: close\r\n\r\n");
+        connection.write_all(request.as_bytes()).unwrap();
+        let mut response = String::new();
+        connection.read_to_string(&mut response).unwrap();
+        assert_eq!(response.split(' ').nth(1), Some(expected), "{hosts:?}: {response}");
+    }
+}
+
+#[tokio::test]
+async fn probes_reach_the_daemon_by_any_name() {
+    let setup = Setup::new().workspace_table("[http]\nallowed_hosts = [\"jig.internal\"]");
+    let daemon = setup.arguments(&["--listen", "127.0.0.1:0"]).start().await;
+    assert_eq!(post(&daemon, &["host: 10.0.0.5:50051"]).0, 403);
+    for path in ["healthz", "readyz"] {
+        let url = format!("http://127.0.0.1:{}/{path}", daemon.port());
+        let mut command = Command::new("curl");
+        command.args(["-sS", "--include", "-H", "host: 10.0.0.5:50051", &url]);
+        let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200"), "{path}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn missing_key_is_asked_for() {
+    let keys = KeyFile::new();
+    keys.add_key("agent", "invoke", &[]);
+    let path = keys.path();
+    let daemon = Setup::new().arguments(&["--keys", path.to_str().unwrap()]).start().await;
+    for (arguments, path) in [
+        (&[][..], "/v1/agent-tools"),
+        (&["--json", "{}"], "/jig.v1.ToolService/Run"),
+        (&["--json", "{}"], "/mcp"),
+    ] {
+        let response = curl(&daemon, arguments, path);
+        assert_eq!(response.status, 401, "{path}");
+        assert_eq!(response.headers["www-authenticate"], "Bearer", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn key_of_a_subprotocol_is_for_web_sockets() {
+    let keys = KeyFile::new();
+    let key = keys.add_key("agent", "invoke", &[]);
+    let path = keys.path();
+    let daemon = Setup::new().arguments(&["--keys", path.to_str().unwrap()]).start().await;
+    let protocol = format!("sec-websocket-protocol: jig.key.{}", URL_SAFE_NO_PAD.encode(key));
+    assert_eq!(curl(&daemon, &["-H", &protocol], "/v1/agent-tools").status, 401);
 }
 
 #[tokio::test]

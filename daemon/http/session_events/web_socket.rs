@@ -9,7 +9,7 @@ use axum::{
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{
     HeaderMap, HeaderValue,
-    header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL},
+    header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
 };
 use tokio::time::{Instant, interval_at, timeout};
 use tokio_stream::{Stream, StreamExt as _};
@@ -29,9 +29,12 @@ const MAX_CLIENT_FRAMES: u32 = 16;
 /// Time for a message to leave, and for a client to answer a ping.
 const PEER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Takes the key of the subprotocols as the caller's key. A page cannot send headers with a
+/// Takes the key of a WebSocket's subprotocols as the caller's key. A page cannot send headers with a
 /// WebSocket, and keys in an address end in logs.
 pub(in crate::daemon::http) fn accept_key_of_protocol(headers: &mut HeaderMap) {
+    if !headers.contains_key(UPGRADE) {
+        return;
+    }
     let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter();
     let key = offered
         .filter_map(|value| value.to_str().ok())
