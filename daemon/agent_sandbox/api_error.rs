@@ -9,7 +9,7 @@ use tonic_types::StatusExt as _;
 use crate::daemon::{
     error::{Error, Reason},
     grpc::status::to_status,
-    http::{code_name, http_status, json_error, retry_after_sec},
+    http::{BodyError, code_name, http_status, json_error, retry_after_sec},
 };
 
 /// An error of the REST API.
@@ -62,6 +62,12 @@ impl From<Status> for ApiError {
 impl From<&Error> for ApiError {
     fn from(error: &Error) -> Self {
         to_status(error).into()
+    }
+}
+
+impl From<BodyError> for ApiError {
+    fn from(error: BodyError) -> Self {
+        Self::from(&error.error).with_http_status(error.http_status)
     }
 }
 

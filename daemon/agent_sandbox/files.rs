@@ -31,8 +31,7 @@ use tonic::{Status, Streaming};
 use tonic_types::StatusExt as _;
 
 use super::{
-    api_error::ApiError, body_buffer::BodyBuffer, caller_name::CallerName,
-    rest_context::RestContext,
+    api_error::ApiError, caller_name::CallerName, file_body::read_file, rest_context::RestContext,
 };
 use crate::{
     api::v1::{
@@ -45,7 +44,7 @@ use crate::{
         checksum::sha256,
         error::{Error, Reason},
         grpc::status::to_status,
-        http::{GrpcCaller, HttpService},
+        http::{BodyBuffer, GrpcCaller, HttpService},
         task,
         telemetry::logs::rfc3339_micros,
     },
@@ -261,7 +260,7 @@ async fn put_file(
 ) -> Result<StatusCode, ApiError> {
     let file_mode = parse_file_mode(query)?;
     let body = BodyBuffer::new(&context.buffered, &owner.0, MAX_FILE_BYTES);
-    let body = body.read_file(request).await?;
+    let body = read_file(body, request).await?;
     let data = body.data.clone();
     let sha256 = task::spawn_blocking(move || sha256(&data));
     let sha256 = sha256.await.map_err(|error| to_status(&Error::internal(error)))?;

@@ -8,15 +8,12 @@ use tonic::{Status, body::Body, service::Routes};
 use tonic_reflection::server::Builder;
 use tower::{ServiceExt as _, service_fn};
 
-use super::{
-    api_error::ApiError, body_buffer::BodyBuffer, caller_name::CallerName,
-    process_service::AgentProcessHandler,
-};
+use super::{api_error::ApiError, caller_name::CallerName, process_service::AgentProcessHandler};
 use crate::{
     api::{self, process_v1::process_service_server::ProcessServiceServer},
     daemon::{
         grpc::status::to_status,
-        http::{CallerCheck, HttpService, is_native_grpc},
+        http::{BodyBuffer, CallerCheck, HttpService, is_native_grpc},
         queue::{ByteBudget, PrincipalName},
     },
 };

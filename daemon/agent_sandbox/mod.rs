@@ -13,8 +13,8 @@
 //! | `GET /v1/health`, `/v1/metadata` | the health service; none |
 
 mod api_error;
-mod body_buffer;
 mod caller_name;
+mod file_body;
 mod files;
 mod grpc_api;
 mod probes;
@@ -32,7 +32,6 @@ use tonic::body::Body;
 use self::api_error::ApiError;
 use super::{
     error::Error,
-    grpc::status::to_status,
     http::{CallerCheck, HttpService},
     queue::ByteBudget,
 };
@@ -46,13 +45,13 @@ pub(crate) struct AgentSandbox {
 
 impl AgentSandbox {
     /// `grpc` has the gRPC services with their layers. `check_caller` rejects a caller before the
-    /// body of a request is read. `metadata` is what `/v1/metadata` returns.
+    /// body of a request is read. `buffered` limits the memory of bodies. `metadata` is what `/v1/metadata` returns.
     pub(crate) fn new(
         grpc: HttpService,
         check_caller: CallerCheck,
+        buffered: Arc<ByteBudget>,
         metadata: BTreeMap<String, String>,
     ) -> Self {
-        let buffered = Arc::<ByteBudget>::default();
         Self {
             grpc: grpc_api::service(grpc.clone(), Arc::clone(&check_caller), Arc::clone(&buffered)),
             rest: rest_api::service(grpc, check_caller, buffered, metadata),
@@ -62,5 +61,5 @@ impl AgentSandbox {
 
 /// The response to a request that does not reach the services.
 pub(crate) fn rejection(error: &Error) -> Response<Body> {
-    ApiError::from(to_status(error)).into_http()
+    ApiError::from(error).into_http()
 }

@@ -2,7 +2,7 @@
 
 use axum::{
     Json, Router,
-    extract::{DefaultBodyLimit, Query, State},
+    extract::{Query, State},
     routing::{get, post},
 };
 use http::StatusCode;
@@ -24,8 +24,6 @@ use crate::api::{
     },
 };
 
-/// Largest body of a batch.
-const MAX_BATCH_BYTES: usize = 1 << 20;
 /// The dialect of the document.
 const DEFAULT_DIALECT: &str = "rauskuclaw";
 
@@ -33,7 +31,6 @@ pub(super) fn routes() -> Router<HttpService> {
     Router::new()
         .route("/v1/agent-tools", get(list_tools))
         .route("/v1/agent-tools/invoke-batch", post(invoke_batch))
-        .layer(DefaultBodyLimit::max(MAX_BATCH_BYTES))
 }
 
 /// The query of both routes.

@@ -1,25 +1,17 @@
 //! Reads the body of a request into memory, which is limited for each caller and in total.
-//!
-//! A file is held until all of it has arrived, because an upload of the contract begins with the
-//! checksum of its bytes.
 
 use std::{fmt::Display, pin::pin, sync::Arc, time::Duration};
 
-use axum::{
-    body::Body,
-    extract::{FromRequest as _, Multipart, Request},
-};
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, StatusCode, header::CONTENT_TYPE};
-use http_body::Body as _;
+use http::StatusCode;
+use http_body_util::{BodyDataStream, BodyExt as _, Full};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::Status;
 
-use super::api_error::ApiError;
+use super::arrival::ArrivalTimeout;
 use crate::daemon::{
     error::{Error, Reason},
     grpc::status::to_status,
-    http::ArrivalTimeout,
     queue::{ByteBudget, ByteReservation, PrincipalName},
 };
 
@@ -27,13 +19,18 @@ use crate::daemon::{
 const RESERVED_STEP_BYTES: usize = 64 << 10;
 /// Retry delay when other requests use the memory.
 const BUDGET_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Name of the part with the file.
-const FILE_PART: &str = "file";
-const FORM_TYPE: &str = "multipart/form-data";
+
+/// Whose memory the body of a request uses. Added to the extensions of a request when its caller is
+/// known.
+#[derive(Debug, Clone)]
+pub(super) struct BodyMemory {
+    pub(super) budget: Arc<ByteBudget>,
+    pub(super) caller: PrincipalName,
+}
 
 /// A body that is being read.
 #[derive(Debug)]
-pub(super) struct BodyBuffer<'a> {
+pub(crate) struct BodyBuffer<'a> {
     budget: &'a Arc<ByteBudget>,
     caller: &'a PrincipalName,
     max_bytes: usize,
@@ -44,23 +41,23 @@ pub(super) struct BodyBuffer<'a> {
 
 /// A body that has arrived, with its memory.
 #[derive(Debug)]
-pub(super) struct BufferedBody {
-    pub(super) data: Bytes,
+pub(crate) struct BufferedBody {
+    pub(crate) data: Bytes,
     #[expect(dead_code, reason = "returns the memory on drop")]
     reservations: Vec<ByteReservation>,
 }
 
 /// Why a body was not read.
 #[derive(Debug)]
-pub(super) struct BodyError {
-    error: Error,
+pub(crate) struct BodyError {
+    pub(crate) error: Error,
     /// The HTTP status, if it is not that of the error's code.
-    http_status: Option<StatusCode>,
+    pub(crate) http_status: Option<StatusCode>,
 }
 
 impl<'a> BodyBuffer<'a> {
     /// `budget` limits what `caller` and others send at the same time.
-    pub(super) fn new(
+    pub(crate) fn new(
         budget: &'a Arc<ByteBudget>,
         caller: &'a PrincipalName,
         max_bytes: usize,
@@ -76,53 +73,38 @@ impl<'a> BodyBuffer<'a> {
     }
 
     /// Reads a body to its end.
-    pub(super) async fn read(mut self, body: Body) -> Result<BufferedBody, BodyError> {
+    ///
+    /// # Errors
+    ///
+    /// Fails if the body is too long, arrives too slowly or ends early, and if the caller or all
+    /// use too much memory.
+    pub(crate) async fn read<B>(mut self, body: B) -> Result<BufferedBody, BodyError>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: Display,
+    {
         if let Some(length) = body.size_hint().exact() {
             self.reserve(usize::try_from(length).unwrap_or(usize::MAX))?;
         }
-        self.read_bytes(body.into_data_stream()).await?;
+        self.read_bytes(BodyDataStream::new(body)).await?;
         Ok(self.finish())
     }
 
-    /// Reads the file of a request, which is the body or a part of a form.
-    pub(super) async fn read_file(mut self, request: Request) -> Result<BufferedBody, BodyError> {
-        if !is_form(request.headers()) {
-            return self.read(request.into_body()).await;
-        }
-        self.read_form(request).await?;
-        Ok(self.finish())
+    /// Number of bytes that have arrived.
+    pub(crate) fn len(&self) -> usize {
+        self.data.len()
     }
 
-    fn finish(self) -> BufferedBody {
+    pub(crate) fn max_bytes(&self) -> usize {
+        self.max_bytes
+    }
+
+    pub(crate) fn finish(self) -> BufferedBody {
         BufferedBody { data: self.data.freeze(), reservations: self.reservations }
     }
 
-    /// Reads a form to its end. Its first part of the right name is the file.
-    async fn read_form(&mut self, request: Request) -> Result<(), BodyError> {
-        let form = Multipart::from_request(request, &()).await;
-        let mut form = form.map_err(|rejection| BodyError::unreadable(&rejection.body_text()))?;
-        let mut has_file = false;
-        let mut arrival = ArrivalTimeout::new();
-        loop {
-            let part = arrival.wait(self.data.len(), form.next_field()).await?;
-            let part = part.map_err(|error| match error.status() {
-                StatusCode::PAYLOAD_TOO_LARGE => BodyError::too_large(self.max_bytes),
-                _ => BodyError::unreadable(&error.body_text()),
-            })?;
-            let Some(part) = part else { break };
-            if part.name() == Some(FILE_PART) && !has_file {
-                has_file = true;
-                self.read_bytes(part).await?;
-            }
-        }
-        if has_file {
-            Ok(())
-        } else {
-            Err(BodyError::unreadable(&format!("the form has no part {FILE_PART:?}")))
-        }
-    }
-
-    async fn read_bytes<E: Display>(
+    /// Reads all of `bytes`, which are a part of the body.
+    pub(crate) async fn read_bytes<E: Display>(
         &mut self,
         bytes: impl Stream<Item = Result<Bytes, E>>,
     ) -> Result<(), BodyError> {
@@ -164,8 +146,19 @@ impl<'a> BodyBuffer<'a> {
     }
 }
 
+impl BufferedBody {
+    /// The body again, for a service that reads it. Its memory is returned with it.
+    pub(crate) fn into_body(self) -> tonic::body::Body {
+        let data = self.data.clone();
+        tonic::body::Body::new(Full::new(data).map_frame(move |frame| {
+            let _held = &self;
+            frame
+        }))
+    }
+}
+
 impl BodyError {
-    fn too_large(max_bytes: usize) -> Self {
+    pub(crate) fn too_large(max_bytes: usize) -> Self {
         let text = format!(
             "the request is too large: at most {max_bytes} bytes are allowed. Send less, or a file with jig.v1.TransferService"
         );
@@ -176,7 +169,7 @@ impl BodyError {
         }
     }
 
-    fn unreadable(error: &impl Display) -> Self {
+    pub(crate) fn unreadable(error: &impl Display) -> Self {
         let text = format!("the request cannot be read: {error}. Nothing was done");
         Self { error: Error::new(Reason::InvalidParams, text), http_status: None }
     }
@@ -193,17 +186,4 @@ impl From<BodyError> for Status {
     fn from(error: BodyError) -> Self {
         to_status(&error.error)
     }
-}
-
-impl From<BodyError> for ApiError {
-    fn from(error: BodyError) -> Self {
-        let http_status = error.http_status;
-        Self::from(Status::from(error)).with_http_status(http_status)
-    }
-}
-
-fn is_form(headers: &HeaderMap) -> bool {
-    let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-    let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
-    essence.trim_ascii().eq_ignore_ascii_case(FORM_TYPE.as_bytes())
 }

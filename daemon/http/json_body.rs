@@ -1,11 +1,8 @@
 //! Bodies of REST requests: JSON objects that become requests of the contract.
 
-use std::{sync::LazyLock, time::Duration};
+use std::sync::LazyLock;
 
-use axum::{
-    body::Bytes,
-    extract::{FromRequest, Request},
-};
+use axum::extract::{FromRequest, Request};
 use http::{
     StatusCode,
     header::{CONTENT_ENCODING, CONTENT_TYPE},
@@ -13,9 +10,11 @@ use http::{
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use serde_json::{Map, Value as Json};
-use tokio::time::timeout;
 
-use super::rest_error::RestError;
+use super::{
+    body_buffer::{BodyBuffer, BodyMemory},
+    rest_error::RestError,
+};
 use crate::{
     api,
     daemon::{
@@ -25,8 +24,8 @@ use crate::{
     },
 };
 
-/// How long a body of at most 1 MiB may take to arrive.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest body, as document E says.
+const MAX_BODY_BYTES: usize = 1 << 20;
 
 static CONTRACT: LazyLock<Option<DescriptorPool>> =
     LazyLock::new(|| DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).ok());
@@ -38,7 +37,7 @@ pub(super) struct JsonObject(pub(super) Map<String, Json>);
 impl<S: Send + Sync> FromRequest<S> for JsonObject {
     type Rejection = RestError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, RestError> {
+    async fn from_request(request: Request, _state: &S) -> Result<Self, RestError> {
         // Browsers send other types across origins without asking first.
         let content_type =
             request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
@@ -60,20 +59,11 @@ impl<S: Send + Sync> FromRequest<S> for JsonObject {
             ));
         }
 
-        let body = timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await;
-        let body = body.map_err(|_| {
-            let text = "the body did not arrive in time. Nothing was done: send it again";
-            RestError::new(StatusCode::REQUEST_TIMEOUT, "TIMEOUT", text)
-        })?;
-        let body = body.map_err(|rejection| match rejection.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => {
-                let text = "the body is too large: at most 1 MiB is allowed. Send less";
-                RestError::new(StatusCode::PAYLOAD_TOO_LARGE, "PAYLOAD_TOO_LARGE", text)
-            }
-            _ => RestError::invalid("the body ended early: send it again", Map::new()),
-        })?;
-
-        match serde_json::from_slice(&body) {
+        let memory = request.extensions().get::<BodyMemory>().cloned();
+        let memory = memory.ok_or_else(|| Error::internal("the caller of a body is unknown"));
+        let BodyMemory { budget, caller } = memory.map_err(|error| RestError::from(&error))?;
+        let body = BodyBuffer::new(&budget, &caller, MAX_BODY_BYTES).read(request.into_body());
+        match serde_json::from_slice(&body.await?.data) {
             Ok(Json::Object(fields)) => Ok(Self(fields)),
             Ok(_) => Err(RestError::invalid("the body must be a JSON object", Map::new())),
             Err(error) => {

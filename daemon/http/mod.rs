@@ -15,6 +15,7 @@
 
 mod agent_tools;
 mod arrival;
+mod body_buffer;
 pub(crate) mod connect;
 mod event_stream;
 mod grpc_caller;
@@ -42,17 +43,19 @@ use tower::{Layer as _, ServiceExt as _, service_fn};
 
 pub(crate) use self::{
     arrival::ArrivalTimeout,
+    body_buffer::{BodyBuffer, BodyError, BufferedBody},
     connect::{code_name, http_status},
     grpc_caller::{CallerCheck, GrpcCaller, HttpService},
     grpc_variant::{GrpcVariant, is_native_grpc},
     rest_error::{json_error, rejection, retry_after_sec},
 };
 use self::{
+    body_buffer::BodyMemory,
     connect::{ConnectProtocol, NoCall, explain_content_types, translate_response},
     mcp::McpHttp,
     rest_error::RestError,
 };
-use crate::daemon::catalog::Catalog;
+use crate::daemon::{catalog::Catalog, queue::ByteBudget};
 
 /// All ways in.
 struct WaysIn {
@@ -64,7 +67,8 @@ struct WaysIn {
 }
 
 /// The service of all ways in. `grpc` has the gRPC services with their layers. `check_caller`
-/// rejects a caller before the body of a request is read. Streams of MCP end with `terminate`.
+/// rejects a caller before the body of a request is read. `buffered` limits the memory of bodies.
+/// Streams of MCP end with `terminate`.
 ///
 /// # Errors
 ///
@@ -73,16 +77,23 @@ pub(crate) fn ways_in(
     grpc: HttpService,
     catalog: &Catalog,
     check_caller: CallerCheck,
+    buffered: &Arc<ByteBudget>,
     terminate: &CancellationToken,
 ) -> io::Result<HttpService> {
-    let mcp = McpHttp::new(grpc.clone(), Arc::clone(&check_caller), terminate)?;
+    let mcp =
+        McpHttp::new(grpc.clone(), Arc::clone(&check_caller), Arc::clone(buffered), terminate)?;
+    let buffered = Arc::clone(buffered);
     let require_caller =
         middleware::from_fn(move |mut request: axum::extract::Request, next: Next| {
             session_events::accept_key_of_protocol(request.headers_mut());
             let checked = check_caller(request.headers(), request.extensions());
+            let budget = Arc::clone(&buffered);
             async move {
                 match checked {
-                    Ok(_principal) => next.run(request).await,
+                    Ok(name) => {
+                        request.extensions_mut().insert(BodyMemory { budget, caller: name.into() });
+                        next.run(request).await
+                    }
                     Err(error) => RestError::from(&error).into_response(),
                 }
             }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use tonic::{Code, Status, body::Body};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-use super::connect::http_status;
+use super::{body_buffer::BodyError, connect::http_status};
 use crate::daemon::{error::Error, grpc::status::to_status};
 
 /// An error of a REST route.
@@ -89,6 +89,22 @@ impl From<Status> for RestError {
 impl From<&Error> for RestError {
     fn from(error: &Error) -> Self {
         to_status(error).into()
+    }
+}
+
+impl From<BodyError> for RestError {
+    fn from(error: BodyError) -> Self {
+        let status = error.http_status;
+        let rest = Self::from(&error.error);
+        match status {
+            Some(StatusCode::PAYLOAD_TOO_LARGE) => Self {
+                status: StatusCode::PAYLOAD_TOO_LARGE,
+                code: "PAYLOAD_TOO_LARGE".to_owned(),
+                ..rest
+            },
+            Some(status) => Self { status, ..rest },
+            None => rest,
+        }
     }
 }
 

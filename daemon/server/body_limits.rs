@@ -90,10 +90,10 @@ struct RequestBuffer<'a> {
 }
 
 impl BodyLimitsLayer {
-    pub(super) fn new(pipeline: Arc<Pipeline>) -> Self {
+    pub(super) fn new(pipeline: Arc<Pipeline>, buffered: Arc<ByteBudget>) -> Self {
         Self(Arc::new(BodyLimits {
             pipeline,
-            buffered: Arc::default(),
+            buffered,
             // The byte budget limits the queue.
             decoders: Limiter::new((available_cores() / 2).max(1), Sharing::Unlimited, usize::MAX),
         }))

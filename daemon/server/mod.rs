@@ -83,6 +83,7 @@ use crate::{
         },
         http::{CallerCheck, HttpService, rejection, ways_in},
         pipeline::{Pipeline, shutdown::Shutdown},
+        queue::ByteBudget,
         sandbox::pools::SandboxPools,
         task,
     },
@@ -160,17 +161,22 @@ pub(crate) async fn serve(
     let addresses = listeners.addresses();
     let health_listener = listeners.take_health();
     let health_addresses = health_listener.as_ref().map(Listeners::addresses).unwrap_or_default();
-    let health_grpc = grpc_service(&pipeline, HashSet::new(), Routes::new(health_service.clone()));
-    let routes = routes(&pipeline, info, health_service);
-    let grpc = grpc_service(&pipeline, methods, routes);
+    let buffered = Arc::<ByteBudget>::default();
+    let grpc_of = |methods, routes| grpc_service(&pipeline, methods, routes, &buffered);
+    let health_grpc = grpc_of(HashSet::new(), Routes::new(health_service.clone()));
+    let grpc = grpc_of(methods, routes(&pipeline, info, health_service));
     let check_caller: CallerCheck = {
         let pipeline = Arc::clone(&pipeline);
         Arc::new(move |headers, extensions| auth::check_caller(&pipeline, headers, extensions))
     };
     let terminate = shutdown.terminate_token();
-    let agent_sandbox =
-        AgentSandbox::new(grpc.clone(), Arc::clone(&check_caller), agent_sandbox_metadata);
-    let service = ways_in(grpc, &pipeline.catalog, check_caller, &terminate)?;
+    let agent_sandbox = AgentSandbox::new(
+        grpc.clone(),
+        Arc::clone(&check_caller),
+        Arc::clone(&buffered),
+        agent_sandbox_metadata,
+    );
+    let service = ways_in(grpc, &pipeline.catalog, check_caller, &buffered, &terminate)?;
     let guard = |service, reject| browser_guard::guard(service, http.clone(), reject);
     let server = ConnectionServer::new(guard(service, rejection), connection_age);
     let health_server = ConnectionServer::new(health_only(health_grpc), connection_age);
@@ -237,15 +243,21 @@ fn service_names(methods: &HashSet<String>) -> Vec<String> {
     names.into_iter().map(str::to_owned).collect()
 }
 
-/// The gRPC services with their layers.
-fn grpc_service(pipeline: &Arc<Pipeline>, methods: HashSet<String>, routes: Routes) -> HttpService {
+/// The gRPC services with their layers. `buffered` limits the memory of incomplete requests.
+fn grpc_service(
+    pipeline: &Arc<Pipeline>,
+    methods: HashSet<String>,
+    routes: Routes,
+    buffered: &Arc<ByteBudget>,
+) -> HttpService {
+    let body_limits = body_limits::BodyLimitsLayer::new(Arc::clone(pipeline), Arc::clone(buffered));
     let service = ServiceBuilder::new()
         .layer(trace::TraceLayer::new(pipeline.telemetry.clone(), methods))
         .layer(error_details::ErrorDetailsLayer)
         .layer(catch_panic::CatchPanicLayer)
         .layer(deadline::DeadlineLayer)
         .layer(auth::AuthLayer(Arc::clone(pipeline)))
-        .layer(body_limits::BodyLimitsLayer::new(Arc::clone(pipeline)))
+        .layer(body_limits)
         .service(routes.prepare());
     HttpService::new(service)
 }

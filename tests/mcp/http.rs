@@ -1,7 +1,9 @@
 //! MCP over Streamable HTTP, in both generations, by curl.
 
 use std::{
-    io::{BufRead as _, BufReader},
+    fs::File,
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::net::UnixStream,
     process::{Child, Stdio},
 };
 
@@ -9,7 +11,9 @@ use serde_json::{Value, json};
 
 use crate::{
     approvals::ASK_POLICY,
-    support::{CurlResponse, Daemon, KeyFile, Mark, Setup, curl, curl_command, kill_and_reap},
+    support::{
+        CurlResponse, Daemon, KeyFile, Mark, Setup, curl, curl_command, eventually, kill_and_reap,
+    },
 };
 
 const JSON: &str = "Content-Type: application/json";
@@ -302,4 +306,33 @@ async fn session_belongs_to_its_caller() {
     }
     assert!(curl(&daemon, &arguments, "/mcp").status < 300);
     assert_eq!(post(&daemon, "/mcp", &in_session(&mine), &body.to_string()).status, 404);
+}
+
+#[tokio::test]
+async fn requests_on_the_way_have_limited_memory() {
+    let daemon = Daemon::start().await;
+    let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+                content-length: 16777216\r\n\r\n";
+    // Together they announce all that one caller may use.
+    let incomplete = [(); 4].map(|()| {
+        let mut connection = UnixStream::connect(daemon.socket()).unwrap();
+        connection.write_all(head.as_bytes()).unwrap();
+        connection
+    });
+
+    let ping = request("ping", json!({}));
+    let ping = ["-H", JSON, "-H", ACCEPT, "-H", "MCP-Protocol-Version: 2025-11-25", "-d", &ping];
+    eventually("the memory is reserved", async || {
+        let response = curl(&daemon, &ping, "/mcp");
+        response.status == 429 && response.headers["retry-after"] == "1"
+    })
+    .await;
+    drop(incomplete);
+    eventually("the memory is free", async || curl(&daemon, &ping, "/mcp").status != 429).await;
+
+    let large = daemon.sibling_path("large");
+    File::create(&large).unwrap().set_len((16 << 20) + 1).unwrap();
+    let data = format!("@{}", large.display());
+    let response = curl(&daemon, &["-H", JSON, "--data-binary", &data], "/mcp");
+    assert_eq!(response.status, 413, "{response:?}");
 }

@@ -8,6 +8,7 @@ mod sessions;
 
 use std::{collections::BTreeMap, io, iter, sync::Arc};
 
+use axum::response::IntoResponse as _;
 use http::{HeaderMap, Request, Response, StatusCode};
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -17,11 +18,12 @@ use tower::ServiceExt as _;
 
 use self::sessions::McpSessions;
 use super::{
+    body_buffer::BodyBuffer,
     grpc_caller::{CallerCheck, HttpService},
-    rest_error::rejection,
+    rest_error::{RestError, rejection},
 };
 use crate::{
-    daemon::dialect::DIALECTS,
+    daemon::{dialect::DIALECTS, queue::ByteBudget},
     mcp::{CallerIdentity, GrpcBackend, GrpcTransport, McpServer, TransportError},
 };
 
@@ -40,6 +42,7 @@ pub(super) struct McpHttp {
     servers: BTreeMap<String, StreamableHttpService<McpServer, McpSessions>>,
     sessions: Arc<McpSessions>,
     check_caller: CallerCheck,
+    buffered: Arc<ByteBudget>,
 }
 
 impl McpHttp {
@@ -47,6 +50,7 @@ impl McpHttp {
     pub(super) fn new(
         grpc: HttpService,
         check_caller: CallerCheck,
+        buffered: Arc<ByteBudget>,
         terminate: &CancellationToken,
     ) -> io::Result<Self> {
         // After a restart of the daemon, clients that hold a state ask again.
@@ -71,7 +75,8 @@ impl McpHttp {
             let create = move || Ok(server.clone());
             (path, StreamableHttpService::new(create, Arc::clone(&sessions), config))
         });
-        Ok(Self { servers: servers.collect(), sessions: Arc::clone(&sessions), check_caller })
+        let servers = servers.collect();
+        Ok(Self { servers, sessions: Arc::clone(&sessions), check_caller, buffered })
     }
 
     /// Returns whether a path belongs to MCP.
@@ -80,7 +85,7 @@ impl McpHttp {
     }
 
     /// Handles a request.
-    pub(super) async fn call(&self, mut request: Request<Body>) -> Response<Body> {
+    pub(super) async fn call(&self, request: Request<Body>) -> Response<Body> {
         let Some(server) = self.servers.get(request.uri().path()) else {
             return text_response(StatusCode::NOT_FOUND, "no MCP server has this path");
         };
@@ -101,6 +106,13 @@ impl McpHttp {
             return text_response(StatusCode::TOO_MANY_REQUESTS, text);
         }
 
+        let (parts, body) = request.into_parts();
+        let caller = principal.as_str().into();
+        let body = BodyBuffer::new(&self.buffered, &caller, MAX_REQUEST_BYTES).read(body).await;
+        let mut request = match body {
+            Ok(body) => Request::from_parts(parts, body.into_body()),
+            Err(error) => return RestError::from(error).into_response().map(Body::new),
+        };
         request.extensions_mut().insert(CallerIdentity(principal.clone()));
         let response = server.handle(request).await;
         if let Some(id) = header(response.headers(), SESSION_HEADER).filter(|_| session.is_none()) {
