@@ -9,6 +9,7 @@ use rmcp::{
     },
     service::RequestContext,
 };
+use serde_json::json;
 use tonic::Status;
 
 use super::{call_error::to_protocol_error, server::McpServer};
@@ -51,11 +52,11 @@ impl McpServer {
     ) -> Result<ReadResourceResult, ErrorData> {
         let Some(path) = uri.strip_prefix(URI_PREFIX).filter(|path| !path.is_empty()) else {
             let text = format!("{uri:?} is no resource of this server: resources/list lists them");
-            return Err(ErrorData::resource_not_found(text, None));
+            return Err(not_found(text, uri));
         };
         let content = self.artifact_content(path, context).await.map_err(|status| {
             if status.code() == tonic::Code::NotFound {
-                return ErrorData::resource_not_found(status.message().to_owned(), None);
+                return not_found(status.message().to_owned(), uri);
             }
             to_protocol_error(&status)
         })?;
@@ -92,6 +93,10 @@ impl McpServer {
         }
         Ok(content)
     }
+}
+
+fn not_found(message: String, uri: &str) -> ErrorData {
+    ErrorData::resource_not_found(message, Some(json!({ "uri": uri })))
 }
 
 fn to_resource(artifact: ArtifactInfo) -> Resource {

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, LazyLock},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -274,6 +274,11 @@ impl JobTable {
                 _ => return Ok(jobs),
             }
         }
+    }
+
+    /// Returns the time from its end that a job is stored.
+    pub(crate) fn retention(&self) -> Duration {
+        self.limits.max_age
     }
 
     /// Returns the trigger for [`Self::apply_retention`].

@@ -80,7 +80,7 @@ impl JobService for JobServiceHandler {
 
             let work = async move |is_unfinished: bool| {
                 let submitted = pipeline.submit_job(&context, submission, is_unfinished).await?;
-                Ok(SubmitJobResponse { job: Some(wire_job_summary(&submitted)) })
+                Ok(SubmitJobResponse { job: Some(wire_job_summary(&submitted, &pipeline.jobs)) })
             };
             // Detached: a client that disconnects must not leave a job half submitted.
             self.pipeline.run_once_detached(call, work).await
@@ -98,7 +98,7 @@ impl JobService for JobServiceHandler {
                 LiveOrEndedJob::Live(job) => job.snapshot(),
                 LiveOrEndedJob::Ended(snapshot) => *snapshot,
             };
-            Ok(GetJobResponse { job: Some(wire_job(snapshot)?) })
+            Ok(GetJobResponse { job: Some(wire_job(snapshot, &self.pipeline.jobs)?) })
         })
         .await
     }
@@ -125,7 +125,7 @@ impl JobService for JobServiceHandler {
             let last = truncate_page(&mut jobs, page_size);
             Ok(ListJobsResponse {
                 next_page_token: last.map(next_page_token).unwrap_or_default(),
-                jobs: jobs.iter().map(wire_job_summary).collect(),
+                jobs: jobs.iter().map(|job| wire_job_summary(job, &self.pipeline.jobs)).collect(),
             })
         })
         .await
@@ -149,7 +149,7 @@ impl JobService for JobServiceHandler {
                     }
                 }
             };
-            Ok(WaitJobResponse { job: Some(wire_job(snapshot)?) })
+            Ok(WaitJobResponse { job: Some(wire_job(snapshot, &self.pipeline.jobs)?) })
         })
         .await
     }
@@ -173,7 +173,7 @@ impl JobService for JobServiceHandler {
                         wait_until_ended(&pipeline, &job).await?
                     }
                 };
-                Ok(CancelJobResponse { job: Some(wire_job(snapshot)?) })
+                Ok(CancelJobResponse { job: Some(wire_job(snapshot, &pipeline.jobs)?) })
             };
             self.pipeline.run_once_detached(call, work).await
         })

@@ -131,7 +131,7 @@ impl JobStream {
 
             let state = (snapshot.job.state, snapshot.approval_id.clone());
             if !has_ended && sent_state.as_ref() != Some(&state) {
-                let event = Event::Job(wire_live_job(&snapshot));
+                let event = Event::Job(wire_live_job(&snapshot, &self.pipeline.jobs));
                 if let Err(end) = send_event(sender, event).await {
                     return end;
                 }
@@ -141,7 +141,7 @@ impl JobStream {
                 return end;
             }
             if has_ended {
-                return match wire_job(snapshot) {
+                return match wire_job(snapshot, &self.pipeline.jobs) {
                     Ok(job) => match send_event(sender, Event::Job(job)).await {
                         Ok(()) => JobStreamEnd::Closed,
                         Err(end) => end,

@@ -4,7 +4,7 @@ use crate::{
     api::v1::{self, ListJobsRequest},
     daemon::{
         error::{Error, Violation},
-        pipeline::jobs::JobSnapshot,
+        pipeline::jobs::{JobRegistry, JobSnapshot},
         store::jobs::{Job, JobQuery, JobState},
     },
 };
@@ -13,19 +13,19 @@ use crate::{
 const JOB_ID_BYTES: usize = 26;
 
 /// Converts a job with its result.
-pub(super) fn wire_job(snapshot: JobSnapshot) -> Result<v1::Job, Error> {
-    Ok(v1::Job { result: snapshot.response()?, ..wire_live_job(&snapshot) })
+pub(super) fn wire_job(snapshot: JobSnapshot, jobs: &JobRegistry) -> Result<v1::Job, Error> {
+    Ok(v1::Job { result: snapshot.response()?, ..wire_live_job(&snapshot, jobs) })
 }
 
 /// Converts a job without its result, with the approval that it waits for.
-pub(super) fn wire_live_job(snapshot: &JobSnapshot) -> v1::Job {
+pub(super) fn wire_live_job(snapshot: &JobSnapshot, jobs: &JobRegistry) -> v1::Job {
     let is_queued = snapshot.job.state == JobState::Queued;
     let approval_id = snapshot.approval_id.clone().filter(|_| is_queued).unwrap_or_default();
-    v1::Job { approval_id, ..wire_job_summary(&snapshot.job) }
+    v1::Job { approval_id, ..wire_job_summary(&snapshot.job, jobs) }
 }
 
 /// Converts a job without its result.
-pub(super) fn wire_job_summary(job: &Job) -> v1::Job {
+pub(super) fn wire_job_summary(job: &Job, jobs: &JobRegistry) -> v1::Job {
     v1::Job {
         job_id: job.id.clone(),
         state: wire_job_state(job.state).into(),
@@ -41,6 +41,7 @@ pub(super) fn wire_job_summary(job: &Job) -> v1::Job {
         end_time: job.ended.map(Into::into),
         result: None,
         approval_id: String::new(),
+        retention: prost_types::Duration::try_from(jobs.retention()).ok(),
     }
 }
 

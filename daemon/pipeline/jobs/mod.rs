@@ -27,7 +27,7 @@ use std::{
     collections::HashMap,
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -371,6 +371,11 @@ impl JobRegistry {
         let (principal, workspace) = (principal.to_owned(), workspace.to_owned());
         let found = self.table.find_by_request_id(principal, workspace, request_id).await;
         found.map_err(|error| state_database_error(&error))
+    }
+
+    /// Returns the time from its end that a job is stored.
+    pub(crate) fn retention(&self) -> Duration {
+        self.table.retention()
     }
 
     /// Lists the jobs of a query, without their results.
