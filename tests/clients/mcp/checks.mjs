@@ -33,6 +33,58 @@ async function until(condition) {
   }
 }
 
+export async function waitUntilGone(process) {
+  await until(() => !execFileSync("ps", ["-eo", "args="]).toString().includes(`${process}\n`));
+}
+
+// The client goes in the middle of a call.
+export async function checkLostClient(connect, workspace) {
+  const begun = join(workspace, "mcp-begun");
+  const endings = {
+    closed: async (client) => {
+      // A session outlives its connection, unless the client ends it.
+      if (client.transport.sessionId !== undefined) await client.transport.terminateSession();
+      await client.close();
+    },
+    killed: async (client) => client.transport.pid && process.kill(client.transport.pid, "SIGKILL"),
+  };
+  for (const [name, end] of Object.entries(endings)) {
+    const client = await connect();
+    if (name === "killed" && !client.transport.pid) {
+      await client.close();
+      continue;
+    }
+    await check(`a client that is ${name} leaves no process`, async () => {
+      const calling = client.callTool({ name: "run", arguments: { command: "touch mcp-begun; sleep 987655" } });
+      calling.catch(() => {});
+      await until(() => existsSync(begun));
+      await end(client);
+      await waitUntilGone("sleep 987655");
+      rmSync(begun);
+    });
+  }
+}
+
+// `connect` makes a client whose user answers with the parameter.
+export async function checkApprovals(connect, workspace) {
+  for (const action of ["decline", "cancel", "accept"]) {
+    await check(`approval: ${action}`, async () => {
+      const file = join(workspace, "approved");
+      const questions = [];
+      const client = await connect((request) => {
+        questions.push(request.params.message);
+        return action === "accept" ? { action, content: {} } : { action };
+      });
+      const result = await client.callTool({ name: "run", arguments: { command: "touch approved" } });
+      const isAccepted = action === "accept";
+      expect(!result.isError === isAccepted && existsSync(file) === isAccepted, result);
+      expect(questions.length === 1 && questions[0].includes("touch approved"), questions);
+      rmSync(file, { force: true });
+      await client.close();
+    });
+  }
+}
+
 // `workspace` is the daemon's directory.
 export async function checkClient(client, workspace) {
   const call = (name, args, options) => client.callTool({ name, arguments: args }, ...(options ?? []));
@@ -83,7 +135,7 @@ export async function checkClient(client, workspace) {
       () => expect(false, "the cancelled call ended"),
       () => {},
     );
-    await until(() => !execFileSync("ps", ["-eo", "args="]).toString().includes("sleep 987654\n"));
+    await waitUntilGone("sleep 987654");
     rmSync(begun);
   });
 
