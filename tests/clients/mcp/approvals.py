@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from mcp import Client, StdioServerParameters, types
 from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
@@ -34,6 +34,8 @@ class TaskResult(types.Result):
 class TaskRequest(types.Request[dict[str, Any], str]):
     method: str
     params: dict[str, Any]
+    # The parameter that the header `Mcp-Name` repeats.
+    name_param: ClassVar[str | None] = "taskId"
 
 
 class Tasks(ClientExtension):
