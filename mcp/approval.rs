@@ -23,9 +23,9 @@ use rmcp::{
     service::RequestContext,
 };
 use sha2::{Digest as _, Sha256};
-use tonic::{Status, codegen::http};
+use tonic::Status;
 
-use super::{backend::CallerIdentity, server::McpServer, tool_call::ToolCall};
+use super::{backend::GrpcBackend, server::McpServer, tool_call::ToolCall};
 use crate::api::v1::{
     Approval, ApprovalState, DecideApprovalRequest, Decision, GetApprovalRequest,
 };
@@ -178,9 +178,7 @@ impl McpServer {
         let metadata = self.backend().caller_metadata(context);
         let value = |key| metadata.get(key).map_or(&b""[..], |value| value.as_bytes());
         let caller = CALLER_KEYS.map(value);
-        let parts = context.extensions.get::<http::request::Parts>();
-        let identity = parts.and_then(|parts| parts.extensions.get::<CallerIdentity>());
-        let identity = identity.map_or("", |identity| identity.0.as_str());
+        let identity = GrpcBackend::caller_identity(context).unwrap_or_default();
         let call = [identity, self.dialect(), &call.name, &call.arguments_json].map(str::as_bytes);
 
         let mut digest = Sha256::new();

@@ -134,6 +134,13 @@ impl GrpcBackend {
         Ok(request)
     }
 
+    /// Returns the name of the authenticated caller of an HTTP request.
+    pub(super) fn caller_identity(context: &RequestContext<RoleServer>) -> Option<&str> {
+        let parts = context.extensions.get::<http::request::Parts>()?;
+        let CallerIdentity(name) = parts.extensions.get()?;
+        Some(name)
+    }
+
     /// Returns the credentials and the context that the caller's requests carry.
     pub(super) fn caller_metadata(&self, context: &RequestContext<RoleServer>) -> MetadataMap {
         let mut metadata = self.metadata.clone();

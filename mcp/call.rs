@@ -47,7 +47,9 @@ impl McpServer {
         // A question that was answered belongs to a call, not to a task.
         let may_become_task = supports_tasks && answer.is_none();
         if may_become_task && self.is_read_only(&call.name, &context).await == Some(false) {
-            return self.call_as_job(&call, &context).await;
+            if let Some(response) = self.call_as_job(&call, &context).await? {
+                return Ok(response);
+            }
         }
 
         tokio::select! {

@@ -20,6 +20,7 @@ mod approval;
 mod backend;
 mod call;
 mod call_error;
+mod malformed_request;
 mod progress;
 mod resource;
 mod result;

@@ -9,10 +9,11 @@ use std::{
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
-        CacheScope, CallToolRequestParams, CallToolResponse, CancelTaskParams, DiscoverResult,
-        GetTaskParams, GetTaskResult, Implementation, ListResourcesResult, ListToolsResult,
-        PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse, RequestStateCodec,
-        ServerCapabilities, ServerConfig, Tool, UpdateTaskParams,
+        CacheScope, CallToolRequestParams, CallToolResponse, CancelTaskParams, CustomRequest,
+        CustomResult, DiscoverResult, GetTaskParams, GetTaskResult, Implementation,
+        ListResourcesResult, ListToolsResult, PaginatedRequestParams, ReadResourceRequestParams,
+        ReadResourceResponse, RequestStateCodec, ServerCapabilities, ServerConfig, Tool,
+        UpdateTaskParams,
     },
     service::RequestContext,
 };
@@ -21,7 +22,9 @@ use tokio::{
     time::timeout,
 };
 
-use super::{backend::GrpcBackend, call_error::to_protocol_error};
+use super::{
+    backend::GrpcBackend, call_error::to_protocol_error, malformed_request::malformed_request_error,
+};
 use crate::api::v1::{ListToolsRequest, ToolFormat};
 
 /// Maximum number of requests that one server handles at the same time.
@@ -215,7 +218,15 @@ impl ServerHandler for McpServer {
         context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
         let _permit = self.acquire_permit()?;
-        self.cancel_job(request.task_id, &context).await
+        self.cancel_task_of_caller(request.task_id, &context).await
+    }
+
+    async fn on_custom_request(
+        &self,
+        request: CustomRequest,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<CustomResult, ErrorData> {
+        Err(malformed_request_error(request))
     }
 }
 

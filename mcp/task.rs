@@ -20,6 +20,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::{
     approval::{input_requests, parse_answer},
+    backend::GrpcBackend,
     call_error::{to_call_outcome, to_protocol_error},
     progress::ProgressReporter,
     result::{cancelled_outcome, to_tool_result},
@@ -38,15 +39,19 @@ const MAX_TASKLESS_WAIT: Duration = Duration::from_millis(500);
 const POLL_INTERVAL_MS: u64 = 500;
 
 impl McpServer {
-    /// Runs a call as a job. Returns its result, or a task if it takes long.
+    /// Runs a call as a job. Returns its result, or a task if it takes long. `None` if no job can
+    /// have these parameters: the tool itself then describes the problem to the model.
     pub(super) async fn call_as_job(
         &self,
         call: &ToolCall,
         context: &RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
+    ) -> Result<Option<CallToolResponse>, ErrorData> {
         let job = match self.submit_job(call, context).await {
             Ok(job) => job,
-            Err(status) => return to_call_outcome(&status).map(CallToolResponse::Complete),
+            Err(status) if status.code() == Code::InvalidArgument => return Ok(None),
+            Err(status) => {
+                return to_call_outcome(&status).map(CallToolResponse::Complete).map(Some);
+            }
         };
         let mut followed = FollowedJob { server: self, context, job };
 
@@ -56,16 +61,17 @@ impl McpServer {
             () = context.ct.cancelled() => {
                 // Without success, the job runs to its end, as that of a lost client does.
                 let _cancelled = self.cancel_job(followed.job.job_id, context).await;
-                return Ok(cancelled_outcome());
+                return Ok(Some(cancelled_outcome()));
             }
         };
-        match ended {
+        let response = match ended {
             Ok(Some(Job { result: Some(result), .. })) => {
-                to_tool_result(result, self.dialect()).map(CallToolResponse::Complete)
+                CallToolResponse::Complete(to_tool_result(result, self.dialect())?)
             }
             // The client gets the state with its first query.
-            Ok(Some(_) | None) | Err(_) => Ok(CreateTaskResult::new(to_task(&followed.job)).into()),
-        }
+            Ok(Some(_) | None) | Err(_) => CreateTaskResult::new(to_task(&followed.job)).into(),
+        };
+        Ok(Some(response))
     }
 
     /// Returns the state of a task, with its result once it has ended.
@@ -104,16 +110,27 @@ impl McpServer {
         }
     }
 
+    /// Returns a job of the caller.
+    ///
+    /// Other callers of the workspace can look at it by gRPC. The extension binds a task to the
+    /// caller that created it.
     async fn job(
         &self,
         job_id: String,
         context: &RequestContext<RoleServer>,
     ) -> Result<Job, ErrorData> {
         let found = async {
-            let request = self.backend().request(context, GetJobRequest { job_id })?;
+            let message = GetJobRequest { job_id: job_id.clone() };
+            let request = self.backend().request(context, message)?;
             self.backend().jobs().get_job(request).await?.into_inner().job.ok_or_else(no_job)
         };
-        found.await.map_err(|status| to_protocol_error(&status))
+        let job = found.await.map_err(|status| to_protocol_error(&status))?;
+        let caller = GrpcBackend::caller_identity(context);
+        if caller.is_some_and(|caller| caller != job.principal) {
+            let text = format!("this caller has no task {job_id:?}, or has lost it: call again");
+            return Err(ErrorData::invalid_params(text, None));
+        }
+        Ok(job)
     }
 
     /// Returns the question of a job that waits for approval, under the id of the approval.
@@ -129,8 +146,17 @@ impl McpServer {
         Some(input_requests(&job.approval_id, question))
     }
 
-    /// Cancels a task, and waits until its command has ended.
-    pub(super) async fn cancel_job(
+    /// Cancels a task of the caller, and waits until its command has ended.
+    pub(super) async fn cancel_task_of_caller(
+        &self,
+        task_id: String,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        let job = self.job(task_id, context).await?;
+        self.cancel_job(job.job_id, context).await
+    }
+
+    async fn cancel_job(
         &self,
         task_id: String,
         context: &RequestContext<RoleServer>,

@@ -20,9 +20,14 @@ const JSON: &str = "Content-Type: application/json";
 const ACCEPT: &str = "Accept: application/json, text/event-stream";
 
 /// A request of revision 2026-07-28.
-fn request(method: &str, mut params: Value) -> String {
+fn request(method: &str, params: Value) -> String {
+    request_of(json!({}), method, params)
+}
+
+/// A request of revision 2026-07-28, of a client with capabilities.
+pub(super) fn request_of(capabilities: Value, method: &str, mut params: Value) -> String {
     params["_meta"]["io.modelcontextprotocol/protocolVersion"] = "2026-07-28".into();
-    params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = json!({});
+    params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = capabilities;
     json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string()
 }
 
@@ -37,7 +42,7 @@ fn initialize(capabilities: Value) -> String {
 }
 
 /// Headers of a request of revision 2026-07-28.
-fn headers(method: &str, name: &str) -> Vec<String> {
+pub(super) fn headers(method: &str, name: &str) -> Vec<String> {
     let mut headers = vec![
         JSON.to_owned(),
         ACCEPT.to_owned(),
@@ -50,7 +55,7 @@ fn headers(method: &str, name: &str) -> Vec<String> {
     headers
 }
 
-fn post(daemon: &Daemon, path: &str, headers: &[String], body: &str) -> CurlResponse {
+pub(super) fn post(daemon: &Daemon, path: &str, headers: &[String], body: &str) -> CurlResponse {
     curl(daemon, &post_arguments(headers, body), path)
 }
 
@@ -60,7 +65,7 @@ fn post_arguments<'a>(headers: &'a [String], body: &'a str) -> Vec<&'a str> {
 }
 
 /// The last message of a response: its body, or the last event of its stream.
-fn message(response: &CurlResponse) -> Value {
+pub(super) fn message(response: &CurlResponse) -> Value {
     let mut events = response.body.lines().filter_map(|line| line.strip_prefix("data:"));
     let last = events.rfind(|data| !data.trim().is_empty());
     serde_json::from_str(last.unwrap_or(&response.body))

@@ -2,6 +2,7 @@
 
 mod approvals;
 mod calls;
+mod hostile;
 mod http;
 mod lists;
 mod protocol;

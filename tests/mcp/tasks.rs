@@ -10,7 +10,7 @@ use crate::{
     support::{Daemon, Mark, Setup, eventually},
 };
 
-fn with_tasks() -> Value {
+pub(super) fn with_tasks() -> Value {
     json!({"extensions": {"io.modelcontextprotocol/tasks": {}}})
 }
 

@@ -6,12 +6,17 @@
 
 mod sessions;
 
-use std::{collections::BTreeMap, io, iter, sync::Arc};
+use std::{collections::BTreeMap, fmt::Debug, io, iter, sync::Arc};
 
 use axum::response::IntoResponse as _;
-use http::{HeaderMap, Request, Response, StatusCode};
-use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
+use http_body_util::{BodyExt as _, Collected};
+use rmcp::{
+    ErrorData,
+    transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService},
+};
 use rustix::rand::{GetRandomFlags, getrandom};
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tonic::{body::Body, metadata::MetadataMap};
 use tower::ServiceExt as _;
@@ -33,6 +38,9 @@ const PATH: &str = "/mcp";
 const MAX_REQUEST_BYTES: usize = 16 << 20;
 const SESSION_HEADER: &str = "mcp-session-id";
 const VERSION_HEADER: &str = "mcp-protocol-version";
+const JSON: &str = "application/json";
+/// Text of the library about JSON that is no message of JSON-RPC.
+const NOT_A_MESSAGE: &str = "unrecognized JSON-RPC message";
 /// The first revision without sessions. Later ones are greater as text.
 const FIRST_STATELESS_VERSION: &str = "2026-07-28";
 
@@ -114,12 +122,37 @@ impl McpHttp {
             Err(error) => return RestError::from(error).into_response().map(Body::new),
         };
         request.extensions_mut().insert(CallerIdentity(principal.clone()));
+        let is_json = header(request.headers(), CONTENT_TYPE.as_str())
+            .is_some_and(|value| value.starts_with(JSON));
         let response = server.handle(request).await;
+        if is_json && response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+            return malformed_body(response).await;
+        }
         if let Some(id) = header(response.headers(), SESSION_HEADER).filter(|_| session.is_none()) {
             self.sessions.bind(id, &principal);
         }
         response.map(Body::new)
     }
+}
+
+/// Returns the error of a body that is no message. The library says that its type is unsupported.
+async fn malformed_body<B>(response: Response<B>) -> Response<Body>
+where
+    B: http_body::Body<Error: Debug>,
+{
+    let text = response.into_body().collect().await.map(Collected::to_bytes).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let error = if text.contains(NOT_A_MESSAGE) {
+        let text = "the body is no message of JSON-RPC 2.0: an id is an integer or a string, params are an object, and there are no batches";
+        ErrorData::invalid_request(text, None)
+    } else {
+        ErrorData::parse_error(text.into_owned(), None)
+    };
+    let body = json!({"jsonrpc": "2.0", "error": error});
+    let mut response = Response::new(Body::new(body.to_string()));
+    *response.status_mut() = StatusCode::BAD_REQUEST;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
+    response
 }
 
 fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
