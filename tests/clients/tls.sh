@@ -2,11 +2,14 @@
 # TLS and client certificates: grpcurl, and gRPC's C core (through Python), against a daemon of their own.
 set -euo pipefail
 
-# Issues a certificate: file name, subject alternative names.
+# issue_certificate NAME SUBJECT_ALTERNATIVE_NAMES [DAYS [KEY_ALGORITHM...]]: DAYS can be negative.
 issue_certificate() {
-  local name=$scratch/tls/$1
-  openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout "$name.key" -subj "/CN=$1" -out "$name.csr" 2>/dev/null
-  openssl x509 -req -in "$name.csr" -CA "$scratch/tls/ca.crt" -CAkey "$scratch/tls/ca.key" -days 2 -out "$name.crt" \
+  local name=$scratch/tls/$1 algorithm=("${@:4}")
+  if [[ $# -lt 4 ]]; then
+    algorithm=(ec -pkeyopt ec_paramgen_curve:P-256)
+  fi
+  openssl req -newkey "${algorithm[@]}" -nodes -keyout "$name.key" -subj "/CN=$1" -out "$name.csr" 2>/dev/null
+  openssl x509 -req -in "$name.csr" -CA "$scratch/tls/ca.crt" -CAkey "$scratch/tls/ca.key" -days "${3:-2}" -out "$name.crt" \
     -extfile <(printf 'subjectAltName=%s\nbasicConstraints=critical,CA:FALSE\n' "$2") 2>/dev/null
   chmod 600 "$name.key"
 }
@@ -43,5 +46,36 @@ try_tls() {
   check "the Python client calls over TLS with a client certificate" 0 '^SERVING.ADMITTED$' \
     "$tools/unix/python/bin/python" tests/clients/tls/health.py "$address" "$tls/ca.crt" "$tls/builder.crt" "$tls/builder.key"
 
+  local openssl=(openssl s_client -connect "$address" -CAfile "$tls/ca.crt" -verify_return_error) curl=(curl --silent --show-error --max-time 30 --cacert "$tls/ca.crt")
+  check "openssl rejects the daemon under a name that its certificate lacks" 1 '[Hh]ostname mismatch' "${openssl[@]}" -verify_hostname other.example
+  check "openssl accepts the daemon under its name" 0 'Verify return code: 0' "${openssl[@]}" -verify_hostname localhost
+  check "curl rejects the daemon under a name that its certificate lacks" 60 'other\.example' \
+    "${curl[@]}" --connect-to "other.example:443:$address" https://other.example/
+  check "curl without the CA rejects the daemon" 60 'certificate' curl --silent --show-error --max-time 30 "https://$address/"
+  stop_part_daemon
+
+  try_server_certificates
+}
+
+# Certificates of the daemon that are no longer valid, or have an RSA key.
+try_server_certificates() {
+  issue_certificate expired DNS:localhost,IP:127.0.0.1 -1
+  mkdir "$scratch/tls-expired"
+  start_part_daemon tls-expired --tls-cert "$tls/expired.crt" --tls-key "$tls/expired.key"
+  address=$part_address
+  check "openssl rejects an expired certificate" 1 'certificate has expired' \
+    openssl s_client -connect "$address" -CAfile "$tls/ca.crt" -verify_return_error
+  check "curl rejects an expired certificate" 60 'expired' "${curl[@]}" "https://$address/"
+  check "grpcurl rejects an expired certificate" 1 'certificate has expired' "${call[@]}" "$address" list
+  check "the probe rejects an expired certificate" 2 '' grpc-health-probe -addr="$address" -tls -tls-ca-cert="$tls/ca.crt" -tls-server-name=localhost
+  stop_part_daemon
+
+  issue_certificate rsa DNS:localhost,IP:127.0.0.1 2 rsa:2048
+  mkdir "$scratch/tls-rsa"
+  start_part_daemon tls-rsa --tls-cert "$tls/rsa.crt" --tls-key "$tls/rsa.key"
+  address=$part_address
+  check "grpcurl runs a command with an RSA certificate" 0 '"stdout": "hello\\n"' \
+    "${call[@]}" -d '{"command": "echo hello"}' "$address" jig.v1.ToolService/Run
+  check "curl with HTTP/2 accepts an RSA certificate" 0 '^2$' "${curl[@]}" --output /dev/null --write-out '%{http_version}' "https://$address/"
   stop_part_daemon
 }

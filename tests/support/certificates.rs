@@ -4,6 +4,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use rcgen::{
@@ -73,8 +74,26 @@ impl CertificateAuthority {
         self.issue("server", &["localhost", "127.0.0.1"], Validity::Now)
     }
 
+    /// Issues a certificate for the loopback interface, with an RSA key.
+    pub(crate) fn issue_rsa_server(&self) -> CertificateFiles {
+        let files = CertificateFiles { cert: self.path("rsa.pem"), key: self.path("rsa-key.pem") };
+        // The library cannot generate such keys.
+        let generated = Command::new("openssl")
+            .args(["genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"])
+            .output()
+            .unwrap();
+        let key = String::from_utf8(generated.stdout).unwrap();
+        let key = KeyPair::from_pem(&key).unwrap();
+        self.write(&files, &key, &["localhost", "127.0.0.1"], Validity::Now);
+        files
+    }
+
     /// Replaces the files of a certificate, one after the other.
     pub(crate) fn renew(&self, files: &CertificateFiles, names: &[&str], validity: Validity) {
+        self.write(files, &KeyPair::generate().unwrap(), names, validity);
+    }
+
+    fn write(&self, files: &CertificateFiles, key: &KeyPair, names: &[&str], validity: Validity) {
         let (uris, hosts): (Vec<&str>, Vec<&str>) =
             names.iter().partition(|name| name.contains(':') && !name.starts_with("::"));
         let hosts: Vec<String> = hosts.into_iter().map(str::to_owned).collect();
@@ -89,8 +108,7 @@ impl CertificateAuthority {
             Validity::NotYet => (date_time_ymd(2099, 1, 1), date_time_ymd(2100, 1, 1)),
         };
 
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let certificate = params.signed_by(key, &self.issuer).unwrap();
         fs::write(&files.cert, certificate.pem()).unwrap();
         write_key(&files.key, &key.serialize_pem());
     }

@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use super::{openssl_client, start_tls_daemon};
+use super::{openssl_client, start_tls_daemon, tls_setup};
+use crate::support::{CertificateAuthority, Daemon, shell, tool_client};
 
 #[tokio::test]
 async fn only_tls_1_2_and_1_3_are_accepted() {
@@ -27,34 +28,54 @@ async fn only_tls_1_2_and_1_3_are_accepted() {
     }
 }
 
-#[tokio::test]
-async fn ciphers_have_forward_secrecy_and_authenticate_their_data() {
-    let tls = start_tls_daemon().await;
+/// The ciphers of OpenSSL that a daemon accepts, of TLS 1.3 or 1.2.
+fn accepted_ciphers(daemon: &Daemon, version: &str) -> Vec<String> {
     let listed = Command::new("openssl")
         .args(["ciphers", "-s", "-tls1_2", "ALL:eNULL:@SECLEVEL=0"])
         .output()
         .unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
-    let ciphers: Vec<&str> =
-        listed.trim().split(':').filter(|name| !name.starts_with("TLS_")).collect();
-    assert!(ciphers.len() > 20, "{ciphers:?}");
+    let before_1_3 = listed.trim().split(':').filter(|name| !name.starts_with("TLS_"));
+    let (ciphers, flag): (Vec<_>, _) = match version {
+        "TLSv1.3" => (TLS_1_3_CIPHERS.to_vec(), "-tls1_3"),
+        _ => (before_1_3.collect(), "-tls1_2"),
+    };
+    assert!(ciphers.len() >= TLS_1_3_CIPHERS.len(), "{ciphers:?}");
 
-    let accepted = ciphers.iter().filter(|cipher| {
-        let cipher = format!("{cipher}:@SECLEVEL=0");
-        let output = openssl_client(&tls.daemon, &["-tls1_2", "-cipher", &cipher]);
-        output.contains("New, TLSv1.2, Cipher is")
+    let accepted = ciphers.into_iter().filter(|cipher| {
+        let old = format!("{cipher}:@SECLEVEL=0");
+        let selected =
+            if flag == "-tls1_3" { ["-ciphersuites", cipher] } else { ["-cipher", &old] };
+        let output = openssl_client(daemon, &[&[flag], &selected[..]].concat());
+        output.contains(&format!("New, {version}, Cipher is {cipher}\n"))
     });
-    // The daemon's key is an ECDSA key.
-    let mut accepted: Vec<&str> = accepted.copied().collect();
+    let mut accepted: Vec<_> = accepted.map(str::to_owned).collect();
     accepted.sort_unstable();
-    assert_eq!(
-        accepted,
-        [
-            "ECDHE-ECDSA-AES128-GCM-SHA256",
-            "ECDHE-ECDSA-AES256-GCM-SHA384",
-            "ECDHE-ECDSA-CHACHA20-POLY1305"
-        ]
-    );
+    accepted
+}
+
+/// All ciphers of TLS 1.3 that OpenSSL has.
+const TLS_1_3_CIPHERS: [&str; 5] = [
+    "TLS_AES_128_CCM_8_SHA256",
+    "TLS_AES_128_CCM_SHA256",
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256",
+];
+
+#[tokio::test]
+async fn ciphers_have_forward_secrecy_and_authenticate_their_data() {
+    let ca = CertificateAuthority::new();
+    for (server, kind) in [(ca.issue_server(), "ECDSA"), (ca.issue_rsa_server(), "RSA")] {
+        let daemon = tls_setup(&server).start().await;
+        let expected = ["AES128-GCM-SHA256", "AES256-GCM-SHA384", "CHACHA20-POLY1305"]
+            .map(|cipher| format!("ECDHE-{kind}-{cipher}"));
+        assert_eq!(accepted_ciphers(&daemon, "TLSv1.2"), expected);
+        assert_eq!(accepted_ciphers(&daemon, "TLSv1.3"), TLS_1_3_CIPHERS[2..]);
+
+        let mut tools = tool_client(ca.channel(daemon.port(), None));
+        tools.run(shell("true")).await.unwrap();
+    }
 }
 
 #[tokio::test]
