@@ -127,6 +127,55 @@ async fn task_belongs_to_its_caller() {
 }
 
 #[tokio::test]
+async fn sessions_of_a_caller_are_limited_whatever_its_headers_say() {
+    /// The limit of the daemon.
+    const MAX_SESSIONS_PER_CALLER: usize = 256;
+
+    let daemon = Daemon::start().await;
+    let params = json!({
+        "protocolVersion": "2026-07-28",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    });
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params});
+    let opened = (0..MAX_SESSIONS_PER_CALLER + 10).filter(|_| {
+        let response = post(&daemon, "/mcp", &headers("initialize", ""), &body.to_string());
+        response.headers.contains_key("mcp-session-id")
+    });
+    assert_eq!(opened.count(), MAX_SESSIONS_PER_CALLER);
+
+    // Requests without a session go on.
+    let listing = request_of(json!({}), "tools/list", json!({}));
+    let listed = post(&daemon, "/mcp", &headers("tools/list", ""), &listing);
+    assert_eq!(listed.status, 200, "{listed:?}");
+}
+
+#[tokio::test]
+async fn artifacts_of_other_sessions_are_no_resources() {
+    let daemon = Daemon::start().await;
+    let revision = Revision::Stateless;
+    let mut client =
+        McpClient::start_with(&daemon, revision, &["--session", "mine"], json!({})).await;
+    client.call("run", json!({"command": "echo text"})).await;
+    let listed = client.result("resources/list", json!({})).await;
+    let uri = listed["resources"][0]["uri"].as_str().unwrap();
+    client.result("resources/read", json!({"uri": uri})).await;
+
+    let mut other =
+        McpClient::start_with(&daemon, revision, &["--session", "other"], json!({})).await;
+    let path = uri.strip_prefix("jig-artifact:///").unwrap();
+    for uri in [
+        uri.to_owned(),
+        format!("jig-artifact:///../mine/{path}"),
+        format!("jig-artifact:////{path}"),
+        "file:///etc/passwd".to_owned(),
+    ] {
+        let code = other.error_code("resources/read", json!({"uri": uri})).await;
+        assert!([-32600, -32602].contains(&code), "{uri}: {code}");
+    }
+}
+
+#[tokio::test]
 async fn state_belongs_to_its_caller() {
     let (daemon, _keys, [mine, other]) = start_with_two_keys().await;
     let mut call = json!({"name": "write_file", "arguments": {"path": "a.txt", "content": "text"}});

@@ -124,12 +124,9 @@ impl McpHttp {
         request.extensions_mut().insert(CallerIdentity(principal.clone()));
         let is_json = header(request.headers(), CONTENT_TYPE.as_str())
             .is_some_and(|value| value.starts_with(JSON));
-        let response = server.handle(request).await;
+        let response = McpSessions::handle(principal, server.handle(request)).await;
         if is_json && response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE {
             return malformed_body(response).await;
-        }
-        if let Some(id) = header(response.headers(), SESSION_HEADER).filter(|_| session.is_none()) {
-            self.sessions.bind(id, &principal);
         }
         response.map(Body::new)
     }

@@ -28,6 +28,11 @@ const MAX_SESSIONS_PER_CALLER: usize = 256;
 /// Time without a message after which a session ends. A command may run that long.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 
+tokio::task_local! {
+    /// Principal of the request that this task handles.
+    static CALLER: String;
+}
+
 /// The sessions of the daemon.
 #[derive(Debug)]
 pub(super) struct McpSessions {
@@ -43,6 +48,12 @@ pub(super) enum SessionFailure {
     Session(#[from] LocalSessionManagerError),
     #[error("{MAX_SESSIONS} MCP sessions are open, the maximum: retry when one has ended")]
     TooMany,
+    #[error(
+        "this caller has {MAX_SESSIONS_PER_CALLER} MCP sessions, the maximum: end some with DELETE"
+    )]
+    TooManyOfCaller,
+    #[error("a session was opened outside of a request")]
+    NoCaller,
 }
 
 impl McpSessions {
@@ -60,17 +71,23 @@ impl McpSessions {
 
     /// Returns whether a principal may open another session.
     pub(super) async fn may_open(&self, principal: &str) -> bool {
+        self.owned_sessions(principal).await < MAX_SESSIONS_PER_CALLER
+    }
+
+    /// Handles a request of a principal. The session that it opens belongs to the principal.
+    ///
+    /// The library decides by the body whether a request opens one, so headers are no basis for
+    /// the limit.
+    pub(super) async fn handle<F: Future>(principal: String, handling: F) -> F::Output {
+        CALLER.scope(principal, handling).await
+    }
+
+    async fn owned_sessions(&self, principal: &str) -> usize {
         let open = self.sessions.sessions.read().await;
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
         // Sessions also end by themselves.
         owners.retain(|id, _| open.contains_key(id));
-        owners.values().filter(|owner| *owner == principal).count() < MAX_SESSIONS_PER_CALLER
-    }
-
-    /// Binds a new session to its caller.
-    pub(super) fn bind(&self, id: &str, principal: &str) {
-        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        owners.insert(id.into(), principal.to_owned());
+        owners.values().filter(|owner| *owner == principal).count()
     }
 }
 
@@ -82,7 +99,18 @@ impl SessionManager for McpSessions {
         if self.sessions.sessions.read().await.len() >= MAX_SESSIONS {
             return Err(SessionFailure::TooMany);
         }
-        Ok(self.sessions.create_session().await?)
+        let principal = CALLER.try_with(String::clone).map_err(|_| SessionFailure::NoCaller)?;
+        let (id, transport) = self.sessions.create_session().await?;
+        {
+            let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+            owners.insert(id.clone(), principal.clone());
+        }
+        // After the insertion, so that concurrent requests cannot exceed the limit.
+        if self.owned_sessions(&principal).await > MAX_SESSIONS_PER_CALLER {
+            self.close_session(&id).await?;
+            return Err(SessionFailure::TooManyOfCaller);
+        }
+        Ok((id, transport))
     }
 
     async fn initialize_session(
