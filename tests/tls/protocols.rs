@@ -36,20 +36,28 @@ fn accepted_ciphers(daemon: &Daemon, version: &str) -> Vec<String> {
         .unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
     let before_1_3 = listed.trim().split(':').filter(|name| !name.starts_with("TLS_"));
-    let (ciphers, flag): (Vec<_>, _) = match version {
+    let (mut offered, flag): (Vec<_>, _) = match version {
         "TLSv1.3" => (TLS_1_3_CIPHERS.to_vec(), "-tls1_3"),
         _ => (before_1_3.collect(), "-tls1_2"),
     };
-    assert!(ciphers.len() >= TLS_1_3_CIPHERS.len(), "{ciphers:?}");
+    assert!(offered.len() >= TLS_1_3_CIPHERS.len(), "{offered:?}");
 
-    let accepted = ciphers.into_iter().filter(|cipher| {
-        let old = format!("{cipher}:@SECLEVEL=0");
-        let selected =
-            if flag == "-tls1_3" { ["-ciphersuites", cipher] } else { ["-cipher", &old] };
+    // The daemon selects one of all ciphers, then one of the others, until it accepts none.
+    let mut accepted = Vec::new();
+    while !offered.is_empty() {
+        let list = offered.join(":");
+        let old = format!("{list}:@SECLEVEL=0");
+        let selected = if flag == "-tls1_3" { ["-ciphersuites", &list] } else { ["-cipher", &old] };
         let output = openssl_client(daemon, &[&[flag], &selected[..]].concat());
-        output.contains(&format!("New, {version}, Cipher is {cipher}\n"))
-    });
-    let mut accepted: Vec<_> = accepted.map(str::to_owned).collect();
+        let Some(cipher) = offered
+            .iter()
+            .position(|cipher| output.contains(&format!("New, {version}, Cipher is {cipher}\n")))
+        else {
+            assert!(output.contains("SSL alert number 40"), "{output}");
+            break;
+        };
+        accepted.push(offered.remove(cipher).to_owned());
+    }
     accepted.sort_unstable();
     accepted
 }
