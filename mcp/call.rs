@@ -46,10 +46,11 @@ impl McpServer {
 
         // A question that was answered belongs to a call, not to a task.
         let may_become_task = supports_tasks && answer.is_none();
-        if may_become_task && self.is_read_only(&call.name, &context).await == Some(false) {
-            if let Some(response) = self.call_as_job(&call, &context).await? {
-                return Ok(response);
-            }
+        if may_become_task
+            && self.is_read_only(&call.name, &context).await == Some(false)
+            && let Some(response) = self.call_as_job(&call, &context).await?
+        {
+            return Ok(response);
         }
 
         tokio::select! {

@@ -57,12 +57,13 @@ impl McpServer {
 
         let ended = tokio::select! {
             biased;
-            ended = followed.wait(Instant::now() + MAX_TASKLESS_WAIT) => ended,
+            // First: a client that has cancelled would not learn the id of a task.
             () = context.ct.cancelled() => {
                 // Without success, the job runs to its end, as that of a lost client does.
                 let _cancelled = self.cancel_job(followed.job.job_id, context).await;
                 return Ok(Some(cancelled_outcome()));
             }
+            ended = followed.wait(Instant::now() + MAX_TASKLESS_WAIT) => ended,
         };
         let response = match ended {
             Ok(Some(Job { result: Some(result), .. })) => {

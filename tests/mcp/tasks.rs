@@ -141,8 +141,12 @@ async fn user_answers_the_question_of_a_task() {
         let created = client.call("run", json!({"command": "echo text"})).await;
         assert_eq!(created["resultType"], "task", "{created}");
         let id = &created["taskId"];
-        let asking = task(&mut client, id).await;
-        assert_eq!(asking["status"], "input_required", "{asking}");
+        let mut asking = Value::Null;
+        eventually("the task asks", async || {
+            asking = task(&mut client, id).await;
+            asking["status"] == "input_required"
+        })
+        .await;
         let (name, question) = asking["inputRequests"].as_object().unwrap().iter().next().unwrap();
         assert_eq!(question["method"], "elicitation/create", "{asking}");
 
