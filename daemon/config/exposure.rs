@@ -206,13 +206,14 @@ pub(super) fn binds_below_writable(binds: &[BindMount]) -> impl Iterator<Item = 
 }
 
 /// Checks that commands cannot reach the daemon's state directory, sockets and credential `files`.
+/// Each of the `addresses` has the name of its setting.
 ///
 /// Also checks that no bind lies in a writable directory, where commands could replace it, and that
 /// no workspace contains another one.
 pub(super) fn check_exposure(
     workspaces: &[WorkspaceConfig],
     state_dir: &Path,
-    addresses: &[&ListenAddr],
+    addresses: &[(&ListenAddr, &'static str)],
     files: &[CredentialFile<'_>],
     problems: &mut Vec<String>,
 ) {
@@ -221,8 +222,8 @@ pub(super) fn check_exposure(
 
     let visible = visible_paths(workspaces);
     let state_dir = canonicalize_existing(state_dir);
-    let sockets = addresses.iter().filter_map(|address| match address {
-        ListenAddr::Unix(path) => Some((canonicalize_existing(path), "--listen unix:")),
+    let sockets = addresses.iter().filter_map(|(address, setting)| match address {
+        ListenAddr::Unix(path) => Some((canonicalize_existing(path), *setting)),
         ListenAddr::Tcp(_) => None,
     });
     let own = [(state_dir.clone(), "--state-dir")];

@@ -25,8 +25,8 @@ use super::{
     lifetimes::{parse_connection_age, parse_shutdown_times},
     limits::{parse_limits, parse_timeout},
     listen::{
-        ListenAddr, ListenerConfig, ListenerSettings, RemoteAccess, inherited_descriptors,
-        parse_listeners,
+        ListenAddr, ListenerConfig, ListenerProtocol, ListenerSettings, RemoteAccess,
+        inherited_descriptors, parse_listeners,
     },
     network::parse_network,
     policy::parse_policy,
@@ -183,8 +183,13 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
     let state_dir =
         args.state_dir.take().or(file.state_dir.take()).unwrap_or_else(default_state_dir);
     let tls_files = listeners.iter().filter_map(|listener| listener.tls.as_ref()).chain(&tls);
-    let addresses = listeners.iter().map(|listener| &listener.address).chain(&health_listener);
-    let addresses: Vec<&ListenAddr> = addresses.collect();
+    let health = health_listener.iter().map(|address| (address, ListenerProtocol::Health));
+    let addresses: Vec<_> = listeners
+        .iter()
+        .map(|listener| (&listener.address, listener.protocol))
+        .chain(health)
+        .map(|(address, protocol)| (address, protocol.setting()))
+        .collect();
     let files = CredentialFile::all(key_file.as_deref(), args.config.as_deref(), tls_files);
     check_exposure(&workspaces, &state_dir, &addresses, &files, problems);
 

@@ -94,6 +94,20 @@ fn key_and_config_files_commands_could_reach_are_rejected() {
     }
 }
 
+#[test]
+fn sockets_commands_could_reach_are_rejected_by_their_setting() {
+    let directory = create_directory();
+    let workspace = path_in(&directory, "ws");
+    let socket = format!("unix:{}", path_in(&directory, "ws/in/jig.sock"));
+    let elsewhere = format!("unix:{}", path_in(&directory, "out/jig.sock"));
+    for flags in [["--listen", &socket], ["--health-listen", &socket]] {
+        let all = [&["--workspace", &workspace, "--listen", &elsewhere], &flags[..]].concat();
+        let stderr = rejected_start(&directory, &all);
+        let remedy = format!("choose a path outside of it with {}\n", flags[0]);
+        assert!(stderr.contains(&remedy), "{stderr}");
+    }
+}
+
 #[tokio::test]
 async fn key_file_moved_within_reach_is_not_reloaded() {
     let keys = Arc::new(KeyFile::new());
