@@ -35,8 +35,12 @@ use crate::daemon::{config::client_certificate::ClientCertificate, pipeline::acc
 /// shutdown waits for it forever (hyper issue 4170). After the preface, keepalive pings detect a
 /// peer that does not respond.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Length of the client connection preface (RFC 9113, section 3.4).
-const PREFACE_BYTES: usize = 24;
+/// The client connection preface of HTTP/2 (RFC 9113, section 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// How long the peer of an HTTP/2 connection may read nothing while data waits for it. It is as
+/// long as keepalive takes. hyper cannot end such a connection: it waits until its GOAWAY is sent.
+/// Over HTTP/1.1, a client may pause a response for as long as it likes.
+const WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(40);
 
 #[derive(Debug)]
 pub(super) enum Socket {
@@ -55,6 +59,10 @@ pub(crate) struct ServerConnection {
     preface_timeout: Option<PrefaceTimeout>,
     /// Set until a call is authenticated.
     auth_timeout: Option<AuthTimeout>,
+    /// Whether the connection has begun with the preface of HTTP/2.
+    is_http2: bool,
+    /// Set while data waits for a peer of HTTP/2 that does not read.
+    stall_timer: Option<Pin<Box<Sleep>>>,
     /// Set if the connection is cut at a time, whatever it does.
     cut_timer: Option<Pin<Box<Sleep>>>,
     origin: PeerOrigin,
@@ -64,8 +72,10 @@ pub(crate) struct ServerConnection {
 /// Ends a connection that does not send its preface.
 #[derive(Debug)]
 struct PrefaceTimeout {
-    /// Number of bytes received. hyper checks whether they are correct.
+    /// Number of bytes received.
     bytes: usize,
+    /// Whether they are the first ones of [`PREFACE`]. Otherwise, hyper reads HTTP/1.1.
+    is_http2: bool,
     timer: Pin<Box<Sleep>>,
     draining: Pin<Box<WaitForCancellationFutureOwned>>,
 }
@@ -132,6 +142,16 @@ impl Socket {
     }
 }
 
+impl PrefaceTimeout {
+    /// Adds bytes that have arrived. Returns whether there are as many as in the preface.
+    fn add(&mut self, received: &[u8]) -> bool {
+        let expected = PREFACE.iter().skip(self.bytes);
+        self.is_http2 &= received.iter().zip(expected).all(|(byte, expected)| byte == expected);
+        self.bytes += received.len();
+        self.bytes >= PREFACE.len()
+    }
+}
+
 impl AuthTimeout {
     fn new(auth: &ConnectionAuth) -> Self {
         Self {
@@ -166,6 +186,7 @@ impl ServerConnection {
     ) -> Self {
         let preface_timeout = PrefaceTimeout {
             bytes: 0,
+            is_http2: true,
             timer: Box::pin(sleep(PREFACE_TIMEOUT)),
             draining: Box::pin(draining.cancelled_owned()),
         };
@@ -175,6 +196,8 @@ impl ServerConnection {
             authority,
             preface_timeout: Some(preface_timeout),
             auth_timeout: Some(AuthTimeout::new(permit.auth())),
+            is_http2: false,
+            stall_timer: None,
             cut_timer: None,
             origin,
             permit,
@@ -212,6 +235,33 @@ impl ServerConnection {
             self.auth_timeout = None;
         }
         Ok(())
+    }
+
+    /// Returns an error in place of [`Poll::Pending`] if the peer does not read for too long.
+    fn check_stall<T>(
+        &mut self,
+        written: Poll<io::Result<T>>,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stall_timer = None;
+            return written;
+        }
+
+        // hyper does not read while it cannot write, so reads cannot end the connection.
+        let auth = self.permit.auth();
+        let is_unauthenticated =
+            self.auth_timeout.as_mut().is_some_and(|timeout| timeout.has_expired(auth, context));
+        let has_stalled = self.is_http2 && {
+            let new_timer = || Box::pin(sleep(WRITE_STALL_TIMEOUT));
+            let timer = self.stall_timer.get_or_insert_with(new_timer);
+            timer.as_mut().poll(context).is_ready()
+        };
+        if is_unauthenticated || has_stalled {
+            tracing::debug!(origin = ?self.origin, "closed a connection: its peer does not read");
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Poll::Pending
     }
 
     /// What is known about the peer. Each request carries it as an extension.
@@ -267,8 +317,8 @@ impl AsyncRead for ServerConnection {
         let Some(timeout) = &mut this.preface_timeout else {
             return read;
         };
-        timeout.bytes += buffer.filled().len() - filled_before;
-        if timeout.bytes >= PREFACE_BYTES {
+        if timeout.add(&buffer.filled()[filled_before..]) {
+            this.is_http2 = timeout.is_http2;
             this.preface_timeout = None;
         } else if read.is_pending() {
             let has_expired = timeout.timer.as_mut().poll(context).is_ready();
@@ -287,20 +337,22 @@ impl AsyncWrite for ServerConnection {
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.check_end(context)?;
-        match &mut self.socket {
+        let written = match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_write(context, data),
             Socket::Tls(connection) => Pin::new(&mut connection.stream).poll_write(context, data),
             Socket::Unix(socket) => Pin::new(socket).poll_write(context, data),
-        }
+        };
+        self.check_stall(written, context)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check_end(context)?;
-        match &mut self.socket {
+        let flushed = match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_flush(context),
             Socket::Tls(connection) => Pin::new(&mut connection.stream).poll_flush(context),
             Socket::Unix(socket) => Pin::new(socket).poll_flush(context),
-        }
+        };
+        self.check_stall(flushed, context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -317,13 +369,14 @@ impl AsyncWrite for ServerConnection {
         data: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.check_end(context)?;
-        match &mut self.socket {
+        let written = match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_write_vectored(context, data),
             Socket::Tls(connection) => {
                 Pin::new(&mut connection.stream).poll_write_vectored(context, data)
             }
             Socket::Unix(socket) => Pin::new(socket).poll_write_vectored(context, data),
-        }
+        };
+        self.check_stall(written, context)
     }
 
     fn is_write_vectored(&self) -> bool {
