@@ -22,7 +22,7 @@ async fn aged_connection_finishes_its_calls_and_takes_no_new_ones() {
     eventually("the command runs", async || mark.exists()).await;
 
     // This connection is younger than that of the call.
-    let mut younger = connect_http2(&daemon);
+    let mut younger = connect_http2(daemon.port());
     let goaway = tokio::task::spawn_blocking(move || wait_for_frame(&mut younger, GOAWAY));
     assert!(promptly("the connection ages", goaway).await.unwrap().is_some());
     // The client connects again. hyper's client notices GOAWAY with its next call, which it cancels

@@ -5,7 +5,7 @@ use std::{
     net::TcpStream,
 };
 
-use crate::support::{Daemon, wait_timeout};
+use crate::support::wait_timeout;
 
 pub(super) const DATA: u8 = 0;
 pub(super) const HEADERS: u8 = 1;
@@ -15,8 +15,10 @@ pub(super) const PING: u8 = 6;
 pub(super) const GOAWAY: u8 = 7;
 pub(super) const WINDOW_UPDATE: u8 = 8;
 pub(super) const CONTINUATION: u8 = 9;
+pub(super) const ACK: u8 = 1;
+pub(super) const END_STREAM: u8 = 1;
 pub(super) const END_HEADERS: u8 = 4;
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// One frame.
 pub(super) fn frame(kind: u8, flags: u8, stream: u32, content: &[u8]) -> Vec<u8> {
@@ -48,6 +50,31 @@ pub(super) fn literal(name: &str, value: &str) -> Vec<u8> {
     field
 }
 
+/// The preface and empty settings of a client.
+pub(super) fn greeting() -> Vec<u8> {
+    [PREFACE, &frame(SETTINGS, 0, 0, b"")].concat()
+}
+
+/// A gRPC call on a stream, with its whole message.
+pub(super) fn call(stream: u32, path: &str, message: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+    let data = [&[0], &length[..], message].concat();
+    let headers = frame(HEADERS, END_HEADERS, stream, &call_headers(path));
+    [headers, frame(DATA, END_STREAM, stream, &data)].concat()
+}
+
+/// Whether complete frames contain one of `kind` on a stream.
+pub(super) fn has_frame(mut frames: &[u8], kind: u8, stream: u32) -> bool {
+    while let Some(([a, b, c, found, _, id @ ..], rest)) = frames.split_first_chunk::<9>() {
+        let length = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap();
+        if *found == kind && u32::from_be_bytes(*id) == stream && rest.len() >= length {
+            return true;
+        }
+        frames = rest.get(length..).unwrap_or_default();
+    }
+    false
+}
+
 /// Connects to the TCP port of the daemon.
 pub(super) fn connect(daemon_port: u16, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(("127.0.0.1", daemon_port)).unwrap();
@@ -59,8 +86,8 @@ pub(super) fn connect(daemon_port: u16, bytes: &[u8]) -> TcpStream {
 }
 
 /// Connects, and sends the preface with empty settings.
-pub(super) fn connect_http2(daemon: &Daemon) -> TcpStream {
-    connect(daemon.port(), &[PREFACE, &frame(SETTINGS, 0, 0, b"")].concat())
+pub(super) fn connect_http2(daemon_port: u16) -> TcpStream {
+    connect(daemon_port, &greeting())
 }
 
 /// Reads frames until one of `kind`, and returns its content. `None` if the connection ends first.

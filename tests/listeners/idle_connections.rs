@@ -1,32 +1,63 @@
 //! Connections that do nothing.
 
-use std::{net::TcpStream, time::Duration};
+use std::{
+    io::{ErrorKind, Read as _},
+    net::TcpStream,
+    time::Duration,
+};
 
-use super::{frames::connect, serve_during, start_tcp_daemon};
-use crate::support::{full_size, status_field};
+use super::{
+    frames::{HEADERS, call, connect, greeting, wait_for_frame},
+    resident_bytes, serve_during, start_tcp_daemon,
+};
+use crate::support::full_size;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_connections_leave_neighbours_served() {
-    let daemon = start_tcp_daemon(&[]).await;
-    let (port, pid) = (daemon.port(), daemon.pid());
-    let count = full_size(2000, 1100);
     raise_descriptor_limit();
-    let memory = move || {
-        let text = status_field(pid, "VmRSS").unwrap();
-        text.split_whitespace().next().unwrap().parse::<u64>().unwrap()
-    };
-    let before = memory();
-    let held = serve_during(&daemon, "idle connections", move || {
-        let connections: Vec<TcpStream> = (0..count).map(|_| connect(port, b"")).collect();
-        if full_size(1, 0) == 1 {
+    let count = full_size(2000, 1100);
+    // One call makes a connection authenticated, so that it may last.
+    let info = call(1, "/jig.v1.DaemonService/GetInfo", b"");
+    for (name, bytes) in [
+        ("silent connections", Vec::new()),
+        ("idle connections of HTTP/2", greeting()),
+        ("idle connections of HTTP/2 after a call", [greeting(), info].concat()),
+    ] {
+        let has_call = bytes.len() > greeting().len();
+        let daemon = start_tcp_daemon(&[]).await;
+        let (port, pid) = (daemon.port(), daemon.pid());
+        serve_during(&daemon, name, move || {
+            let before = resident_bytes(pid);
+            let mut connections = Vec::new();
+            for _ in 0..count {
+                // Over the limit, the daemon closes them at once.
+                let mut connection = connect(port, &bytes);
+                if !has_call || wait_for_frame(&mut connection, HEADERS).is_some() {
+                    connections.push(connection);
+                }
+            }
+            if full_size(1, 0) == 0 {
+                return;
+            }
+            connections.retain_mut(is_open);
+            let each = (resident_bytes(pid) - before) / u64::try_from(connections.len()).unwrap();
+            eprintln!("{name}: {} of {count} are open, {each} bytes each", connections.len());
             // Neighbours are measured while the connections are open.
             std::thread::sleep(Duration::from_secs(5));
+        })
+        .await;
+    }
+}
+
+fn is_open(connection: &mut TcpStream) -> bool {
+    connection.set_nonblocking(true).unwrap();
+    let mut buffer = [0; 4096];
+    loop {
+        match connection.read(&mut buffer) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) => return error.kind() == ErrorKind::WouldBlock,
         }
-        connections
-    });
-    let held = held.await;
-    if full_size(1, 0) == 1 {
-        eprintln!("{} idle connections: RSS from {before} to {} KiB", held.len(), memory());
     }
 }
 

@@ -44,8 +44,9 @@ async fn web_socket_frames_without_end_close_it() {
     .into_iter()
     .take(full_size(3, 2))
     {
-        let mut stream = open(daemon.port());
+        let port = daemon.port();
         let end = serve_during(&daemon, name, move || {
+            let mut stream = open(port);
             // The daemon may close the connection before it has read all.
             let _written = stream.write_all(&[first, &next.repeat(FRAMES)].concat());
             stream.read_to_end(&mut Vec::new())
