@@ -8,6 +8,7 @@ mod frames;
 mod health_port;
 mod idle_connections;
 mod shutdown_delay;
+mod unread_floods;
 mod web_sockets;
 
 use std::time::{Duration, Instant};
