@@ -5,9 +5,11 @@ mod abuse;
 mod ages;
 mod cancelled_calls;
 mod frames;
+mod half_closed;
 mod health_port;
 mod idle_connections;
 mod shutdown_delay;
+mod slow_clients;
 mod unread_floods;
 mod web_sockets;
 
