@@ -31,8 +31,13 @@ const MAX_STREAMS_PER_CONNECTION: u32 = 1024;
 /// Streams that a client may reset before they were accepted (rapid reset, CVE-2023-44487).
 const MAX_PENDING_RESETS: usize = 64;
 /// Streams that a client may make the server reset by wrong frames, during the life of a connection
-/// (MadeYouReset, CVE-2025-8671). Calls that clients cancel do not count. Data that is on its way to
-/// a call that was rejected early counts by the frame, so hundreds of them must fit.
+/// (MadeYouReset, CVE-2025-8671). Calls that clients cancel do not count.
+///
+/// Each provoked reset was measured to cost 1 KiB in a debug build: 17 MiB for 16,384 of them, and
+/// 310 MiB for 300,000. An honest client provokes at most one with each upload that the daemon
+/// rejects early, by data that is on its way: 400 uploads of 64 frames were 354 resets if 100 were
+/// rejected at the same time, and none if one was. With h2's limit of 1,024, a client of some
+/// thousand rejected uploads would lose the calls that run beside them.
 const MAX_LOCAL_RESETS: usize = 16 << 10;
 /// HTTP/2 flow-control windows of one stream and of one connection.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
