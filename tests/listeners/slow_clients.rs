@@ -35,8 +35,8 @@ const MAX_TIME_TO_CLOSE: Duration = Duration::from_secs(120);
 
 /// A daemon that speaks plaintext, and one that speaks TLS.
 pub(super) struct Daemons {
-    pub(super) plaintext: Daemon,
-    pub(super) tls: Daemon,
+    plaintext: Daemon,
+    tls: Daemon,
     ca: CertificateAuthority,
 }
 
@@ -103,7 +103,10 @@ fn slow_clients() -> Vec<SlowClient> {
         |name, first: &[u8], then: &[u8]| SlowClient { is_long: true, ..slow(name, first, then) };
     let http1_body = "POST /jig.v1.DaemonService/GetInfo HTTP/1.1\r\nhost: localhost\r\n\
                       content-type: application/json\r\ncontent-length: 1000\r\n\r\n";
-    // Keepalive and the limits of a call apply after the first call.
+    // An earlier limit applies to connections without an authenticated call.
+    let http1_called = "POST /jig.v1.DaemonService/GetInfo HTTP/1.1\r\nhost: localhost\r\n\
+                        content-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+    let http1_headers = format!("{http1_called}GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: ");
     let called = [greeting(), call(1, METHOD, b"")].concat();
     let open_headers = [&called[..], &frame(HEADERS, 0, 3, &call_headers(METHOD))].concat();
     let open_body = [
@@ -116,8 +119,9 @@ fn slow_clients() -> Vec<SlowClient> {
         slow("silent", b"", b""),
         slow("half a preface", &PREFACE[..12], b""),
         slow("one byte of a request line", b"G", b""),
-        long("slow headers of HTTP/1.1", b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: ", b"x"),
-        long("idle HTTP/1.1", b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", b""),
+        long("slow headers of HTTP/1.1", http1_headers.as_bytes(), b"x"),
+        long("idle HTTP/1.1", http1_called.as_bytes(), b""),
+        long("no call of HTTP/1.1", b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", b""),
         long("slow body of HTTP/1.1", http1_body.as_bytes(), b" "),
         long("no call of HTTP/2", &greeting(), b""),
         long("no answer to the pings of HTTP/2", &called, b""),
@@ -132,7 +136,7 @@ fn slow_clients() -> Vec<SlowClient> {
 
 /// Sends `drip` at a slow pace until the daemon closes the connection or `is_answered`. Returns
 /// everything that the daemon has sent.
-pub(super) async fn read_until(
+async fn read_until(
     connection: Box<dyn Connection>,
     drip: &[u8],
     is_answered: impl Fn(&[u8]) -> bool,

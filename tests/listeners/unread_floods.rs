@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    frames::{ACK, PING, SETTINGS, connect_http2, frame},
+    frames::{ACK, HEADERS, PING, SETTINGS, call, connect_http2, frame, wait_for_frame},
     resident_bytes, serve_during, start_tcp_daemon,
 };
 use crate::support::full_size;
@@ -84,13 +84,17 @@ async fn floods_whose_answers_are_not_read_use_little_memory() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connection_whose_client_does_not_read_is_closed() {
-    // It takes 40 seconds.
+    // It takes 30 seconds before the first authenticated call, and 40 seconds after it.
     if full_size(1, 0) == 0 {
         return;
     }
     let daemon = start_tcp_daemon(&[]).await;
-    let clients = [PING, SETTINGS].map(|kind| {
+    let clients = [(PING, false), (PING, true), (SETTINGS, true)].map(|(kind, calls_first)| {
         let mut stream = connect_http2(daemon.port());
+        if calls_first {
+            stream.write_all(&call(1, "/jig.v1.DaemonService/GetInfo", b"")).unwrap();
+            wait_for_frame(&mut stream, HEADERS).unwrap();
+        }
         tokio::task::spawn_blocking(move || {
             let content: &[u8] = if kind == PING { b"12345678" } else { b"" };
             let frame = frame(kind, 0, 0, content);
