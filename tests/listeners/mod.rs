@@ -81,8 +81,7 @@ impl Latencies {
 
     fn describe(self) -> String {
         let count = self.infos.len();
-        let [infos, reads, new] =
-            [self.infos, self.reads, self.new_connections].map(|times| percentiles(times));
+        let [infos, reads, new] = [self.infos, self.reads, self.new_connections].map(percentiles);
         format!("GetInfo {infos}, read_file {reads}, GetInfo on new connections {new} ({count})")
     }
 }
