@@ -240,6 +240,7 @@ impl TransferService for FakeDaemon {
                 version: "1".into(),
                 mode: 0o644,
                 sha256,
+                modify_time: None,
             })
         };
 

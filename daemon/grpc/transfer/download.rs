@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use prost_types::Timestamp;
 use rustix::fs::Stat;
 use tokio::{sync::mpsc::Sender, time::sleep};
 use tokio_util::sync::CancellationToken;
@@ -192,6 +193,7 @@ impl FileDownload {
             version: file_version(version_stat),
             mode: stat.st_mode & 0o777,
             sha256: is_last.then(|| self.checksum.clone().finish()),
+            modify_time: modify_time(&self.opened_stat),
         })
     }
 }
@@ -218,6 +220,11 @@ fn is_unchanged(opened: &Stat, now: &Stat) -> bool {
     let ctime = |stat: &Stat| (stat.st_ctime, stat.st_ctime_nsec);
     let lost_a_name = now.st_nlink < opened.st_nlink;
     size_and_mtime(opened) == size_and_mtime(now) && (lost_a_name || ctime(opened) == ctime(now))
+}
+
+fn modify_time(stat: &Stat) -> Option<Timestamp> {
+    let nanos = i32::try_from(stat.st_mtime_nsec).ok()?;
+    Some(Timestamp { seconds: stat.st_mtime, nanos })
 }
 
 /// Identifies the file and its state.
