@@ -31,6 +31,11 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "INVALID_ARGUMENT", message)
     }
 
+    /// A condition in the headers of the request is false.
+    pub(super) fn failed_condition(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::PRECONDITION_FAILED, "FAILED_PRECONDITION", message)
+    }
+
     /// The error with another HTTP status, if one is given.
     pub(super) fn with_http_status(self, status: Option<StatusCode>) -> Self {
         Self { status: status.unwrap_or(self.status), ..self }

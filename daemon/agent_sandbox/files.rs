@@ -3,15 +3,10 @@
 //! The path is everything after `/v1/files/`, decoded, and relative to the workspace, whether or not
 //! it begins with a slash. The contract resolves it.
 
-use std::{
-    pin::Pin,
-    task::{Context, Poll, ready},
-    time::SystemTime,
-};
+use std::time::SystemTime;
 
 use axum::{
     Extension, Json, Router,
-    body::Body,
     extract::{
         DefaultBodyLimit, FromRequestParts, Path, Query, Request, State, rejection::QueryRejection,
     },
@@ -20,25 +15,28 @@ use axum::{
 };
 use bytes::Bytes;
 use http::{
-    Method, StatusCode,
-    header::{CONTENT_LENGTH, CONTENT_TYPE},
+    HeaderMap, HeaderValue, Method, StatusCode,
+    header::{CONTENT_ENCODING, CONTENT_RANGE},
     request::Parts,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio_stream::Stream;
-use tonic::{Status, Streaming};
+use tonic::Status;
 use tonic_types::StatusExt as _;
 
 use super::{
-    api_error::ApiError, caller_name::CallerName, file_body::read_file, rest_context::RestContext,
+    api_error::ApiError,
+    caller_name::CallerName,
+    downloads::FileRequest,
+    file_body::read_file,
+    preconditions::{is_create_only, reject_conditions},
+    rest_context::RestContext,
 };
 use crate::{
     api::v1::{
-        DeletePathRequest, DirectoryEntry, DownloadRequest, DownloadResponse, FileType,
-        ListDirectoryRequest, UploadChunk, UploadRequest, UploadStart,
-        tool_service_client::ToolServiceClient, transfer_service_client::TransferServiceClient,
-        upload_request::Part,
+        DeletePathRequest, DirectoryEntry, FileType, ListDirectoryRequest, UploadChunk,
+        UploadRequest, UploadStart, WriteMode, tool_service_client::ToolServiceClient,
+        transfer_service_client::TransferServiceClient, upload_request::Part,
     },
     daemon::{
         checksum::sha256,
@@ -91,22 +89,37 @@ impl<S: Send + Sync> FromRequestParts<S> for WorkspacePath {
     }
 }
 
+/// The query of `GET` and `HEAD`, which has no fields.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoQuery {}
+
+fn parse_query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
+    let Query(query) = query.map_err(|rejection| ApiError::invalid(rejection.body_text()))?;
+    Ok(query)
+}
+
 /// `GET` and `HEAD`: the bytes of a file, or the entries of a directory.
 async fn read_path(
     State(context): State<RestContext>,
     caller: GrpcCaller,
     WorkspacePath(path): WorkspacePath,
+    query: Result<Query<NoQuery>, QueryRejection>,
     method: Method,
+    headers: HeaderMap,
 ) -> Result<Response, ApiError> {
+    parse_query(query)?;
     let is_head = method == Method::HEAD;
-    match open_download(&context, &caller, &path, is_head).await {
-        Ok((first, events)) => Ok(file_response(first, events, is_head)),
+    let (path, headers) = (&*path, &headers);
+    let request = FileRequest { context: &context, caller: &caller, path, headers, is_head };
+    match request.respond().await {
+        Ok(response) => Ok(response),
         Err(status) if has_reason(&status, Reason::NotAFile) => {
             let mut lister = ToolServiceClient::with_origin(context.grpc, caller.origin.clone())
                 .max_decoding_message_size(usize::MAX);
-            match list_directory(&mut lister, &caller, &path, is_head).await {
+            match list_directory(&mut lister, &caller, path, is_head).await {
                 Ok(entries) => Ok(Json(json!({
-                    "path": format!("/{}", if path == "." { "" } else { &path }),
+                    "path": format!("/{}", if path == "." { "" } else { path }),
                     "entries": entries,
                 }))
                 .into_response()),
@@ -116,78 +129,6 @@ async fn read_path(
             }
         }
         Err(status) => Err(status.into()),
-    }
-}
-
-type OpenDownload = (DownloadResponse, Streaming<DownloadResponse>);
-
-/// Begins a download. Returns its first message, and the others.
-async fn open_download(
-    context: &RestContext,
-    caller: &GrpcCaller,
-    path: &str,
-    is_head: bool,
-) -> Result<OpenDownload, Status> {
-    let mut client =
-        TransferServiceClient::with_origin(context.grpc.clone(), caller.origin.clone())
-            .max_decoding_message_size(usize::MAX);
-    let request = DownloadRequest {
-        path: path.to_owned(),
-        limit: is_head.then_some(0),
-        ..DownloadRequest::default()
-    };
-    let mut messages = client.download(caller.request(request)).await?.into_inner();
-    let first = messages.message().await?;
-    let no_message = || to_status(&Error::internal("a download without a message"));
-    Ok((first.ok_or_else(no_message)?, messages))
-}
-
-fn file_response(
-    first: DownloadResponse,
-    messages: Streaming<DownloadResponse>,
-    is_head: bool,
-) -> Response {
-    let headers = [
-        (CONTENT_TYPE, "application/octet-stream".to_owned()),
-        (CONTENT_LENGTH, first.size_bytes.to_string()),
-    ];
-    let body = if is_head {
-        Body::empty()
-    } else {
-        let (version, size_bytes) = (first.version.clone(), first.size_bytes);
-        let bytes = FileBytes { first: Some(first), messages, version, sent_bytes: 0, size_bytes };
-        Body::from_stream(bytes)
-    };
-    (headers, body).into_response()
-}
-
-/// The bytes of a file. Ends with an error if the file changes: the client then sees a response that
-/// is shorter than announced.
-struct FileBytes {
-    first: Option<DownloadResponse>,
-    messages: Streaming<DownloadResponse>,
-    version: String,
-    sent_bytes: u64,
-    size_bytes: u64,
-}
-
-impl Stream for FileBytes {
-    type Item = Result<Bytes, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let message = match self.first.take() {
-            Some(first) => Some(Ok(first)),
-            None => ready!(Pin::new(&mut self.messages).poll_next(context)),
-        };
-        Poll::Ready(match message {
-            Some(Ok(message)) if message.version == self.version => {
-                self.sent_bytes += message.data.len() as u64;
-                Some(Ok(message.data))
-            }
-            Some(Err(status)) => Some(Err(status)),
-            None if self.sent_bytes == self.size_bytes => None,
-            Some(Ok(_)) | None => Some(Err(Status::aborted("the file changed while it was read"))),
-        })
     }
 }
 
@@ -245,6 +186,7 @@ fn entry_json(entry: &DirectoryEntry) -> Option<Value> {
 
 /// The query of `PUT`.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct PutQuery {
     mode: Option<String>,
 }
@@ -258,7 +200,11 @@ async fn put_file(
     query: Result<Query<PutQuery>, QueryRejection>,
     request: Request,
 ) -> Result<StatusCode, ApiError> {
-    let file_mode = parse_file_mode(query)?;
+    let file_mode = parse_file_mode(parse_query(query)?)?;
+    reject_conditions(&Method::PUT, request.headers())?;
+    reject_partial_content(request.headers())?;
+    let is_create_only = is_create_only(request.headers());
+
     let body = BodyBuffer::new(&context.buffered, &owner.0, MAX_FILE_BYTES);
     let body = read_file(body, request).await?;
     let data = body.data.clone();
@@ -269,6 +215,7 @@ async fn put_file(
         path,
         size_bytes: body.data.len() as u64,
         sha256,
+        mode: is_create_only.then_some(WriteMode::CreateNew.into()),
         create_directories: Some(true),
         file_mode: Some(file_mode),
         ..UploadStart::default()
@@ -276,12 +223,31 @@ async fn put_file(
     let parts = std::iter::once(Part::Start(start)).chain(chunks(body.data.clone()));
     let parts = tokio_stream::iter(parts.map(|part| UploadRequest { part: Some(part) }));
     let mut client = TransferServiceClient::with_origin(context.grpc, caller.origin.clone());
-    client.upload(caller.request(parts)).await?;
-    Ok(StatusCode::NO_CONTENT)
+    match client.upload(caller.request(parts)).await {
+        Ok(_response) => Ok(StatusCode::NO_CONTENT),
+        Err(status) if is_create_only && has_reason(&status, Reason::FileExists) => {
+            Err(ApiError::failed_condition(status.message()))
+        }
+        Err(status) => Err(status.into()),
+    }
 }
 
-fn parse_file_mode(query: Result<Query<PutQuery>, QueryRejection>) -> Result<u32, ApiError> {
-    let Query(query) = query.map_err(|rejection| ApiError::invalid(rejection.body_text()))?;
+/// Rejects a body that is not the bytes of the whole file.
+fn reject_partial_content(headers: &HeaderMap) -> Result<(), ApiError> {
+    if headers.contains_key(CONTENT_RANGE) {
+        let text = "PUT writes whole files: send all bytes, without content-range";
+        return Err(ApiError::invalid(text));
+    }
+    let is_identity =
+        |coding: &HeaderValue| coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
+    if headers.get_all(CONTENT_ENCODING).into_iter().all(is_identity) {
+        return Ok(());
+    }
+    let text = "PUT stores the bytes as they are: send them without content-encoding";
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "INVALID_ARGUMENT", text))
+}
+
+fn parse_file_mode(query: PutQuery) -> Result<u32, ApiError> {
     let mode = query.mode.filter(|mode| !mode.is_empty());
     let mode = mode.as_deref().unwrap_or(DEFAULT_FILE_MODE);
     let is_octal = |mode: &str| mode.bytes().all(|digit| (b'0'..=b'7').contains(&digit));
@@ -301,8 +267,10 @@ fn chunks(data: Bytes) -> impl Iterator<Item = Part> + Send + 'static {
 
 /// The query of `DELETE`.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct DeleteQuery {
-    recursive: Option<bool>,
+    #[serde(default)]
+    recursive: String,
 }
 
 /// `DELETE`: removes a file or a directory.
@@ -311,12 +279,23 @@ async fn delete_path(
     caller: GrpcCaller,
     WorkspacePath(path): WorkspacePath,
     query: Result<Query<DeleteQuery>, QueryRejection>,
+    headers: HeaderMap,
 ) -> Result<StatusCode, ApiError> {
-    let Query(query) = query.map_err(|_| ApiError::invalid("'recursive' must be true or false"))?;
-    let request = DeletePathRequest { path, recursive: query.recursive };
+    let recursive = parse_bool(&parse_query(query)?.recursive)?;
+    reject_conditions(&Method::DELETE, &headers)?;
+    let request = DeletePathRequest { path, recursive: Some(recursive) };
     let mut client = ToolServiceClient::with_origin(context.grpc, caller.origin.clone());
     client.delete_path(caller.request(request)).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// The words of the standard's server, in which an empty value is false.
+fn parse_bool(text: &str) -> Result<bool, ApiError> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
+        "" | "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
+        _ => Err(ApiError::invalid(format!("recursive {text:?} must be true or false"))),
+    }
 }
 
 fn has_reason(status: &Status, reason: Reason) -> bool {

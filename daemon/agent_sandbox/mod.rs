@@ -13,10 +13,13 @@
 //! | `GET /v1/health`, `/v1/metadata` | the health service; none |
 
 mod api_error;
+mod byte_range;
 mod caller_name;
+mod downloads;
 mod file_body;
 mod files;
 mod grpc_api;
+mod preconditions;
 mod probes;
 mod process_events;
 mod process_ids;

@@ -1,6 +1,7 @@
 //! The API of the Kubernetes agent-sandbox runtime: processes over gRPC, files and probes over REST.
 
 mod access;
+mod conditions;
 mod files;
 mod probes;
 mod processes;
