@@ -85,8 +85,7 @@ impl IntoResponse for ApiError {
 
 /// The response to a request for a path that the API does not have.
 pub(super) async fn unknown_path(uri: Uri) -> ApiError {
-    let message =
-        format!("there is no {}: the API has /v1/files, /v1/health and /v1/metadata", uri.path());
+    let message = format!("there is no {}: /openapi.json lists all paths", uri.path());
     ApiError::new(StatusCode::NOT_FOUND, "NOT_FOUND", message)
 }
 

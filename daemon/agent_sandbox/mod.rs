@@ -10,7 +10,8 @@
 //! | `WriteStdin`, `SendSignal`, `ResizeTTY` | `ProcessService`, for processes of the caller |
 //! | `GET`, `HEAD /v1/files/PATH` | `TransferService.Download`, `ToolService.ListDirectory` |
 //! | `PUT`, `DELETE /v1/files/PATH` | `TransferService.Upload`, `ToolService.DeletePath` |
-//! | `GET /v1/health`, `/v1/metadata` | the health service; none |
+//! | `GET /v1/health` | the health service |
+//! | `GET /v1/metadata`, `/openapi.json` | none |
 
 mod api_error;
 mod byte_range;
@@ -19,6 +20,7 @@ mod downloads;
 mod file_body;
 mod files;
 mod grpc_api;
+mod openapi;
 mod preconditions;
 mod probes;
 mod process_events;

@@ -14,7 +14,7 @@ use tower::{ServiceExt as _, service_fn};
 use super::{
     api_error::{ApiError, unknown_path, wrong_method},
     caller_name::CallerName,
-    files, probes,
+    files, openapi, probes,
     rest_context::RestContext,
 };
 use crate::daemon::{
@@ -46,6 +46,7 @@ pub(super) fn service(
     let routes: Router = Router::new()
         .merge(files::routes())
         .merge(probes::metadata_route())
+        .merge(openapi::route())
         .layer(require_caller)
         .merge(probes::health_route())
         .fallback(unknown_path)

@@ -31,7 +31,7 @@ async fn callers_need_a_key_of_the_right_role() {
 
     // Probes need none.
     assert_eq!(rest(&daemon, &[], "/v1/health").status, 200);
-    for path in ["/v1/files/", "/v1/metadata", "/v1/files/x"] {
+    for path in ["/v1/files/", "/v1/metadata", "/v1/files/x", "/openapi.json"] {
         for arguments in [&[][..], &["-H", &header("wrong")]] {
             let (status, code) = rest_error(&daemon, arguments, path);
             assert_eq!((status, &*code), (401, "UNAUTHENTICATED"), "{arguments:?} {path}");

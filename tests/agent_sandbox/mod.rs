@@ -3,6 +3,7 @@
 mod access;
 mod conditions;
 mod files;
+mod openapi;
 mod probes;
 mod processes;
 mod records;

@@ -1,7 +1,7 @@
 //! Ways in over HTTP beside gRPC: the Connect protocol, and probes.
 
 mod connect;
-mod openapi;
+pub(crate) mod openapi;
 mod session_events;
 
 use std::{

@@ -14,7 +14,7 @@ fn document(daemon: &Daemon) -> Value {
 }
 
 /// Checks a value against a schema of the document.
-fn assert_matches(document: &Value, schema: &Value, value: &Value) {
+pub(crate) fn assert_matches(document: &Value, schema: &Value, value: &Value) {
     let mut schema = schema.clone();
     schema["components"] = document["components"].clone();
     let validator = jsonschema::draft202012::new(&schema).unwrap();
