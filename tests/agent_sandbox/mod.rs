@@ -36,6 +36,10 @@ pub(crate) fn grpc_channel(daemon: &Daemon) -> Channel {
     lazy_channel(&format!("http://{}", daemon.agent_sandbox_address("gRPC")))
 }
 
+pub(crate) fn rest_channel(daemon: &Daemon) -> Channel {
+    lazy_channel(&format!("http://{}", daemon.agent_sandbox_address("REST")))
+}
+
 fn processes(daemon: &Daemon) -> ProcessServiceClient<Channel> {
     ProcessServiceClient::new(grpc_channel(daemon)).max_decoding_message_size(usize::MAX)
 }

@@ -11,7 +11,7 @@ use prost_reflect::{
     MessageDescriptor, MethodDescriptor, ServiceDescriptor, Value,
 };
 
-pub(super) fn tool_options(method: &MethodDescriptor) -> Option<ToolOptions> {
+pub(crate) fn tool_options(method: &MethodDescriptor) -> Option<ToolOptions> {
     extension_option(&method.options(), "jig.v1.tool")
 }
 

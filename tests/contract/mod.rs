@@ -1,7 +1,7 @@
 //! Tests of the contract, on its descriptors.
 
 /// Access to the descriptors.
-mod descriptors;
+pub(crate) mod descriptors;
 /// Errors that the file tools return, compared with the comments of their RPCs.
 mod error_coverage;
 /// Buf's lint rules.
