@@ -27,6 +27,10 @@ impl Daemon {
         match *self {}
     }
 
+    pub(super) fn agent_sandbox_addresses(&self) -> [String; 2] {
+        match *self {}
+    }
+
     pub(super) fn address(&self) -> &str {
         match *self {}
     }
@@ -105,6 +109,7 @@ mod started {
             fs::create_dir(path.join("ws")).map_err(start_error)?;
             let file = path.join("keys.toml");
             let keys = make_keys(&file)?;
+            fs::write(path.join("config.toml"), config(path)).map_err(start_error)?;
             let log = path.join("log");
             let mut command = command(path, File::create(&log).map_err(start_error)?);
             if !keys.is_empty() {
@@ -129,6 +134,11 @@ mod started {
         /// Returns the workspace directory.
         pub(in super::super) fn workspace(&self) -> std::path::PathBuf {
             self.directory.path().join("ws")
+        }
+
+        /// Returns the addresses of the agent-sandbox runtime: gRPC and REST.
+        pub(in super::super) fn agent_sandbox_addresses(&self) -> [String; 2] {
+            agent_sandbox_addresses(self.directory.path())
         }
 
         /// Returns the address of the daemon.
@@ -173,6 +183,17 @@ mod started {
         }
     }
 
+    fn agent_sandbox_addresses(path: &Path) -> [String; 2] {
+        ["agent-sandbox-grpc", "agent-sandbox-rest"]
+            .map(|name| format!("unix:{}", path.join(name).display()))
+    }
+
+    /// Settings that have no options.
+    fn config(path: &Path) -> String {
+        let [grpc, rest] = agent_sandbox_addresses(path);
+        format!("[agent_sandbox]\ngrpc_listen = {grpc:?}\nrest_listen = {rest:?}\n")
+    }
+
     fn command(path: &Path, log: File) -> Command {
         #[expect(
             clippy::disallowed_methods,
@@ -184,6 +205,7 @@ mod started {
         command.arg(format!("unix:{}", path.join("sock").display()));
         command.arg("--state-dir").arg(path.join("state"));
         command.arg("--workspace").arg(path.join("ws"));
+        command.arg("--config").arg(path.join("config.toml"));
         command.stdin(Stdio::null());
         command.stdout(Stdio::piped());
         command.stderr(log);
@@ -196,11 +218,15 @@ mod started {
         command
     }
 
-    /// Sends the first address that the daemon prints. Reads on afterwards, so that the daemon
+    /// Sends the first address of the contract that the daemon prints. Reads on afterwards, so that the daemon
     /// never writes to a closed pipe.
     fn send_address(stdout: impl Read, sender: &mpsc::SyncSender<String>) {
         let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
-        let address = lines.find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
+        let address = lines.find_map(|line| {
+            let address = line.strip_prefix("listening on ")?;
+            // Other listeners have a suffix with their API.
+            (!address.contains(" for ")).then(|| address.to_owned())
+        });
         if address.is_some_and(|address| sender.send(address).is_ok()) {
             lines.for_each(drop);
         }
@@ -217,7 +243,9 @@ mod started {
         #[test]
         fn listen_address_is_found() {
             let (sender, receiver) = mpsc::sync_channel(1);
-            send_address(&b"hello\nlistening on unix:/s\nmore\n"[..], &sender);
+            let output =
+                "listening on unix:/r for agent-sandbox REST\nlistening on unix:/s\nmore\n";
+            send_address(output.as_bytes(), &sender);
             assert_eq!(receiver.try_recv().unwrap(), "unix:/s");
             send_address(&b"hello\n"[..], &sender);
             assert!(receiver.try_recv().is_err());

@@ -1,7 +1,7 @@
 //! Benchmark of `read_file` and `run` by each way in, beside gRPC.
 //!
-//! All requests share one HTTP/2 connection and are written by hand, so that only the daemon's work
-//! differs.
+//! Requests are written by hand and share one HTTP/2 connection for each listener, so that only the
+//! daemon's work differs.
 
 use std::{
     fs,
@@ -11,9 +11,12 @@ use std::{
 
 use bytes::Bytes;
 use clap::Args;
-use http::Request;
+use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full};
-use jig::api::v1::{ReadFileRequest, RunRequest};
+use jig::api::{
+    process_v1::{ExecuteRequest, ProcessConfig},
+    v1::{ReadFileRequest, RunRequest},
+};
 use prost::Message as _;
 use serde_json::{Value, json};
 use tonic::{
@@ -28,11 +31,13 @@ use crate::{cli_error::CliError, connection, global::GlobalArgs, output};
 
 /// Name and size of the file that is read.
 const TEST_FILE: &str = "ten-kibibytes";
+/// Path of the file in the REST API of agent-sandbox.
+const TEST_FILE_URL: &str = "/v1/files/ten-kibibytes";
 const TEST_FILE_BYTES: usize = 10 * 1024;
 /// Calls of a kind, one after the other.
 const CALLS_PER_BLOCK: usize = 20;
 
-/// Measure `read_file` and `run` by each way in: gRPC, gRPC-Web, Connect, REST and MCP.
+/// Measure `read_file` and `run` by each way in: gRPC, Connect, REST, MCP and agent-sandbox.
 #[derive(Debug, Args)]
 pub(crate) struct WaysArgs {
     /// Number of rounds, of 20 calls of each kind.
@@ -48,16 +53,19 @@ enum WayIn {
     ConnectJson,
     Batch,
     Mcp,
+    /// Over gRPC for commands, and over REST for files.
+    AgentSandbox,
 }
 
 impl WayIn {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Grpc,
         Self::GrpcWeb,
         Self::ConnectProtobuf,
         Self::ConnectJson,
         Self::Batch,
         Self::Mcp,
+        Self::AgentSandbox,
     ];
 
     fn label(self) -> &'static str {
@@ -68,6 +76,7 @@ impl WayIn {
             Self::ConnectJson => "Connect, JSON",
             Self::Batch => "REST batch",
             Self::Mcp => "MCP",
+            Self::AgentSandbox => "agent-sandbox",
         }
     }
 }
@@ -118,9 +127,51 @@ impl BenchTool {
     }
 }
 
+/// A listener of the daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BenchListener {
+    Main,
+    AgentSandboxGrpc,
+    AgentSandboxRest,
+}
+
+/// A connection to each listener.
+#[derive(Debug)]
+struct Connections {
+    main: Channel,
+    agent_sandbox_grpc: Channel,
+    agent_sandbox_rest: Channel,
+}
+
+impl Connections {
+    async fn open(daemon: &Daemon) -> Result<Self, CliError> {
+        let [grpc, rest] = daemon.agent_sandbox_addresses();
+        Ok(Self {
+            main: connect(daemon.address()).await?,
+            agent_sandbox_grpc: connect(&grpc).await?,
+            agent_sandbox_rest: connect(&rest).await?,
+        })
+    }
+
+    fn channel(&mut self, listener: BenchListener) -> &mut Channel {
+        match listener {
+            BenchListener::Main => &mut self.main,
+            BenchListener::AgentSandboxGrpc => &mut self.agent_sandbox_grpc,
+            BenchListener::AgentSandboxRest => &mut self.agent_sandbox_rest,
+        }
+    }
+}
+
+async fn connect(address: &str) -> Result<Channel, CliError> {
+    let endpoint = Endpoint::from_shared(address.to_owned()).map_err(failure)?;
+    endpoint.connect().await.map_err(failure)
+}
+
 /// A request that is sent many times.
 #[derive(Debug, Clone)]
 struct PreparedRequest {
+    listener: BenchListener,
+    method: Method,
     path: &'static str,
     headers: Vec<(&'static str, &'static str)>,
     body: Bytes,
@@ -130,6 +181,8 @@ impl PreparedRequest {
     fn new(way: WayIn, tool: BenchTool) -> Self {
         let (rpc, message) = tool.rpc();
         let of_type = |path, content_type, body| Self {
+            listener: BenchListener::Main,
+            method: Method::POST,
             path,
             headers: vec![("content-type", content_type)],
             body,
@@ -171,12 +224,38 @@ impl PreparedRequest {
                 ]);
                 request
             }
+            WayIn::AgentSandbox => Self::of_agent_sandbox(tool),
+        }
+    }
+
+    fn of_agent_sandbox(tool: BenchTool) -> Self {
+        match tool {
+            BenchTool::ReadFile => Self {
+                listener: BenchListener::AgentSandboxRest,
+                method: Method::GET,
+                path: TEST_FILE_URL,
+                headers: Vec::new(),
+                body: Bytes::new(),
+            },
+            BenchTool::Run => {
+                let command = ["sh", "-c", "true"].map(str::to_owned).into();
+                let config = ProcessConfig { command, ..ProcessConfig::default() };
+                let message = ExecuteRequest { config: Some(config) }.encode_to_vec();
+                Self {
+                    listener: BenchListener::AgentSandboxGrpc,
+                    method: Method::POST,
+                    path: "/process.v1.ProcessService/Execute",
+                    headers: vec![("content-type", "application/grpc"), ("te", "trailers")],
+                    body: envelope(&message),
+                }
+            }
         }
     }
 
     /// Sends the request and reads the response. Fails if the call fails.
-    async fn send(&self, channel: &mut Channel) -> Result<(), CliError> {
-        let mut request = Request::post(self.path);
+    async fn send(&self, connections: &mut Connections) -> Result<(), CliError> {
+        let channel = connections.channel(self.listener);
+        let mut request = Request::builder().method(self.method.clone()).uri(self.path);
         for (name, value) in &self.headers {
             request = request.header(*name, *value);
         }
@@ -220,9 +299,8 @@ pub(super) fn bench_ways(global: &GlobalArgs, args: &WaysArgs) -> Result<(), Cli
 
     let runtime = connection::runtime()?;
     let measured = runtime.block_on(async {
-        let endpoint = Endpoint::from_shared(daemon.address().to_owned()).map_err(failure)?;
-        let channel = endpoint.connect().await.map_err(failure)?;
-        measure(channel, args.count.get()).await
+        let connections = Connections::open(&daemon).await?;
+        measure(connections, args.count.get()).await
     })?;
     if global.json {
         output::write_json(&to_json(&measured))
@@ -234,7 +312,7 @@ pub(super) fn bench_ways(global: &GlobalArgs, args: &WaysArgs) -> Result<(), Cli
 type Measured = Vec<(BenchTool, WayIn, Samples)>;
 
 /// Measures all kinds in alternating blocks.
-async fn measure(mut channel: Channel, count: usize) -> Result<Measured, CliError> {
+async fn measure(mut connections: Connections, count: usize) -> Result<Measured, CliError> {
     let kinds = [BenchTool::ReadFile, BenchTool::Run]
         .into_iter()
         .flat_map(|tool| WayIn::ALL.map(|way| (tool, way)));
@@ -242,14 +320,14 @@ async fn measure(mut channel: Channel, count: usize) -> Result<Measured, CliErro
         .map(|(tool, way)| (tool, way, PreparedRequest::new(way, tool), Vec::<Duration>::new()))
         .collect();
     for (_, _, request, _) in &all {
-        request.send(&mut channel).await?;
+        request.send(&mut connections).await?;
     }
 
     for _ in 0..count {
         for (_, _, request, times) in &mut all {
             for _ in 0..CALLS_PER_BLOCK {
                 let start = Instant::now();
-                request.send(&mut channel).await?;
+                request.send(&mut connections).await?;
                 times.push(start.elapsed());
             }
         }
