@@ -52,7 +52,7 @@ async fn stream(
     headers: HeaderMap,
 ) -> Result<Response, RestError> {
     let mut offsets: OutputOffsets =
-        last_event_id(&headers, "as STDOUT-STDERR")?.unwrap_or_default();
+        last_event_id(&headers, "0-0")?.unwrap_or_default();
     let request = caller.request(WatchJobRequest {
         job_id,
         stdout_offset: offsets.stdout,

@@ -26,8 +26,9 @@ pub(super) fn common_record_fields(
     let dialect =
         dialect_call.map(|call| [("dialect", call.dialect.name), ("called_name", call.tool)]);
     let job = context.job.as_ref().map(|job| ("job_id", job.id.as_str()));
+    let is_by_name = origin.is_some() || job.is_some();
 
-    [
+    let mut fields: Map<_, _> = [
         ("call_id", context.call_id.as_str()),
         ("request_id", request_id.as_str()),
         ("principal", context.principal.name()),
@@ -38,7 +39,11 @@ pub(super) fn common_record_fields(
     .chain(job)
     .chain(dialect.into_iter().flatten())
     .map(|(name, value)| (name.to_owned(), value.into()))
-    .collect()
+    .collect();
+    if is_by_name {
+        fields.insert("by_name".to_owned(), true.into());
+    }
+    fields
 }
 
 /// The record `tool_call_started`.

@@ -1,10 +1,15 @@
 //! Events of a session as server-sent events and over a WebSocket: row C15 of tests/seeds/README.md.
 
-use std::{fs, sync::Arc};
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Lines},
+    process::{Child, ChildStdout, Stdio},
+    sync::Arc,
+};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use futures_util::{SinkExt as _, StreamExt as _};
-use jig::api::v1::{InvokeRequest, invoke_service_client::InvokeServiceClient};
+use jig::api::v1::{InvokeRequest, RunRequest, invoke_service_client::InvokeServiceClient};
 use serde_json::{Value as Json, json};
 use tokio::net::TcpStream;
 use tokio_tungstenite::{
@@ -18,7 +23,7 @@ use tokio_tungstenite::{
 use crate::{
     callers::start_daemon_with_keys,
     invoke::{call, invoke},
-    support::{Daemon, KeyFile, Setup, curl, with_key},
+    support::{Daemon, KeyFile, Setup, curl, curl_command, with_key},
 };
 
 const EVENTS: &str = "/v1/sessions/default/events";
@@ -220,4 +225,90 @@ async fn web_socket_watches_calls_of_other_ways_in() {
     let event = next_of_type(&mut socket, "agent:tool_use").await;
     assert_eq!(event["payload"]["name"], "run");
     assert_eq!(event["payload"]["input"]["command"], "true");
+}
+
+/// Server-sent events of a stream that stays open.
+struct OpenStream {
+    curl: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl OpenStream {
+    fn new(daemon: &Daemon, arguments: &[&str], path: &str) -> Self {
+        let mut command = curl_command(daemon, &[&["--max-time", "60"], arguments].concat(), path);
+        let mut curl = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(curl.stdout.take().unwrap()).lines();
+        Self { curl, lines }
+    }
+
+    /// The id and the data of the next event.
+    fn next(&mut self) -> (String, Json) {
+        let mut id = String::new();
+        loop {
+            let line = self.lines.next().unwrap().unwrap();
+            if let Some(value) = line.strip_prefix("id: ") {
+                id = value.to_owned();
+            } else if let Some(data) = line.strip_prefix("data: ") {
+                return (id, serde_json::from_str(data).unwrap());
+            }
+        }
+    }
+
+    fn cut(mut self) {
+        self.curl.kill().unwrap();
+        self.curl.wait().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn c15_results_missed_by_a_cut_stream_are_reported() {
+    let daemon = Daemon::start().await;
+    write_document_file(&daemon);
+    invoke(&daemon, document_call()).await;
+
+    // A client that has the records and not the result, and one that lacks the end too.
+    for (id, sequences) in [("2-2", [1; 0].as_slice()), ("1", &[2])] {
+        let header = format!("last-event-id: {id}");
+        let response = curl(&daemon, &["-H", &header], &format!("{EVENTS}?follow=false"));
+        assert_eq!(response.status, 200, "{response:?}");
+        let data = response.body.lines().filter_map(|line| line.strip_prefix("data: "));
+        let events: Vec<Json> = data.map(|data| serde_json::from_str(data).unwrap()).collect();
+        let records = events.iter().filter_map(|event| event["sequence"].as_u64());
+        assert_eq!(records.collect::<Vec<_>>(), sequences, "{id}: {response:?}");
+        let result = events.last().unwrap();
+        let payload = json!({
+            "tool_use_id": "tool_use_123",
+            "content": "",
+            "is_error": false,
+            "absence": "RESULT_ABSENCE_PAST",
+        });
+        assert_eq!(*result, json!({"type": "agent:tool_result", "payload": payload}), "{id}");
+        assert!(response.body.contains("\nid: 2\n"), "{id}: {response:?}");
+    }
+
+    // A stream in progress: its ids say that the result is still to come.
+    let mut stream = OpenStream::new(&daemon, &["-H", "last-event-id: 2"], EVENTS);
+    invoke(&daemon, InvokeRequest { request_id: "next".to_owned(), ..document_call() }).await;
+    let (ids, events): (Vec<_>, Vec<_>) = (0..3).map(|_| stream.next()).unzip();
+    assert_eq!(ids, ["3", "4-4", "4"], "{events:?}");
+    assert_eq!(events[2]["payload"]["tool_use_id"], "next");
+    assert_ne!(events[2]["payload"]["content"], "");
+    stream.cut();
+}
+
+#[tokio::test]
+async fn c15_typed_calls_have_a_result_without_content() {
+    let daemon = listening().start().await;
+    let mut socket = connect(&daemon, EVENTS, |_| ()).await.unwrap();
+    let mut tools = daemon.tools();
+    tools.run(RunRequest { command: "exit 3".to_owned(), ..RunRequest::default() }).await.unwrap();
+    let call = next_of_type(&mut socket, "agent:tool_use").await;
+    let result = next_of_type(&mut socket, "agent:tool_result").await;
+    let payload = json!({
+        "tool_use_id": call["payload"]["id"],
+        "content": "",
+        "is_error": false,
+        "absence": "RESULT_ABSENCE_TYPED",
+    });
+    assert_eq!(result["payload"], payload);
 }

@@ -331,7 +331,9 @@ fn wire_event(
     if !includes_type(types, &kind) {
         return None;
     }
+    let is_by_name = record.get("by_name").is_some_and(|by_name| *by_name == true);
     let result_absence = match past {
+        Some(_) if kind == CALL_FINISHED && !is_by_name => ResultAbsence::Typed,
         Some(past) if kind == CALL_FINISHED && sequence <= past => ResultAbsence::Past,
         Some(_) | None => ResultAbsence::Unspecified,
     };

@@ -6,6 +6,7 @@
 //! records have their own type, and the record as payload.
 
 mod message;
+mod position;
 mod web_socket;
 
 use axum::{
@@ -22,8 +23,11 @@ use serde::Deserialize;
 use serde_json::Map;
 use tokio_stream::StreamExt as _;
 
-use self::message::{EventMessage, event_message};
 pub(super) use self::web_socket::accept_key_of_protocol;
+use self::{
+    message::{EventMessage, EventMessages},
+    position::EventPosition,
+};
 use super::{
     event_stream::{event_stream, last_event_id},
     grpc_caller::{GrpcCaller, HttpService},
@@ -56,7 +60,8 @@ async fn watch(
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, RestError> {
-    let mut request = caller.request(watch_request(&query, &headers)?);
+    let (watch, position) = watch_request(&query, &headers)?;
+    let mut request = caller.request(watch);
     let workspace = query.workspace.map(|workspace| ("jig-workspace", workspace));
     for (name, value) in [("jig-session", session)].into_iter().chain(workspace) {
         let value = value.parse().map_err(|_| {
@@ -80,24 +85,34 @@ async fn watch(
         .max_decoding_message_size(usize::MAX);
     let responses = client.watch_events(request).await?.into_inner();
 
-    let messages = responses.filter_map(event_message);
+    let messages = EventMessages::new(responses, position);
     Ok(match upgrade {
         Some(upgrade) => web_socket::send(upgrade, messages),
         None => event_stream(messages.map(EventMessage::into_sse)),
     })
 }
 
-/// The request of a watch. A browser that reconnects sends the last sequence as `Last-Event-ID`.
-fn watch_request(query: &WatchQuery, headers: &HeaderMap) -> Result<WatchEventsRequest, RestError> {
-    let last_id: Option<u64> = last_event_id(headers, "a number")?;
+/// The request of a watch, and where it begins. A browser that reconnects sends the id of the last
+/// event as `Last-Event-ID`.
+fn watch_request(
+    query: &WatchQuery,
+    headers: &HeaderMap,
+) -> Result<(WatchEventsRequest, EventPosition), RestError> {
+    let resumed: Option<EventPosition> = last_event_id(headers, "4")?;
+    // The stream continues after the last event, not before the last records.
+    let tail = query.tail.filter(|_| resumed.is_none());
+    let with_results = query.with_results.unwrap_or(true);
+    let start = || EventPosition::new(query.after_sequence.unwrap_or(0));
+    let position = resumed.unwrap_or_else(start).with_results(with_results);
+
     let types = query.types.iter().flat_map(|types| types.split(','));
-    Ok(WatchEventsRequest {
-        after_sequence: last_id.or(query.after_sequence).unwrap_or(0),
+    let request = WatchEventsRequest {
+        after_sequence: position.after_sequence(),
         follow: query.follow,
         types: types.filter(|name| !name.is_empty()).map(str::to_owned).collect(),
-        // The stream continues after the last event, not before the last records.
-        tail: query.tail.filter(|_| last_id.is_none()),
-        with_results: query.with_results.unwrap_or(true),
+        tail,
+        with_results,
         ..WatchEventsRequest::default()
-    })
+    };
+    Ok((request, position))
 }

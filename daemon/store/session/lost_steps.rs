@@ -15,8 +15,8 @@ use crate::daemon::telemetry::logs::rfc3339_micros;
 const MAX_LOOK_BACK_BYTES: u64 = 4 << 20;
 
 /// Fields that the end record copies from the start record.
-const SHARED_FIELDS: [&str; 6] =
-    ["call_id", "request_id", "principal", "workspace", "tool", "job_id"];
+const SHARED_FIELDS: [&str; 7] =
+    ["call_id", "request_id", "principal", "workspace", "tool", "job_id", "by_name"];
 
 /// Returns the steps that have begun and not ended, oldest first, and the record that ends each.
 pub(super) fn find_lost_steps(
