@@ -10,12 +10,13 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use futures_util::{SinkExt as _, StreamExt as _};
 use jig::api::v1::{InvokeRequest, RunRequest, invoke_service_client::InvokeServiceClient};
+use rustix::process::Signal;
 use serde_json::{Value as Json, json};
 use tokio::net::TcpStream;
 use tokio_tungstenite::{
     WebSocketStream, client_async,
     tungstenite::{
-        Error, Message, client::IntoClientRequest as _, handshake::client::Request,
+        Bytes, Error, Message, client::IntoClientRequest as _, handshake::client::Request,
         protocol::frame::coding::CloseCode,
     },
 };
@@ -49,6 +50,15 @@ async fn rejected_status(daemon: &Daemon, path: &str, change: impl FnOnce(&mut R
     match connect(daemon, path, change).await {
         Err(Error::Http(response)) => response.status().as_u16(),
         other => panic!("{other:?}"),
+    }
+}
+
+/// The code with which the daemon closes the socket.
+async fn close_code(socket: &mut WebSocketStream<TcpStream>) -> CloseCode {
+    loop {
+        if let Message::Close(frame) = socket.next().await.unwrap().unwrap() {
+            return frame.unwrap().code;
+        }
     }
 }
 
@@ -127,21 +137,47 @@ async fn web_socket_takes_no_messages() {
     let daemon = listening().start().await;
     let mut socket = connect(&daemon, EVENTS, |_| ()).await.unwrap();
     socket.send(Message::text("hello")).await.unwrap();
-    let close = loop {
-        match socket.next().await.unwrap().unwrap() {
-            Message::Close(frame) => break frame.unwrap(),
-            Message::Ping(_) => {}
-            other => panic!("{other:?}"),
+    assert_eq!(close_code(&mut socket).await, CloseCode::Policy);
+
+    // A large frame of a client is not collected.
+    let mut socket = connect(&daemon, EVENTS, |_| ()).await.unwrap();
+    socket.send(Message::binary(vec![0; 100_000])).await.unwrap();
+    assert_eq!(close_code(&mut socket).await, CloseCode::Size);
+
+    let mut socket = connect(&daemon, EVENTS, |_| ()).await.unwrap();
+    for _ in 0..40 {
+        socket.feed(Message::Ping(Bytes::new())).await.unwrap();
+    }
+    socket.flush().await.unwrap();
+    assert_eq!(close_code(&mut socket).await, CloseCode::Policy);
+
+    let short_key = |request: &mut Request| {
+        request.headers_mut().insert("sec-websocket-key", "short".parse().unwrap());
+    };
+    assert_eq!(rejected_status(&daemon, EVENTS, short_key).await, 400);
+}
+
+#[tokio::test]
+async fn web_socket_closes_with_the_reason() {
+    let file = Arc::new(KeyFile::new());
+    let key = file.add_key("reader", "read", &[]);
+    let other = file.add_key("other", "read", &[]);
+    let daemon = start_daemon_with_keys(listening(), &file).await;
+    let with_key = |key: &str| {
+        let bearer = format!("Bearer {key}").parse().unwrap();
+        move |request: &mut Request| {
+            request.headers_mut().insert("authorization", bearer);
         }
     };
-    assert_eq!(close.code, CloseCode::Policy);
 
-    // A frame of a client that never ends is not collected.
-    let mut socket = connect(&daemon, EVENTS, |_| ()).await.unwrap();
-    let _cut_off = socket.send(Message::binary(vec![0; 1 << 20])).await;
-    while let Some(Ok(message)) = socket.next().await {
-        assert!(!matches!(message, Message::Text(_)), "{message:?}");
-    }
+    let mut socket = connect(&daemon, EVENTS, with_key(&key)).await.unwrap();
+    assert!(file.run_jig_key(&["revoke", "reader"]).status.success());
+    daemon.reload_config(Daemon::RELOADED).await;
+    assert_eq!(close_code(&mut socket).await, CloseCode::Policy);
+
+    let mut socket = connect(&daemon, EVENTS, with_key(&other)).await.unwrap();
+    daemon.signal(Signal::TERM);
+    assert_eq!(close_code(&mut socket).await, CloseCode::Away);
 }
 
 #[tokio::test]

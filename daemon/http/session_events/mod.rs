@@ -71,6 +71,10 @@ async fn watch(
     }
     // Before the upgrade, so that a rejected watch is a response with its status.
     let upgrade = match upgrade {
+        Ok(_) if !web_socket::has_valid_key(&headers) => {
+            let text = "'sec-websocket-key' must be 16 bytes in Base64";
+            return Err(RestError::invalid(text, Map::new()));
+        }
         Ok(upgrade) => Some(upgrade),
         Err(rejection) if headers.contains_key(UPGRADE) => {
             return Err(RestError::new(
