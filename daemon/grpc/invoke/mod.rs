@@ -6,6 +6,7 @@ mod stream;
 use std::{collections::HashMap, mem::take, sync::Arc, time::Duration};
 
 use prost::Message as _;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use self::{results::BatchResultOptions, stream::InvokeStream};
@@ -121,12 +122,16 @@ impl InvokeService for InvokeServiceHandler {
                 can_await_jobs: self.0.may_await_jobs(&context, dialect),
             };
 
+            // With a request id, the caller can repeat the batch, and then gets the ids of its jobs.
+            let abandoned = CancellationToken::new();
+            let _abandon = call.is_none().then(|| abandoned.clone().drop_guard());
             let pipeline = Arc::clone(&self.0);
             let work = async move |is_unfinished: bool| {
-                let results = pipeline.run_batch(context, batch, is_unfinished).await?;
+                let results =
+                    pipeline.run_batch(context, batch, is_unfinished, &abandoned).await?;
                 results::render_response(results, options)
             };
-            // Detached: a client that disconnects must not leave a batch half done.
+            // Detached: a client that disconnects must not leave a batch half submitted.
             self.0.run_once_detached(call, work).await
         })
         .await

@@ -8,6 +8,7 @@ use std::{
 
 use serde_json::{Map, Value};
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     super::{
@@ -98,12 +99,14 @@ enum BatchCallWork {
 impl Pipeline {
     /// Runs all calls of a batch, and waits for their results as long as it says.
     ///
-    /// `is_resumed` says whether an earlier daemon died during the same request.
+    /// `is_resumed` says whether an earlier daemon died during the same request. If the batch waits,
+    /// `abandoned` cancels the jobs that have not ended: no response names them.
     pub(crate) async fn run_batch(
         self: &Arc<Self>,
         context: CallContext,
         mut batch: Batch,
         is_resumed: bool,
+        abandoned: &CancellationToken,
     ) -> Result<Vec<BatchCallResult>, Error> {
         let calls = std::mem::take(&mut batch.calls);
         let mut started: Vec<(String, String, BatchCallWork)> = Vec::new();
@@ -128,7 +131,9 @@ impl Pipeline {
                         .map_or_else(|| name.clone(), |dialect| dialect.job_type(&name)),
                     job: job.id,
                 },
-                (BatchCallWork::Job(job), Some(until)) => self.await_batch_job(job, until).await?,
+                (BatchCallWork::Job(job), Some(until)) => {
+                    self.await_batch_job(job, until, abandoned).await?
+                }
             };
             results.push(BatchCallResult { id, name, state });
         }
@@ -244,14 +249,23 @@ impl Pipeline {
         self.submit_job(&context, validated, is_resumed).await
     }
 
-    /// Waits for a job until `until`.
-    async fn await_batch_job(&self, job: Job, until: Instant) -> Result<BatchCallState, Error> {
+    /// Waits for a job until `until`. Cancels it if the batch is abandoned.
+    async fn await_batch_job(
+        &self,
+        job: Job,
+        until: Instant,
+        abandoned: &CancellationToken,
+    ) -> Result<BatchCallState, Error> {
         let pending = BatchCallState::Pending { job: job.id.clone() };
         let snapshot = match self.jobs.find(&job.workspace, &job.id).await? {
             LiveOrEndedJob::Ended(snapshot) => *snapshot,
             LiveOrEndedJob::Live(handle) => tokio::select! {
                 biased;
                 snapshot = handle.wait_for_end() => snapshot,
+                () = abandoned.cancelled() => {
+                    self.jobs.cancel(&handle).await;
+                    return Ok(pending);
+                }
                 () = task::sleep_until(Some(until)) => return Ok(pending),
                 () = self.shutdown.terminate_token().cancelled_owned() => return Ok(pending),
             },
