@@ -24,9 +24,12 @@ use super::{
     json_body::write_message,
     rest_error::RestError,
 };
-use crate::api::v1::{
-    GetJobRequest, Job, JobOutput, WatchJobRequest, WatchJobResponse,
-    job_service_client::JobServiceClient, watch_job_response::Event as JobEvent,
+use crate::{
+    api::v1::{
+        GetJobRequest, Job, JobOutput, WatchJobRequest, WatchJobResponse,
+        job_service_client::JobServiceClient, watch_job_response::Event as JobEvent,
+    },
+    daemon::pipeline::jobs::id::{as_uuid, is_uuid},
 };
 
 pub(super) fn routes() -> Router<HttpService> {
@@ -40,9 +43,10 @@ async fn get_job(
 ) -> Result<Json<Value>, RestError> {
     let mut client = JobServiceClient::with_origin(grpc, caller.origin.clone())
         .max_decoding_message_size(usize::MAX);
+    let has_uuids = is_uuid(&job_id);
     let response = client.get_job(caller.request(GetJobRequest { job_id })).await?;
     let job = response.into_inner().job.unwrap_or_default();
-    Ok(Json(json!({ "ok": true, "job": job_json(&job)? })))
+    Ok(Json(json!({ "ok": true, "job": job_json(job, has_uuids)? })))
 }
 
 async fn stream(
@@ -53,6 +57,7 @@ async fn stream(
 ) -> Result<Response, RestError> {
     let mut offsets: OutputOffsets =
         last_event_id(&headers, "0-0")?.unwrap_or_default();
+    let has_uuids = is_uuid(&job_id);
     let request = caller.request(WatchJobRequest {
         job_id,
         stdout_offset: offsets.stdout,
@@ -63,7 +68,8 @@ async fn stream(
         .max_decoding_message_size(usize::MAX);
     let responses = client.watch_job(request).await?.into_inner();
 
-    Ok(event_stream(responses.filter_map(move |response| event(response, &mut offsets))))
+    let event = move |response| event(response, &mut offsets, has_uuids);
+    Ok(event_stream(responses.filter_map(event)))
 }
 
 /// How many bytes of each output a client has.
@@ -90,9 +96,13 @@ impl OutputOffsets {
 }
 
 /// An event of the stream; `None` for a keep-alive of the contract.
-fn event(response: Result<WatchJobResponse, Status>, offsets: &mut OutputOffsets) -> Option<Event> {
+fn event(
+    response: Result<WatchJobResponse, Status>,
+    offsets: &mut OutputOffsets,
+    has_uuids: bool,
+) -> Option<Event> {
     let (name, data) = match response.map(|response| response.event) {
-        Ok(Some(JobEvent::Job(job))) => match job_json(&job) {
+        Ok(Some(JobEvent::Job(job))) => match job_json(job, has_uuids) {
             Ok(job) => ("job", job),
             Err(error) => ("error", error.to_json()),
         },
@@ -118,7 +128,14 @@ fn output_json(output: &JobOutput) -> Value {
     }
 }
 
-/// The job as JSON, with the names of the contract.
-fn job_json(job: &Job) -> Result<Value, RestError> {
-    write_message("jig.v1.Job", job)
+/// The job as JSON, with the names of the contract. Its ids have the form that the caller used: those
+/// of document E are UUIDs.
+fn job_json(mut job: Job, has_uuids: bool) -> Result<Value, RestError> {
+    if has_uuids {
+        job.job_id = as_uuid(&job.job_id);
+        if let Some(result) = &mut job.result {
+            result.job_id = as_uuid(&result.job_id);
+        }
+    }
+    write_message("jig.v1.Job", &job)
 }

@@ -2,6 +2,7 @@
 
 mod connect;
 pub(crate) mod openapi;
+mod rest;
 mod session_events;
 
 use std::{

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 
 use ulid::Ulid;
 
+/// Length of a UUID.
+const UUID_BYTES: usize = 36;
 /// Positions of the hyphens in a UUID.
 const UUID_HYPHEN_OFFSETS: [usize; 4] = [8, 13, 18, 23];
 
@@ -20,18 +22,22 @@ pub(crate) fn as_uuid(id: &str) -> String {
     uuid
 }
 
-/// Converts an id in either spelling to a ULID. Returns any other id unchanged.
-pub(super) fn as_ulid(id: &str) -> Cow<'_, str> {
+/// Whether an id has the form of a UUID.
+pub(crate) fn is_uuid(id: &str) -> bool {
     let mut bytes = id.bytes().enumerate();
-    let is_uuid = id.len() == 36
+    id.len() == UUID_BYTES
         && bytes.all(|(offset, byte)| {
             if UUID_HYPHEN_OFFSETS.contains(&offset) {
                 byte == b'-'
             } else {
                 byte.is_ascii_hexdigit()
             }
-        });
-    if !is_uuid {
+        })
+}
+
+/// Converts an id in either spelling to a ULID. Returns any other id unchanged.
+pub(super) fn as_ulid(id: &str) -> Cow<'_, str> {
+    if !is_uuid(id) {
         return id.into();
     }
 

@@ -335,8 +335,12 @@ impl JobRegistry {
     }
 
     /// Finds a job of a workspace.
-    pub(crate) async fn find(&self, workspace: &str, id: &str) -> Result<LiveOrEndedJob, Error> {
-        let id = &*id::as_ulid(id);
+    pub(crate) async fn find(
+        &self,
+        workspace: &str,
+        given_id: &str,
+    ) -> Result<LiveOrEndedJob, Error> {
+        let id = &*id::as_ulid(given_id);
         for _ in 0..2 {
             if let Some(handle) = self.find_live(workspace, id) {
                 return Ok(LiveOrEndedJob::Live(handle));
@@ -344,7 +348,7 @@ impl JobRegistry {
 
             let found = self.table.find(workspace.to_owned(), id.to_owned()).await;
             match found.map_err(|error| state_database_error(&error))? {
-                None => return Err(job_not_found_error(workspace, id)),
+                None => return Err(job_not_found_error(workspace, given_id)),
                 Some((job, result)) if job.state.is_final() => {
                     return Ok(LiveOrEndedJob::Ended(Box::new(JobSnapshot {
                         job,

@@ -1,0 +1,84 @@
+//! The REST routes: bodies, queries, jobs and errors.
+
+use serde_json::{Value as Json, json};
+
+use crate::support::{CurlResponse, Daemon, Mark, curl, curl_command, kill_and_reap};
+
+const BATCH: &str = "/v1/agent-tools/invoke-batch";
+
+/// Sends a batch.
+fn post_batch(daemon: &Daemon, body: &str) -> CurlResponse {
+    curl(daemon, &["-H", "content-type: application/json", "-d", body], BATCH)
+}
+
+fn command_batch(command: &str, mode: &str) -> String {
+    let call = json!({"call_id": "a", "name": "tool_exec", "arguments": {"command": command}});
+    json!({"calls": [call], "mode": mode}).to_string()
+}
+
+/// The UUID of a new job.
+fn submit_command(daemon: &Daemon, command: &str) -> String {
+    let response = post_batch(daemon, &command_batch(command, "async")).json();
+    response["results"][0]["job_id"].as_str().unwrap().to_owned()
+}
+
+/// The data of the events of a stream, by name.
+fn events(body: &str) -> Vec<(String, Json)> {
+    let events = body.split("\n\n").filter(|event| !event.is_empty());
+    let field = |event: &str, name: &str| {
+        event.lines().find_map(|line| line.strip_prefix(name)).unwrap().to_owned()
+    };
+    events
+        .map(|event| {
+            let data = serde_json::from_str(&field(event, "data: ")).unwrap();
+            (field(event, "event: "), data)
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn client_that_disconnects_cancels_its_batch() {
+    let daemon = Daemon::start().await;
+    let mark = Mark::new();
+    let command = format!("export {}; sleep 903 & sleep 903; wait", mark.variable());
+    let body = command_batch(&command, "sync");
+    let arguments = ["-H", "content-type: application/json", "-d", &body];
+    let mut client = curl_command(&daemon, &arguments, BATCH).spawn().unwrap();
+    mark.wait_for_processes(2).await;
+    kill_and_reap(&mut client);
+    mark.wait_until_gone().await;
+
+    // With a request id, the batch continues.
+    let arguments = [&arguments[..], &["-H", "jig-request-id: again"]].concat();
+    let mut client = curl_command(&daemon, &arguments, BATCH).spawn().unwrap();
+    mark.wait_for_processes(2).await;
+    kill_and_reap(&mut client);
+}
+
+#[tokio::test]
+async fn job_has_the_form_of_id_that_the_caller_uses() {
+    let daemon = Daemon::start().await;
+    let uuid = submit_command(&daemon, "echo hi");
+    let stream = curl(&daemon, &[], &format!("/v1/jobs/{uuid}/stream"));
+    for (name, data) in events(&stream.body) {
+        assert!(name != "job" || data["job_id"] == *uuid, "{stream:?}");
+    }
+    let job = curl(&daemon, &[], &format!("/v1/jobs/{uuid}")).json()["job"].take();
+    assert_eq!(job["job_id"], *uuid);
+
+    let ulid = job_ulid(&daemon);
+    let job = curl(&daemon, &[], &format!("/v1/jobs/{ulid}")).json()["job"].take();
+    assert_eq!(job["job_id"], *ulid);
+
+    let unknown = "01a20dc0-ced5-7000-8000-000000000000";
+    let response = curl(&daemon, &[], &format!("/v1/jobs/{unknown}"));
+    assert_eq!(response.status, 404);
+    assert!(response.body.contains(unknown), "{response:?}");
+}
+
+/// The id of the only job, as the contract writes it.
+fn job_ulid(daemon: &Daemon) -> String {
+    let arguments = ["-H", "content-type: application/json", "-d", "{}"];
+    let jobs = curl(daemon, &arguments, "/jig.v1.JobService/ListJobs").json();
+    jobs["jobs"][0]["jobId"].as_str().unwrap().to_owned()
+}
