@@ -2,7 +2,7 @@
 
 use axum::{
     Json, Router,
-    extract::{Query, State},
+    extract::State,
     routing::{get, post},
 };
 use http::StatusCode;
@@ -15,6 +15,7 @@ use super::{
     grpc_caller::{GrpcCaller, HttpService},
     json_body::{JsonObject, read_request},
     rest_error::RestError,
+    rest_extract::{RestQuery, set_workspace},
 };
 use crate::api::{
     json_struct::struct_to_json,
@@ -35,26 +36,28 @@ pub(super) fn routes() -> Router<HttpService> {
 
 /// The query of both routes.
 #[derive(Debug, Deserialize)]
-struct DialectQuery {
-    dialect: Option<String>,
+#[serde(deny_unknown_fields)]
+struct ToolsQuery {
+    #[serde(default = "default_dialect")]
+    dialect: String,
+    workspace: Option<String>,
 }
 
-impl DialectQuery {
-    fn into_name(self) -> String {
-        self.dialect.unwrap_or_else(|| DEFAULT_DIALECT.to_owned())
-    }
+fn default_dialect() -> String {
+    DEFAULT_DIALECT.to_owned()
 }
 
 async fn list_tools(
     State(grpc): State<HttpService>,
     caller: GrpcCaller,
-    Query(query): Query<DialectQuery>,
+    RestQuery(query): RestQuery<ToolsQuery>,
 ) -> Result<Json<Value>, RestError> {
-    let request = caller.request(ListToolsRequest {
-        dialect: query.into_name(),
+    let mut request = caller.request(ListToolsRequest {
+        dialect: query.dialect,
         format: Some(ToolFormat::OpenaiChat.into()),
         ..ListToolsRequest::default()
     });
+    set_workspace(&mut request, query.workspace)?;
     let mut client = CatalogServiceClient::with_origin(grpc, caller.origin.clone())
         .max_decoding_message_size(usize::MAX);
     let response = client.list_tools(request).await?.into_inner();
@@ -65,13 +68,14 @@ async fn list_tools(
 async fn invoke_batch(
     State(grpc): State<HttpService>,
     caller: GrpcCaller,
-    Query(query): Query<DialectQuery>,
+    RestQuery(query): RestQuery<ToolsQuery>,
     JsonObject(body): JsonObject,
 ) -> Result<Json<Value>, RestError> {
-    let request = parse_batch(&body, query.into_name())?;
+    let mut request = caller.request(parse_batch(&body, query.dialect)?);
+    set_workspace(&mut request, query.workspace)?;
     let mut client = InvokeServiceClient::with_origin(grpc, caller.origin.clone())
         .max_decoding_message_size(usize::MAX);
-    let response = client.invoke_batch(caller.request(request)).await.map_err(batch_error)?;
+    let response = client.invoke_batch(request).await.map_err(batch_error)?;
     Ok(Json(batch_json(response.into_inner())))
 }
 

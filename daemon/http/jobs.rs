@@ -8,12 +8,13 @@ use std::str::FromStr;
 
 use axum::{
     Json, Router,
-    extract::{Path, State},
+    extract::State,
     response::{Response, sse::Event},
     routing::get,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::HeaderMap;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;
 use tonic::Status;
@@ -23,6 +24,7 @@ use super::{
     grpc_caller::{GrpcCaller, HttpService},
     json_body::write_message,
     rest_error::RestError,
+    rest_extract::{RestPath, RestQuery, set_workspace},
 };
 use crate::{
     api::v1::{
@@ -36,15 +38,25 @@ pub(super) fn routes() -> Router<HttpService> {
     Router::new().route("/v1/jobs/{id}", get(get_job)).route("/v1/jobs/{id}/stream", get(stream))
 }
 
+/// The query of both routes.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JobQuery {
+    workspace: Option<String>,
+}
+
 async fn get_job(
     State(grpc): State<HttpService>,
     caller: GrpcCaller,
-    Path(job_id): Path<String>,
+    RestPath(job_id): RestPath<String>,
+    RestQuery(query): RestQuery<JobQuery>,
 ) -> Result<Json<Value>, RestError> {
     let mut client = JobServiceClient::with_origin(grpc, caller.origin.clone())
         .max_decoding_message_size(usize::MAX);
     let has_uuids = is_uuid(&job_id);
-    let response = client.get_job(caller.request(GetJobRequest { job_id })).await?;
+    let mut request = caller.request(GetJobRequest { job_id });
+    set_workspace(&mut request, query.workspace)?;
+    let response = client.get_job(request).await?;
     let job = response.into_inner().job.unwrap_or_default();
     Ok(Json(json!({ "ok": true, "job": job_json(job, has_uuids)? })))
 }
@@ -52,18 +64,20 @@ async fn get_job(
 async fn stream(
     State(grpc): State<HttpService>,
     caller: GrpcCaller,
-    Path(job_id): Path<String>,
+    RestPath(job_id): RestPath<String>,
+    RestQuery(query): RestQuery<JobQuery>,
     headers: HeaderMap,
 ) -> Result<Response, RestError> {
     let mut offsets: OutputOffsets =
         last_event_id(&headers, "0-0")?.unwrap_or_default();
     let has_uuids = is_uuid(&job_id);
-    let request = caller.request(WatchJobRequest {
+    let mut request = caller.request(WatchJobRequest {
         job_id,
         stdout_offset: offsets.stdout,
         stderr_offset: offsets.stderr,
         ..WatchJobRequest::default()
     });
+    set_workspace(&mut request, query.workspace)?;
     let mut client = JobServiceClient::with_origin(grpc, caller.origin.clone())
         .max_decoding_message_size(usize::MAX);
     let responses = client.watch_job(request).await?.into_inner();

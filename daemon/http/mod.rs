@@ -26,6 +26,7 @@ mod json_body;
 mod mcp;
 mod openapi;
 mod rest_error;
+mod rest_extract;
 mod session_events;
 
 use std::{convert::Infallible, io, sync::Arc};

@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::support::{CurlResponse, Daemon, Mark, curl, curl_command, kill_and_reap};
+use crate::support::{CurlResponse, Daemon, Mark, Setup, curl, curl_command, kill_and_reap};
 
 const BATCH: &str = "/v1/agent-tools/invoke-batch";
 
@@ -81,4 +81,47 @@ fn job_ulid(daemon: &Daemon) -> String {
     let arguments = ["-H", "content-type: application/json", "-d", "{}"];
     let jobs = curl(daemon, &arguments, "/jig.v1.JobService/ListJobs").json();
     jobs["jobs"][0]["jobId"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn every_rejection_is_json() {
+    let daemon = Daemon::start().await;
+    for path in [
+        "/v1/agent-tools?dialect=a&dialect=b",
+        "/v1/agent-tools?dialekt=claude",
+        "/v1/jobs/x?bogus=1",
+        "/v1/jobs/%ff",
+        "/v1/jobs/%ff/stream",
+        "/v1/sessions/x/events?follow=maybe",
+        "/v1/sessions/x/events?bogus=1",
+        "/v1/sessions/x/events?after_sequence=-1",
+        "/v1/sessions/%ff/events",
+    ] {
+        let response = curl(&daemon, &[], path);
+        assert_eq!(response.status, 400, "{path}: {response:?}");
+        assert_eq!(response.headers["content-type"], "application/json", "{path}");
+        let body = response.json();
+        assert_eq!((&body["ok"], &body["error"]["code"]), (&json!(false), &json!("VALIDATION_ERROR")));
+    }
+
+    let response = curl(&daemon, &[], "/v1/agent-tools?dialekt=claude");
+    let text = response.json()["error"]["message"].take();
+    assert!(text.as_str().unwrap().contains("unknown field `dialekt`"), "{text}");
+}
+
+#[tokio::test]
+async fn query_names_the_workspace() {
+    let workspace = tempfile::tempdir().unwrap();
+    let table = format!("[[workspaces]]\nname = \"b\"\npath = {:?}\n", workspace.path());
+    let daemon = Setup::new().workspace_table(&table).start().await;
+    let arguments = ["-H", "content-type: application/json", "-d", &command_batch("pwd", "async")];
+    let response = curl(&daemon, &arguments, &format!("{BATCH}?workspace=b")).json();
+    let job = response["results"][0]["job_id"].as_str().unwrap().to_owned();
+
+    for suffix in ["", "/stream"] {
+        let path = format!("/v1/jobs/{job}{suffix}");
+        assert_eq!(curl(&daemon, &[], &path).status, 404, "{path}");
+        assert_eq!(curl(&daemon, &[], &format!("{path}?workspace=b")).status, 200, "{path}");
+    }
+    assert_eq!(curl(&daemon, &[], "/v1/agent-tools?workspace=nowhere").status, 404);
 }

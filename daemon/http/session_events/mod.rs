@@ -12,7 +12,7 @@ mod web_socket;
 use axum::{
     Router,
     extract::{
-        Path, Query, State,
+        State,
         ws::{WebSocketUpgrade, rejection::WebSocketUpgradeRejection},
     },
     response::Response,
@@ -32,6 +32,7 @@ use super::{
     event_stream::{event_stream, last_event_id},
     grpc_caller::{GrpcCaller, HttpService},
     rest_error::RestError,
+    rest_extract::{RestPath, RestQuery, set_metadata, set_workspace},
 };
 use crate::api::v1::{WatchEventsRequest, event_service_client::EventServiceClient};
 
@@ -48,27 +49,21 @@ struct WatchQuery {
     tail: Option<u32>,
     types: Option<String>,
     with_results: Option<bool>,
-    /// For web pages, which cannot send the header `jig-workspace` here.
     workspace: Option<String>,
 }
 
 async fn watch(
     State(grpc): State<HttpService>,
     caller: GrpcCaller,
-    Path(session): Path<String>,
-    Query(query): Query<WatchQuery>,
+    RestPath(session): RestPath<String>,
+    RestQuery(query): RestQuery<WatchQuery>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, RestError> {
     let (watch, position) = watch_request(&query, &headers)?;
     let mut request = caller.request(watch);
-    let workspace = query.workspace.map(|workspace| ("jig-workspace", workspace));
-    for (name, value) in [("jig-session", session)].into_iter().chain(workspace) {
-        let value = value.parse().map_err(|_| {
-            RestError::invalid(format!("'{name}' must be visible ASCII characters"), Map::new())
-        })?;
-        request.metadata_mut().insert(name, value);
-    }
+    set_metadata(&mut request, "jig-session", &session)?;
+    set_workspace(&mut request, query.workspace)?;
     // Before the upgrade, so that a rejected watch is a response with its status.
     let upgrade = match upgrade {
         Ok(_) if !web_socket::has_valid_key(&headers) => {
