@@ -291,7 +291,7 @@ fn check_field(
     let (field, rules) = (&field.descriptor, &field.rules);
     if !message.has_field(field) {
         if rules.required {
-            violations.push(Violation::new(name, "is required"));
+            violations.push(Violation::new(name, required_text(rules)));
         }
         return;
     }
@@ -362,6 +362,14 @@ fn is_full(violations: &[Violation]) -> bool {
 }
 
 /// Whether a list or map may have this many elements.
+/// The text for a field that is missing, or for a list that is empty.
+fn required_text(rules: &FieldRules) -> String {
+    match rules.max_items {
+        Some(max) => format!("is required, with 1 to {max} elements"),
+        None => "is required".to_owned(),
+    }
+}
+
 pub(super) fn is_within_max_items(count: usize, rules: &FieldRules) -> bool {
     rules.max_items.is_none_or(|max| count <= max as usize)
 }

@@ -47,7 +47,7 @@ pub(crate) fn find(name: &str) -> Result<&'static Dialect, Error> {
         .ok_or_else(|| {
             let known: Vec<_> = DIALECTS.iter().map(|dialect| dialect.name).collect();
             let text = format!(
-                "there is no dialect {name:?}; leave it empty for the tools of jig.v1, or use one of {}",
+                "is {name:?}; it must be empty for the tools of jig.v1, or one of {}",
                 known.join(", ")
             );
             Error::invalid_field("dialect", text)

@@ -17,14 +17,20 @@ use super::{
     rest_error::RestError,
     rest_extract::{RestQuery, set_workspace},
 };
-use crate::api::{
-    json_struct::struct_to_json,
-    v1::{
-        BatchResult, InvokeBatchRequest, InvokeBatchResponse, ListToolsRequest, ToolFormat,
-        catalog_service_client::CatalogServiceClient, invoke_service_client::InvokeServiceClient,
+use crate::{
+    api::{
+        json_struct::struct_to_json,
+        v1::{
+            BatchResult, InvokeBatchRequest, InvokeBatchResponse, ListToolsRequest, ToolFormat,
+            catalog_service_client::CatalogServiceClient,
+            invoke_service_client::InvokeServiceClient,
+        },
     },
+    daemon::{catalog::suggest::unknown_parameter_message, error::Violation},
 };
 
+/// Fields of the body of a batch.
+const BODY_FIELDS: [&str; 4] = ["calls", "mode", "wait_ms", "queue"];
 /// The dialect of the document.
 const DEFAULT_DIALECT: &str = "rauskuclaw";
 
@@ -71,7 +77,7 @@ async fn invoke_batch(
     RestQuery(query): RestQuery<ToolsQuery>,
     JsonObject(body): JsonObject,
 ) -> Result<Json<Value>, RestError> {
-    let mut request = caller.request(parse_batch(&body, query.dialect)?);
+    let mut request = caller.request(parse_batch(body, query.dialect)?);
     set_workspace(&mut request, query.workspace)?;
     let mut client = InvokeServiceClient::with_origin(grpc, caller.origin.clone())
         .max_decoding_message_size(usize::MAX);
@@ -81,14 +87,37 @@ async fn invoke_batch(
 
 /// Reads the body of a batch. Reports every field that does not fit.
 fn parse_batch(
-    body: &Map<String, Value>,
+    mut body: Map<String, Value>,
     dialect: String,
 ) -> Result<InvokeBatchRequest, RestError> {
     if !body.get("calls").is_some_and(Value::is_array) {
         return Err(RestError::invalid("'calls' must be an array", Map::new()));
     }
-    let request: InvokeBatchRequest = read_request("jig.v1.InvokeBatchRequest", body)?;
+
+    let mut violations = Vec::new();
+    body.retain(|name, value| match body_field_problem(name, value) {
+        Some(problem) => {
+            violations.push(Violation::new(name, problem));
+            false
+        }
+        None => true,
+    });
+    let request: InvokeBatchRequest =
+        read_request("jig.v1.InvokeBatchRequest", &body, violations)?;
     Ok(InvokeBatchRequest { dialect, ..request })
+}
+
+/// Why a field of the body is none of the document. The contract has other fields and spellings.
+fn body_field_problem(name: &str, value: &Value) -> Option<String> {
+    match (name, value) {
+        ("calls" | "queue", _) | ("mode" | "wait_ms", Value::Null) => None,
+        ("mode", Value::String(mode)) if mode == "sync" || mode == "async" => None,
+        ("mode", _) => Some("must be \"sync\" or \"async\"".to_owned()),
+        ("wait_ms", Value::Number(_)) => None,
+        ("wait_ms", _) => Some("must be a number of milliseconds".to_owned()),
+        ("dialect", _) => Some("is no field: give the query ?dialect=NAME".to_owned()),
+        _ => Some(unknown_parameter_message(name, &BODY_FIELDS)),
+    }
 }
 
 /// The error of a batch. A key without the role for it is the document's `FORBIDDEN`.

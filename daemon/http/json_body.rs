@@ -19,7 +19,7 @@ use crate::{
     api,
     daemon::{
         catalog::json::{self, read_json_message},
-        error::Error,
+        error::{Error, Violation},
         grpc::status::to_status,
     },
 };
@@ -74,15 +74,23 @@ impl<S: Send + Sync> FromRequest<S> for JsonObject {
     }
 }
 
-/// Reads a message of the contract. Reports every field that does not fit.
+/// Reads a message of the contract. Reports every field that does not fit, after the `violations` of
+/// the route.
 pub(super) fn read_request<T: Message + Default>(
     name: &str,
     fields: &Map<String, Json>,
+    mut violations: Vec<Violation>,
 ) -> Result<T, RestError> {
     let descriptor = descriptor(name)?;
-    let message = read_json_message(&descriptor, fields)
-        .map_err(|violations| to_status(&Error::invalid(violations)))?;
-    T::decode(&*message.encode_to_vec()).map_err(internal)
+    match read_json_message(&descriptor, fields) {
+        Ok(message) if violations.is_empty() => {
+            T::decode(&*message.encode_to_vec()).map_err(internal)
+        }
+        read => {
+            violations.extend(read.err().into_iter().flatten());
+            Err(to_status(&Error::invalid(violations)).into())
+        }
+    }
 }
 
 /// Writes a message of the contract, with the names of its fields there.

@@ -112,7 +112,7 @@ async fn every_rejection_is_json() {
 #[tokio::test]
 async fn query_names_the_workspace() {
     let workspace = tempfile::tempdir().unwrap();
-    let table = format!("[[workspaces]]\nname = \"b\"\npath = {:?}\n", workspace.path());
+    let table = format!("name = \"a\"\n[[workspaces]]\nname = \"b\"\npath = {:?}\n", workspace.path());
     let daemon = Setup::new().workspace_table(&table).start().await;
     let arguments = ["-H", "content-type: application/json", "-d", &command_batch("pwd", "async")];
     let response = curl(&daemon, &arguments, &format!("{BATCH}?workspace=b")).json();
@@ -124,4 +124,39 @@ async fn query_names_the_workspace() {
         assert_eq!(curl(&daemon, &[], &format!("{path}?workspace=b")).status, 200, "{path}");
     }
     assert_eq!(curl(&daemon, &[], "/v1/agent-tools?workspace=nowhere").status, 404);
+}
+
+#[tokio::test]
+async fn body_of_a_batch_is_that_of_the_document() {
+    let daemon = Daemon::start().await;
+    let call = json!({"call_id": "a", "name": "tool_exec", "arguments": {"command": "true"}});
+    let body = |field: &str, value: Json| {
+        let mut body = json!({"calls": [call]});
+        body[field] = value;
+        body
+    };
+    for (body, message) in [
+        (body("mode", json!("weird")), "'mode' must be \"sync\" or \"async\""),
+        (body("mode", json!(1)), "'mode' must be \"sync\" or \"async\""),
+        (body("wait_ms", json!("100")), "'wait_ms' must be a number of milliseconds"),
+        (body("calls", json!([])), "'calls' is required, with 1 to 20 elements"),
+        (body("dialect", json!("claude")), "'dialect' is no field: give the query ?dialect=NAME"),
+        (
+            body("waitMs", json!(100)),
+            "'waitMs' is unknown: did you mean wait_ms? Known: calls, mode, wait_ms, queue",
+        ),
+        (
+            json!({"calls": [1], "mode": 1}),
+            "'mode' must be \"sync\" or \"async\"; 'calls[0]' must be an object; this is a number",
+        ),
+    ] {
+        let response = post_batch(&daemon, &body.to_string());
+        assert_eq!(response.status, 400, "{body}: {response:?}");
+        assert_eq!(response.json()["error"]["message"], message, "{body}");
+    }
+
+    let response = curl(&daemon, &[], "/v1/agent-tools?dialect=zzz");
+    let message = response.json()["error"]["message"].take();
+    let expected = "'dialect' is \"zzz\"; it must be empty for the tools of jig.v1, or one of ";
+    assert!(message.as_str().unwrap().starts_with(expected), "{message}");
 }
