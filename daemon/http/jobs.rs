@@ -1,19 +1,20 @@
 //! Jobs of batches: `GET /v1/jobs/{id}`, and `GET /v1/jobs/{id}/stream` as server-sent events.
 //!
-//! The events of a stream are `job` (its state, whenever it changes), and `stdout` and `stderr`. The
-//! id of each event has the offsets of both outputs after it. A client that reconnects sends the
-//! last id as `Last-Event-ID`, and the stream continues there.
+//! The events of a stream are `job` (whenever its state changes, and last its end), and `stdout` and
+//! `stderr`. The id of each event has the offsets of both outputs after it. A client that reconnects
+//! sends the last id as `Last-Event-ID`, and the stream continues there. After the last event of a
+//! job that has ended, the response is 204: browsers then no longer reconnect.
 
 use std::str::FromStr;
 
 use axum::{
     Json, Router,
     extract::State,
-    response::{Response, sse::Event},
+    response::{IntoResponse as _, Response, sse::Event},
     routing::get,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;
@@ -34,6 +35,9 @@ use crate::{
     daemon::pipeline::jobs::id::{as_uuid, is_uuid},
 };
 
+/// End of the id of the last event.
+const END_SUFFIX: &str = "-end";
+
 pub(super) fn routes() -> Router<HttpService> {
     Router::new().route("/v1/jobs/{id}", get(get_job)).route("/v1/jobs/{id}/stream", get(stream))
 }
@@ -41,7 +45,7 @@ pub(super) fn routes() -> Router<HttpService> {
 /// The query of both routes.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct JobQuery {
+struct JobRouteQuery {
     workspace: Option<String>,
 }
 
@@ -49,7 +53,7 @@ async fn get_job(
     State(grpc): State<HttpService>,
     caller: GrpcCaller,
     RestPath(job_id): RestPath<String>,
-    RestQuery(query): RestQuery<JobQuery>,
+    RestQuery(query): RestQuery<JobRouteQuery>,
 ) -> Result<Json<Value>, RestError> {
     let mut client = JobServiceClient::with_origin(grpc, caller.origin.clone())
         .max_decoding_message_size(usize::MAX);
@@ -65,73 +69,86 @@ async fn stream(
     State(grpc): State<HttpService>,
     caller: GrpcCaller,
     RestPath(job_id): RestPath<String>,
-    RestQuery(query): RestQuery<JobQuery>,
+    RestQuery(query): RestQuery<JobRouteQuery>,
     headers: HeaderMap,
 ) -> Result<Response, RestError> {
-    let mut offsets: OutputOffsets =
-        last_event_id(&headers, "0-0")?.unwrap_or_default();
+    let mut position: StreamPosition = last_event_id(&headers, "0-0")?.unwrap_or_default();
     let has_uuids = is_uuid(&job_id);
     let mut request = caller.request(WatchJobRequest {
         job_id,
-        stdout_offset: offsets.stdout,
-        stderr_offset: offsets.stderr,
+        stdout_offset: position.stdout,
+        stderr_offset: position.stderr,
         ..WatchJobRequest::default()
     });
     set_workspace(&mut request, query.workspace)?;
     let mut client = JobServiceClient::with_origin(grpc, caller.origin.clone())
         .max_decoding_message_size(usize::MAX);
     let responses = client.watch_job(request).await?.into_inner();
+    if position.has_end {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
 
-    let event = move |response| event(response, &mut offsets, has_uuids);
+    let event = move |response| event(response, &mut position, has_uuids);
     Ok(event_stream(responses.filter_map(event)))
 }
 
-/// How many bytes of each output a client has.
+/// What a client has of a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct OutputOffsets {
+struct StreamPosition {
+    /// Bytes of each output.
     stdout: u64,
     stderr: u64,
+    /// Whether the client has the end of the job.
+    has_end: bool,
 }
 
-impl FromStr for OutputOffsets {
+impl FromStr for StreamPosition {
     type Err = ();
 
     fn from_str(id: &str) -> Result<Self, ()> {
-        let (stdout, stderr) = id.split_once('-').ok_or(())?;
+        let (offsets, has_end) = match id.strip_suffix(END_SUFFIX) {
+            Some(offsets) => (offsets, true),
+            None => (id, false),
+        };
+        let (stdout, stderr) = offsets.split_once('-').ok_or(())?;
         let offset = |text: &str| text.parse().map_err(|_| ());
-        Ok(Self { stdout: offset(stdout)?, stderr: offset(stderr)? })
+        Ok(Self { stdout: offset(stdout)?, stderr: offset(stderr)?, has_end })
     }
 }
 
-impl OutputOffsets {
+impl StreamPosition {
     fn to_id(self) -> String {
-        format!("{}-{}", self.stdout, self.stderr)
+        let end = if self.has_end { END_SUFFIX } else { "" };
+        format!("{}-{}{end}", self.stdout, self.stderr)
     }
 }
 
 /// An event of the stream; `None` for a keep-alive of the contract.
 fn event(
     response: Result<WatchJobResponse, Status>,
-    offsets: &mut OutputOffsets,
+    position: &mut StreamPosition,
     has_uuids: bool,
 ) -> Option<Event> {
     let (name, data) = match response.map(|response| response.event) {
-        Ok(Some(JobEvent::Job(job))) => match job_json(job, has_uuids) {
-            Ok(job) => ("job", job),
-            Err(error) => ("error", error.to_json()),
-        },
+        Ok(Some(JobEvent::Job(job))) => {
+            position.has_end = job.end_time.is_some();
+            match job_json(job, has_uuids) {
+                Ok(job) => ("job", job),
+                Err(error) => ("error", error.to_json()),
+            }
+        }
         Ok(Some(JobEvent::Stdout(output))) => {
-            offsets.stdout = output.offset + output.data.len() as u64;
+            position.stdout = output.offset + output.data.len() as u64;
             ("stdout", output_json(&output))
         }
         Ok(Some(JobEvent::Stderr(output))) => {
-            offsets.stderr = output.offset + output.data.len() as u64;
+            position.stderr = output.offset + output.data.len() as u64;
             ("stderr", output_json(&output))
         }
         Ok(Some(JobEvent::KeepAlive(_)) | None) => return None,
         Err(status) => ("error", RestError::from(status).to_json()),
     };
-    Some(Event::default().event(name).id(offsets.to_id()).data(data.to_string()))
+    Some(Event::default().event(name).id(position.to_id()).data(data.to_string()))
 }
 
 /// Output as text, or as Base64 if it is not UTF-8.

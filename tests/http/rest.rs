@@ -22,7 +22,12 @@ fn submit_command(daemon: &Daemon, command: &str) -> String {
     response["results"][0]["job_id"].as_str().unwrap().to_owned()
 }
 
-/// The data of the events of a stream, by name.
+/// The id of the last event of a stream.
+fn last_id(body: &str) -> String {
+    body.lines().rev().find_map(|line| line.strip_prefix("id: ")).unwrap().to_owned()
+}
+
+/// The events of a stream: their names and data.
 fn events(body: &str) -> Vec<(String, Json)> {
     let events = body.split("\n\n").filter(|event| !event.is_empty());
     let field = |event: &str, name: &str| {
@@ -159,4 +164,30 @@ async fn body_of_a_batch_is_that_of_the_document() {
     let message = response.json()["error"]["message"].take();
     let expected = "'dialect' is \"zzz\"; it must be empty for the tools of jig.v1, or one of ";
     assert!(message.as_str().unwrap().starts_with(expected), "{message}");
+}
+
+#[tokio::test]
+async fn stream_of_an_ended_job_begins_with_the_job_and_ends_for_good() {
+    let daemon = Daemon::start().await;
+    let job = submit_command(&daemon, "echo hi; echo oh >&2");
+    let path = format!("/v1/jobs/{job}/stream");
+    // The first stream waits for the end.
+    curl(&daemon, &[], &path);
+
+    let stream = curl(&daemon, &[], &path).body;
+    let events = events(&stream);
+    let names: Vec<_> = events.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["job", "stdout", "stderr", "job"], "{stream}");
+    for (_, data) in events.iter().filter(|(name, _)| name == "job") {
+        assert_eq!(data["state"], "JOB_STATE_SUCCEEDED", "{stream}");
+    }
+
+    let id = last_id(&stream);
+    assert_eq!(id, "3-3-end");
+    let again = curl(&daemon, &["-H", &format!("last-event-id: {id}")], &path);
+    assert_eq!((again.status, &*again.body), (204, ""));
+    let unknown = "/v1/jobs/01a20dc0-ced5-7000-8000-000000000000/stream";
+    assert_eq!(curl(&daemon, &["-H", &format!("last-event-id: {id}")], unknown).status, 404);
+    let cut = curl(&daemon, &["-H", "last-event-id: 3-3"], &path);
+    assert_eq!((cut.status, last_id(&cut.body)), (200, id));
 }
