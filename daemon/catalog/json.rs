@@ -294,11 +294,21 @@ impl JsonMessageReader {
         value: &Json,
         path: &str,
     ) -> Option<Value> {
+        if let (Kind::Bytes, Json::String(_)) = (kind, value) {
+            self.report(path, "is no valid base64".to_owned());
+            return None;
+        }
         let Some((min, max)) = integer_range(kind, field_spec) else {
             return self.report_type_mismatch(path, expected_type(kind), value);
         };
         let expected = format!("a whole number from {min} to {max}");
-        let Json::Number(number) = value else {
+        // Numbers may be given as strings.
+        let number = match value {
+            Json::Number(number) => Some(number.clone()),
+            Json::String(text) => parse_number(text),
+            _ => None,
+        };
+        let Some(number) = number else {
             return self.report_type_mismatch(path, &expected, value);
         };
         self.report(path, format!("is {number}; it must be {expected}"));

@@ -129,7 +129,7 @@ impl WaysIn {
                 return self.grpc.clone().oneshot(request).await;
             }
             Some(GrpcVariant::Grpc) => {
-                return Ok(empty_response(StatusCode::HTTP_VERSION_NOT_SUPPORTED));
+                return Ok(grpc_needs_http_2().into_response().map(Body::new));
             }
             Some(GrpcVariant::GrpcWeb) => return self.grpc_web.clone().oneshot(request).await,
             None => {}
@@ -154,8 +154,11 @@ impl WaysIn {
     }
 }
 
-fn empty_response(status: StatusCode) -> Response<Body> {
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = status;
-    response
+fn grpc_needs_http_2() -> RestError {
+    let text = "gRPC needs HTTP/2. Over HTTP/1.1, send application/json to the same path";
+    RestError::new(
+        StatusCode::HTTP_VERSION_NOT_SUPPORTED,
+        "HTTP_VERSION_NOT_SUPPORTED",
+        text,
+    )
 }

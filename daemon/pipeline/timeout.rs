@@ -70,7 +70,7 @@ pub(super) async fn await_with_timeout<T: Tool>(
 /// The error of a stream at the deadline of its caller.
 pub(crate) fn stream_deadline_error(method: &str) -> Error {
     let text = format!(
-        "the deadline of the call (grpc-timeout) ended the stream {method}: open it again, or set a longer deadline"
+        "the deadline of the call (grpc-timeout or connect-timeout-ms) ended the stream {method}: open it again, or set a longer deadline"
     );
     Error::new(Reason::Timeout, text)
 }

@@ -83,7 +83,7 @@ where
 /// The error of a call whose deadline had passed before it was decoded.
 fn already_passed_error(method: &str) -> Error {
     let text = format!(
-        "the deadline of the call (grpc-timeout) had passed when {method} received it, and nothing was started: set a longer deadline"
+        "the deadline of the call (grpc-timeout or connect-timeout-ms) had passed when {method} received it, and nothing was started: set a longer deadline"
     );
     Error::new(Reason::Timeout, text)
 }
@@ -91,7 +91,7 @@ fn already_passed_error(method: &str) -> Error {
 /// The error of a call at its deadline.
 fn deadline_error(method: &str) -> Error {
     let text = format!(
-        "the deadline of the call (grpc-timeout) passed before {method} ended: set a longer deadline. If the call changes something, check what it changed before you repeat it"
+        "the deadline of the call (grpc-timeout or connect-timeout-ms) passed before {method} ended: set a longer deadline. If the call changes something, check what it changed before you repeat it"
     );
     Error::new(Reason::Timeout, text)
 }
