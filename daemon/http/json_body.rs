@@ -14,6 +14,7 @@ use serde_json::{Map, Value as Json};
 use super::{
     body_buffer::{BodyBuffer, BodyMemory},
     rest_error::RestError,
+    unique_json::read_unique_json,
 };
 use crate::{
     api,
@@ -63,7 +64,7 @@ impl<S: Send + Sync> FromRequest<S> for JsonObject {
         let memory = memory.ok_or_else(|| Error::internal("the caller of a body is unknown"));
         let BodyMemory { budget, caller } = memory.map_err(|error| RestError::from(&error))?;
         let body = BodyBuffer::new(&budget, &caller, MAX_BODY_BYTES).read(request.into_body());
-        match serde_json::from_slice(&body.await?.data) {
+        match read_unique_json(&body.await?.data) {
             Ok(Json::Object(fields)) => Ok(Self(fields)),
             Ok(_) => Err(RestError::invalid("the body must be a JSON object", Map::new())),
             Err(error) => {

@@ -28,6 +28,7 @@ mod openapi;
 mod rest_error;
 mod rest_extract;
 mod session_events;
+mod unique_json;
 
 use std::{convert::Infallible, io, sync::Arc};
 

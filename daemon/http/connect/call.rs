@@ -9,6 +9,7 @@ use serde_json::{Map, Value as Json};
 use crate::daemon::{
     catalog::json::read_json_message,
     error::{Error, Reason},
+    http::unique_json::read_unique_json,
 };
 
 /// Flag and length in front of each message of gRPC, and of a Connect stream.
@@ -113,11 +114,17 @@ impl ConnectCall {
 
     /// Reads a message in JSON. Reports every field that does not fit.
     fn read_json(&self, json: &[u8]) -> Result<DynamicMessage, Error> {
-        let fields: Map<String, Json> = serde_json::from_slice(json).map_err(|error| {
-            let text = format!("the request is no JSON object: {error}; an empty one is {{}}");
-            Error::new(Reason::InvalidParams, text)
-        })?;
-        read_json_message(&self.method.input(), &fields).map_err(Error::invalid)
+        let problem = match read_unique_json(json) {
+            Ok(Json::Object(fields)) => return self.read_fields(&fields),
+            Ok(_) => String::new(),
+            Err(error) => format!(": {error}"),
+        };
+        let text = format!("the request is no JSON object{problem}; an empty one is {{}}");
+        Err(Error::new(Reason::InvalidParams, text))
+    }
+
+    fn read_fields(&self, fields: &Map<String, Json>) -> Result<DynamicMessage, Error> {
+        read_json_message(&self.method.input(), fields).map_err(Error::invalid)
     }
 }
 

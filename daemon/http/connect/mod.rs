@@ -85,7 +85,7 @@ impl ConnectProtocol {
             })?;
         }
         if request.method() != Method::POST {
-            return Err(wrong_http_method(request.method()));
+            return Err(wrong_http_method(method, request.method()));
         }
 
         let content =
@@ -164,11 +164,12 @@ fn grpc_timeout(value: &HeaderValue) -> Option<HeaderValue> {
 }
 
 /// The response to a request whose HTTP method its method does not take.
-fn wrong_http_method(given: &Method) -> NoCall {
-    let text = format!("the method takes POST, and this is {given}");
+fn wrong_http_method(method: &MethodDescriptor, given: &Method) -> NoCall {
+    let allowed = if may_get(method) { "GET, POST" } else { "POST" };
+    let text = format!("the method takes {allowed}, and this is {given}");
     let error = Error::new(Reason::InvalidParams, text);
     let mut response = rejection(StatusCode::METHOD_NOT_ALLOWED, &error);
-    response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     NoCall::Rejected(Box::new(response))
 }
 
