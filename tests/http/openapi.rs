@@ -40,6 +40,13 @@ async fn document_lists_every_path() {
             methods += 1;
         }
     }
+    for path in ["/mcp", "/mcp/{dialect}"] {
+        let operations = document["paths"][path].as_object().unwrap().values();
+        assert_eq!(operations.clone().count(), 3, "{path}");
+        for operation in operations {
+            assert!(operation["responses"]["default"].is_object(), "{path}: {operation}");
+        }
+    }
     let paths = document["paths"].as_object().unwrap();
     let others = paths.iter().filter(|(path, _)| !path.contains("jig.v1."));
     let others: Vec<_> = others.map(|(path, item)| (path.as_str(), item)).collect();
