@@ -17,6 +17,7 @@ use super::{
         envelope::{self, CallTiming, CommandExitInfo},
         job_submission::{JobSubmission, job_validation_cost},
         jobs::LiveOrEndedJob,
+        rejection::DialectRejection,
     },
     Invocation,
 };
@@ -166,6 +167,9 @@ impl Pipeline {
             return Ok(BatchCallWork::Direct(task));
         }
 
+        let record_params = dialect
+            .map(|dialect| dialect.redact_params(&name, params.as_ref().unwrap_or(&Map::new())));
+        let origin = InvokeOrigin { model_call_id: id, dialect_call: None, dialect };
         let submitted = match params {
             Ok(params) => {
                 let submission = JobSubmission {
@@ -175,7 +179,7 @@ impl Pipeline {
                     queue: batch.queue.clone(),
                     priority: 0,
                 };
-                let origin = InvokeOrigin { model_call_id: id, dialect_call: None, dialect: None };
+                let origin = InvokeOrigin { dialect: None, ..origin.clone() };
                 let context = CallContext {
                     invoke_origin: Some(Arc::new(origin)),
                     ..numbered_context(context, index)
@@ -190,18 +194,38 @@ impl Pipeline {
             // Nothing was started, so the whole batch can be repeated.
             Err(error) if is_batch_level_error(&error) && index == 0 => Err(error),
             Err(error) => {
-                let timing =
-                    CallTiming { tool: &name, started: started_at, ended: SystemTime::now() };
-                // Custom tools too: all errors of a batch have the codes of its dialect.
-                Ok(BatchCallWork::Rejected(envelope::build(
-                    &timing,
-                    dialect,
-                    &dialect_invocation,
-                    Err(error),
-                    &CommandExitInfo::default(),
-                )))
+                let context =
+                    CallContext { invoke_origin: Some(Arc::new(origin)), ..context.clone() };
+                let call = (dialect_invocation, record_params);
+                let rejected = self.reject_batch_call(&context, call, started_at, error).await;
+                Ok(BatchCallWork::Rejected(rejected))
             }
         }
+    }
+
+    /// Records and publishes a call that no job runs. Returns its result.
+    async fn reject_batch_call(
+        self: &Arc<Self>,
+        context: &CallContext,
+        (invocation, record_params): (DialectInvocation, Option<Value>),
+        started: SystemTime,
+        error: Error,
+    ) -> InvokeResponse {
+        let dialect = context.invoke_origin.as_ref().and_then(|origin| origin.dialect);
+        let tool = invocation.tool.as_str();
+        if let Some((dialect, record_params)) = dialect.zip(record_params) {
+            let duration = started.elapsed().unwrap_or_default();
+            let error = &error;
+            let rejection = DialectRejection { dialect, tool, record_params, duration, error };
+            self.record_dialect_rejection(context, rejection).await;
+        }
+
+        let timing = CallTiming { tool, started, ended: SystemTime::now() };
+        let exit_info = CommandExitInfo::default();
+        // Custom tools too: all errors of a batch have the codes of its dialect.
+        let response = envelope::build(&timing, dialect, &invocation, Err(error), &exit_info);
+        self.publish_result(context, dialect, &response);
+        response
     }
 
     /// Runs a call that changes nothing at once, without a job, until `until`.
