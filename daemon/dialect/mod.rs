@@ -42,16 +42,14 @@ pub(crate) const DIALECTS: [&Dialect; 7] = [
 
 /// Finds a dialect by name.
 pub(crate) fn find(name: &str) -> Result<&'static Dialect, Error> {
-    DIALECTS.into_iter()
-        .find(|dialect| dialect.name == name)
-        .ok_or_else(|| {
-            let known: Vec<_> = DIALECTS.iter().map(|dialect| dialect.name).collect();
-            let text = format!(
-                "is {name:?}; it must be empty for the tools of jig.v1, or one of {}",
-                known.join(", ")
-            );
-            Error::invalid_field("dialect", text)
-        })
+    DIALECTS.into_iter().find(|dialect| dialect.name == name).ok_or_else(|| {
+        let known: Vec<_> = DIALECTS.iter().map(|dialect| dialect.name).collect();
+        let text = format!(
+            "is {name:?}; it must be empty for the tools of jig.v1, or one of {}",
+            known.join(", ")
+        );
+        Error::invalid_field("dialect", text)
+    })
 }
 
 pub(crate) fn all() -> impl Iterator<Item = &'static Dialect> {

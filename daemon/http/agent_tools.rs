@@ -102,8 +102,7 @@ fn parse_batch(
         }
         None => true,
     });
-    let request: InvokeBatchRequest =
-        read_request("jig.v1.InvokeBatchRequest", &body, violations)?;
+    let request: InvokeBatchRequest = read_request("jig.v1.InvokeBatchRequest", &body, violations)?;
     Ok(InvokeBatchRequest { dialect, ..request })
 }
 
@@ -112,6 +111,9 @@ fn body_field_problem(name: &str, value: &Value) -> Option<String> {
     match (name, value) {
         ("calls" | "queue", _) | ("mode" | "wait_ms", Value::Null) => None,
         ("mode", Value::String(mode)) if mode == "sync" || mode == "async" => None,
+        ("mode", Value::String(_) | Value::Number(_)) => {
+            Some(format!("is {value}; it must be \"sync\" or \"async\""))
+        }
         ("mode", _) => Some("must be \"sync\" or \"async\"".to_owned()),
         ("wait_ms", Value::Number(_)) => None,
         ("wait_ms", _) => Some("must be a number of milliseconds".to_owned()),

@@ -31,7 +31,8 @@ pub(super) fn last_event_id<T: FromStr>(
         return Ok(None);
     };
     id.to_str().ok().and_then(|id| id.parse().ok()).map(Some).ok_or_else(|| {
-        let text = format!("'last-event-id' must be the id of an event of this stream, such as {form}");
+        let text =
+            format!("'last-event-id' must be the id of an event of this stream, such as {form}");
         RestError::invalid(text, Map::new())
     })
 }

@@ -157,9 +157,5 @@ impl WaysIn {
 
 fn grpc_needs_http_2() -> RestError {
     let text = "gRPC needs HTTP/2. Over HTTP/1.1, send application/json to the same path";
-    RestError::new(
-        StatusCode::HTTP_VERSION_NOT_SUPPORTED,
-        "HTTP_VERSION_NOT_SUPPORTED",
-        text,
-    )
+    RestError::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "HTTP_VERSION_NOT_SUPPORTED", text)
 }

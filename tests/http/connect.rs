@@ -281,3 +281,37 @@ async fn large_bodies_are_translated_or_rejected() {
     let rejected: Json = serde_json::from_slice(&rejected).unwrap();
     assert!(rejected["code"].is_string(), "{rejected}");
 }
+
+#[tokio::test]
+async fn rejection_names_the_methods_of_http() {
+    let daemon = Daemon::start().await;
+    for (path, allowed) in
+        [("/jig.v1.DaemonService/GetInfo", "GET, POST"), ("/jig.v1.ToolService/Run", "POST")]
+    {
+        let response = curl(&daemon, &["--request", "PUT"], path);
+        assert_eq!((response.status, &*response.headers["allow"]), (405, allowed), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn texts_of_errors_name_what_the_client_sent() {
+    let daemon = Daemon::start().await;
+    let run = |body: &str, timeout: &str| {
+        let timeout = format!("connect-timeout-ms: {timeout}");
+        let json = "content-type: application/json";
+        let arguments = ["-H", json, "-H", &timeout, "-d", body];
+        curl(&daemon, &arguments, "/jig.v1.ToolService/Run")
+    };
+    for (body, timeout, text) in [
+        (r#"{"command": "true"}"#, "0", "connect-timeout-ms"),
+        (r#"{"command": "cat", "stdin": "!!"}"#, "60000", "is no valid base64"),
+        (
+            r#"{"command": "true", "maxOutputBytes": "99999999999999999999"}"#,
+            "60000",
+            "; it must be a whole number from 0 to ",
+        ),
+    ] {
+        let response = run(body, timeout);
+        assert!(response.status >= 400 && response.body.contains(text), "{text}: {response:?}");
+    }
+}

@@ -33,7 +33,9 @@ async fn probes_follow_health() {
 async fn http_1_is_no_grpc() {
     let daemon = Daemon::start().await;
     let arguments = ["-H", "content-type: application/grpc", "--data-binary", "x"];
-    assert_eq!(curl(&daemon, &arguments, "/jig.v1.ToolService/Run").status, 505);
+    let response = curl(&daemon, &arguments, "/jig.v1.ToolService/Run");
+    assert_eq!(response.status, 505);
+    assert!(response.body.contains("gRPC needs HTTP/2"), "{response:?}");
 }
 
 /// A POST request with JSON for the daemon's port, as a web page makes a browser send it.

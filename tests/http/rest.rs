@@ -106,7 +106,10 @@ async fn every_rejection_is_json() {
         assert_eq!(response.status, 400, "{path}: {response:?}");
         assert_eq!(response.headers["content-type"], "application/json", "{path}");
         let body = response.json();
-        assert_eq!((&body["ok"], &body["error"]["code"]), (&json!(false), &json!("VALIDATION_ERROR")));
+        assert_eq!(
+            (&body["ok"], &body["error"]["code"]),
+            (&json!(false), &json!("VALIDATION_ERROR"))
+        );
     }
 
     let response = curl(&daemon, &[], "/v1/agent-tools?dialekt=claude");
@@ -117,7 +120,8 @@ async fn every_rejection_is_json() {
 #[tokio::test]
 async fn query_names_the_workspace() {
     let workspace = tempfile::tempdir().unwrap();
-    let table = format!("name = \"a\"\n[[workspaces]]\nname = \"b\"\npath = {:?}\n", workspace.path());
+    let table =
+        format!("name = \"a\"\n[[workspaces]]\nname = \"b\"\npath = {:?}\n", workspace.path());
     let daemon = Setup::new().workspace_table(&table).start().await;
     let arguments = ["-H", "content-type: application/json", "-d", &command_batch("pwd", "async")];
     let response = curl(&daemon, &arguments, &format!("{BATCH}?workspace=b")).json();
@@ -141,8 +145,9 @@ async fn body_of_a_batch_is_that_of_the_document() {
         body
     };
     for (body, message) in [
-        (body("mode", json!("weird")), "'mode' must be \"sync\" or \"async\""),
-        (body("mode", json!(1)), "'mode' must be \"sync\" or \"async\""),
+        (body("mode", json!("weird")), "'mode' is \"weird\"; it must be \"sync\" or \"async\""),
+        (body("mode", json!(1)), "'mode' is 1; it must be \"sync\" or \"async\""),
+        (body("mode", json!([])), "'mode' must be \"sync\" or \"async\""),
         (body("wait_ms", json!("100")), "'wait_ms' must be a number of milliseconds"),
         (body("calls", json!([])), "'calls' is required, with 1 to 20 elements"),
         (body("dialect", json!("claude")), "'dialect' is no field: give the query ?dialect=NAME"),
@@ -152,7 +157,7 @@ async fn body_of_a_batch_is_that_of_the_document() {
         ),
         (
             json!({"calls": [1], "mode": 1}),
-            "'mode' must be \"sync\" or \"async\"; 'calls[0]' must be an object; this is a number",
+            "'mode' is 1; it must be \"sync\" or \"async\"; 'calls[0]' must be an object; this is a number",
         ),
     ] {
         let response = post_batch(&daemon, &body.to_string());
@@ -167,7 +172,7 @@ async fn body_of_a_batch_is_that_of_the_document() {
 }
 
 #[tokio::test]
-async fn stream_of_an_ended_job_begins_with_the_job_and_ends_for_good() {
+async fn stream_of_an_ended_job_ends_for_good() {
     let daemon = Daemon::start().await;
     let job = submit_command(&daemon, "echo hi; echo oh >&2");
     let path = format!("/v1/jobs/{job}/stream");
@@ -177,7 +182,7 @@ async fn stream_of_an_ended_job_begins_with_the_job_and_ends_for_good() {
     let stream = curl(&daemon, &[], &path).body;
     let events = events(&stream);
     let names: Vec<_> = events.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names, ["job", "stdout", "stderr", "job"], "{stream}");
+    assert_eq!(names, ["stdout", "stderr", "job"], "{stream}");
     for (_, data) in events.iter().filter(|(name, _)| name == "job") {
         assert_eq!(data["state"], "JOB_STATE_SUCCEEDED", "{stream}");
     }
@@ -190,4 +195,24 @@ async fn stream_of_an_ended_job_begins_with_the_job_and_ends_for_good() {
     assert_eq!(curl(&daemon, &["-H", &format!("last-event-id: {id}")], unknown).status, 404);
     let cut = curl(&daemon, &["-H", "last-event-id: 3-3"], &path);
     assert_eq!((cut.status, last_id(&cut.body)), (200, id));
+}
+
+#[tokio::test]
+async fn json_with_a_key_given_twice_is_refused() {
+    let daemon = Daemon::start().await;
+    let twice = r#"{"command": "touch one", "command": "touch two"}"#;
+    let env = r#"{"command": "true", "env": {"A": "1", "A": "2"}}"#;
+    let call = format!(r#"{{"call_id": "a", "name": "tool_exec", "arguments": {twice}}}"#);
+    let batch = format!(r#"{{"calls": [{call}]}}"#);
+    for (path, body, key) in [
+        ("/jig.v1.ToolService/Run", twice, "command"),
+        ("/jig.v1.ToolService/Run", env, "A"),
+        (BATCH, &batch, "command"),
+    ] {
+        let response = curl(&daemon, &["-H", "content-type: application/json", "-d", body], path);
+        assert_eq!(response.status, 400, "{response:?}");
+        let text = format!("the key \\\"{key}\\\" is given twice");
+        assert!(response.body.contains(&text), "{response:?}");
+    }
+    assert!(!daemon.file("one").exists() && !daemon.file("two").exists());
 }

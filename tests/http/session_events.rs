@@ -271,9 +271,12 @@ struct OpenStream {
 
 impl OpenStream {
     fn new(daemon: &Daemon, arguments: &[&str], path: &str) -> Self {
-        let mut command = curl_command(daemon, &[&["--max-time", "60"], arguments].concat(), path);
+        let arguments = [&["--include", "--max-time", "60"], arguments].concat();
+        let mut command = curl_command(daemon, &arguments, path);
         let mut curl = command.stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(curl.stdout.take().unwrap()).lines();
+        let mut lines = BufReader::new(curl.stdout.take().unwrap()).lines();
+        // With its headers, the response has begun.
+        while lines.next().unwrap().unwrap() != "" {}
         Self { curl, lines }
     }
 
@@ -337,7 +340,8 @@ async fn c15_typed_calls_have_a_result_without_content() {
     let daemon = listening().start().await;
     let mut socket = connect(&daemon, EVENTS, |_| ()).await.unwrap();
     let mut tools = daemon.tools();
-    tools.run(RunRequest { command: "exit 3".to_owned(), ..RunRequest::default() }).await.unwrap();
+    let command = Some("exit 3".to_owned());
+    tools.run(RunRequest { command, ..RunRequest::default() }).await.unwrap();
     let call = next_of_type(&mut socket, "agent:tool_use").await;
     let result = next_of_type(&mut socket, "agent:tool_result").await;
     let payload = json!({
@@ -347,4 +351,24 @@ async fn c15_typed_calls_have_a_result_without_content() {
         "absence": "RESULT_ABSENCE_TYPED",
     });
     assert_eq!(result["payload"], payload);
+}
+
+#[tokio::test]
+async fn a11_rejected_calls_of_a_batch_have_events() {
+    let daemon = Daemon::start().await;
+    let body = json!({"calls": [{"call_id": "a", "name": "fake_tool", "arguments": {"x": 1}}]});
+    let arguments = ["-H", "content-type: application/json", "-d", &body.to_string()];
+    let response = curl(&daemon, &arguments, "/v1/agent-tools/invoke-batch").json();
+    assert_eq!(response["results"][0]["error"]["code"], "UNKNOWN_TOOL");
+
+    let body = curl(&daemon, &[], &format!("{EVENTS}?follow=false")).body;
+    let data = body.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<Json> = data.map(|data| serde_json::from_str(data).unwrap()).collect();
+    let types: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["agent:tool_use", "tool_call_finished", "agent:tool_result"], "{body}");
+    let call = &events[0]["payload"];
+    assert_eq!((&call["id"], &call["name"]), (&json!("a"), &json!("fake_tool")));
+    assert_eq!(events[1]["payload"]["error_type"], "unknown_tool");
+    let result = &events[2]["payload"];
+    assert_eq!((&result["tool_use_id"], &result["is_error"]), (&json!("a"), &json!(true)));
 }

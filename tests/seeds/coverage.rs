@@ -36,7 +36,7 @@ async fn every_tool_has_enough_scenarios() {
     let fixture = Fixture::new(DaemonVariant::Web).await;
     let refusal = try_invoke(fixture.daemon(), call("zulu", "x", json!({}))).await;
     let message = refusal.unwrap_err().message;
-    let (_, dialects) = message.split_once("use one of ").unwrap();
+    let (_, dialects) = message.split_once("or one of ").unwrap();
 
     for dialect in DOCUMENTS.map(dialect_of) {
         assert!(dialects.contains(dialect), "{message}");

@@ -127,8 +127,7 @@ impl InvokeService for InvokeServiceHandler {
             let _abandon = call.is_none().then(|| abandoned.clone().drop_guard());
             let pipeline = Arc::clone(&self.0);
             let work = async move |is_unfinished: bool| {
-                let results =
-                    pipeline.run_batch(context, batch, is_unfinished, &abandoned).await?;
+                let results = pipeline.run_batch(context, batch, is_unfinished, &abandoned).await?;
                 results::render_response(results, options)
             };
             // Detached: a client that disconnects must not leave a batch half submitted.

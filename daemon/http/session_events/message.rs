@@ -156,9 +156,9 @@ fn result_gap_message(results: u64) -> EventMessage {
 /// The payload of the result that no item of the contract has.
 fn absent_result_payload(event: &Event, absence: ResultAbsence) -> Value {
     let status = event.record.as_ref().and_then(|record| record.fields.get("status"));
-    let is_error = status.is_some_and(|status| {
-        matches!(&status.kind, Some(Kind::StringValue(status)) if status == "error")
-    });
+    let is_error = status.is_some_and(
+        |status| matches!(&status.kind, Some(Kind::StringValue(status)) if status == "error"),
+    );
     result_payload(CallResult {
         request_id: event.request_id.clone(),
         is_error,
