@@ -26,6 +26,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR", env = "JIG_HEALTH_LISTEN")]
     pub(crate) health_listen: Option<String>,
 
+    /// Address for metrics alone, in plaintext and without keys: GET /metrics in the text format of
+    /// Prometheus. Other machines may reach it
+    #[arg(long, value_name = "ADDR", env = "JIG_METRICS_LISTEN")]
+    pub(crate) metrics_listen: Option<String>,
+
     /// PEM file with the certificate of the TCP listeners, followed by its intermediates. They then
     /// speak TLS 1.2 and 1.3. The daemon reads the files of TLS again when they change
     #[arg(long, value_name = "FILE", env = "JIG_TLS_CERT")]
@@ -165,6 +170,7 @@ impl Args {
             &mut self.log,
             &mut self.log_level,
             &mut self.health_listen,
+            &mut self.metrics_listen,
             &mut self.max_connection_age,
             &mut self.max_connection_age_grace,
             &mut self.shutdown_delay,

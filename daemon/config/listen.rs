@@ -35,6 +35,8 @@ pub(crate) enum ListenerProtocol {
     AgentSandboxRest,
     /// Health checks alone.
     Health,
+    /// Metrics for Prometheus alone.
+    Metrics,
 }
 
 /// A listener to bind.
@@ -145,7 +147,7 @@ impl RemoteAccess {
         let ListenerConfig { address, protocol, tls } = listener;
         let tls_settings = match protocol {
             _ if address.is_local() => return problems,
-            ListenerProtocol::Health => return problems,
+            ListenerProtocol::Health | ListenerProtocol::Metrics => return problems,
             ListenerProtocol::Jig => "--tls-cert and --tls-key",
             ListenerProtocol::AgentSandboxGrpc | ListenerProtocol::AgentSandboxRest => {
                 "agent_sandbox.tls_cert and tls_key"
@@ -174,6 +176,7 @@ impl ListenerProtocol {
             Self::AgentSandboxGrpc => "agent_sandbox.grpc_listen",
             Self::AgentSandboxRest => "agent_sandbox.rest_listen",
             Self::Health => "--health-listen",
+            Self::Metrics => "--metrics-listen",
         }
     }
 }

@@ -82,6 +82,7 @@ struct Exposure {
     listeners: Vec<ListenerConfig>,
     agent_sandbox_metadata: BTreeMap<String, String>,
     health_listener: Option<ListenAddr>,
+    metrics_listener: Option<ListenAddr>,
     tls: Option<TlsFiles>,
     remote_access: RemoteAccess,
     key_file: Option<PathBuf>,
@@ -103,6 +104,7 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
     let config = Config {
         listeners: exposure.listeners,
         health_listener: exposure.health_listener,
+        metrics_listener: exposure.metrics_listener,
         connection_age,
         tls: exposure.tls,
         remote_access: exposure.remote_access,
@@ -178,16 +180,21 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
         table.map(|table| parse_agent_sandbox(table, remote_access, problems)).unwrap_or_default();
     listeners.extend(agent_sandbox);
     check_tls_files(&listeners, tls.as_ref(), has_keys, problems);
-    let health_listener = parse_health_listener(args, file, problems);
+    let health = args.health_listen.take().or(file.health_listen.take());
+    let health_listener = parse_open_listener(ListenerProtocol::Health, health, problems);
+    let metrics = args.metrics_listen.take().or(file.metrics_listen.take());
+    let metrics_listener = parse_open_listener(ListenerProtocol::Metrics, metrics, problems);
 
     let state_dir =
         args.state_dir.take().or(file.state_dir.take()).unwrap_or_else(default_state_dir);
     let tls_files = listeners.iter().filter_map(|listener| listener.tls.as_ref()).chain(&tls);
-    let health = health_listener.iter().map(|address| (address, ListenerProtocol::Health));
+    let probes = health_listener.iter().map(|address| (address, ListenerProtocol::Health));
+    let metrics = metrics_listener.iter().map(|address| (address, ListenerProtocol::Metrics));
     let addresses: Vec<_> = listeners
         .iter()
         .map(|listener| (&listener.address, listener.protocol))
-        .chain(health)
+        .chain(probes)
+        .chain(metrics)
         .map(|(address, protocol)| (address, protocol.setting()))
         .collect();
     let files = CredentialFile::all(key_file.as_deref(), args.config.as_deref(), tls_files);
@@ -211,6 +218,7 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
         listeners,
         agent_sandbox_metadata,
         health_listener,
+        metrics_listener,
         tls,
         remote_access,
         key_file,
@@ -262,14 +270,14 @@ fn merge_tls(
     paths.complete(|part| format!("--tls-{part}"), problems)
 }
 
-/// Checks the address for health checks. It needs neither keys nor TLS: nothing else is served there.
-fn parse_health_listener(
-    args: &mut Args,
-    file: &mut ConfigFile,
+/// Checks the address for health checks or metrics. It needs neither keys nor TLS: nothing else is
+/// served there.
+fn parse_open_listener(
+    protocol: ListenerProtocol,
+    text: Option<String>,
     problems: &mut Vec<String>,
 ) -> Option<ListenAddr> {
-    let text = args.health_listen.take().or(file.health_listen.take())?;
-    let address = ListenAddr::parse("--health-listen", &text);
+    let address = ListenAddr::parse(protocol.setting(), &text?);
     address.map_err(|problem| problems.push(problem)).ok()
 }
 

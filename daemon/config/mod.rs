@@ -81,6 +81,8 @@ pub(crate) struct Config {
     pub(crate) listeners: Vec<ListenerConfig>,
     /// Address for health checks alone.
     pub(crate) health_listener: Option<ListenAddr>,
+    /// Address for metrics alone.
+    pub(crate) metrics_listener: Option<ListenAddr>,
     pub(crate) connection_age: ConnectionAge,
     /// TLS of TCP listeners that are not in `listeners`: inherited ones.
     pub(crate) tls: Option<TlsFiles>,

@@ -24,7 +24,9 @@ use tonic::body::Body;
 use tower::ServiceExt as _;
 
 use super::connection::ServerConnection;
-use crate::daemon::{config::lifetimes::ConnectionAge, http::HttpService, task};
+use crate::daemon::{
+    config::lifetimes::ConnectionAge, http::HttpService, task, telemetry::metrics::Metrics,
+};
 
 /// Concurrent calls on one connection. hyper's default is 200.
 const MAX_STREAMS_PER_CONNECTION: u32 = 1024;
@@ -61,13 +63,22 @@ pub(super) struct ConnectionServer {
     service: HttpService,
     builder: Builder<TokioExecutor>,
     age: ConnectionAge,
+    metrics: Metrics,
+    /// What the listener serves, in metrics.
+    label: &'static str,
     connections: TaskTracker,
     /// Cancelled when connections must close as soon as their calls have ended.
     close: CancellationToken,
 }
 
 impl ConnectionServer {
-    pub(super) fn new(service: HttpService, age: ConnectionAge) -> Self {
+    /// A server whose connections have `label` in metrics.
+    pub(super) fn new(
+        service: HttpService,
+        age: ConnectionAge,
+        metrics: Metrics,
+        label: &'static str,
+    ) -> Self {
         let mut builder = Builder::new(TokioExecutor::new());
         builder
             .http1()
@@ -86,12 +97,12 @@ impl ConnectionServer {
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
             .max_local_error_reset_streams(MAX_LOCAL_RESETS);
         let (connections, close) = (TaskTracker::new(), CancellationToken::new());
-        Self { service, builder, age, connections, close }
+        Self { service, builder, age, metrics, label, connections, close }
     }
 
     /// A server with another service, whose connections close together with those of this one.
-    pub(super) fn with_service(&self, service: HttpService) -> Self {
-        Self { service, ..self.clone() }
+    pub(super) fn with_service(&self, service: HttpService, label: &'static str) -> Self {
+        Self { service, label, ..self.clone() }
     }
 
     /// Serves one connection in a task of its own.
@@ -112,6 +123,7 @@ impl ConnectionServer {
     }
 
     async fn serve(&self, mut connection: ServerConnection) {
+        let _open = self.metrics.open_connection(self.label);
         let max_age = self.age.max.map(with_jitter);
         if let (Some(max_age), Some(grace)) = (max_age, self.age.grace) {
             connection.cut_after(max_age + grace);

@@ -48,8 +48,8 @@ pub(crate) struct Listeners {
     unix: Vec<BoundUnix>,
     /// The TLS credentials of all listeners, each once.
     tls: Vec<Arc<ListenerTls>>,
-    /// The listener for health checks alone.
-    health: Option<Box<Self>>,
+    /// The listeners for health checks and metrics, which stay open longest.
+    monitoring: Option<Box<Self>>,
 }
 
 #[derive(Debug)]
@@ -97,10 +97,13 @@ impl Listeners {
             let tls = listeners.load_tls(configured.tls.as_ref())?;
             listeners.add(&configured.address, configured.protocol, tls)?;
         }
-        if let Some(address) = &config.health_listener {
-            let mut health = Box::<Self>::default();
-            health.add(address, ListenerProtocol::Health, None)?;
-            listeners.health = Some(health);
+        for (address, protocol) in [
+            (&config.health_listener, ListenerProtocol::Health),
+            (&config.metrics_listener, ListenerProtocol::Metrics),
+        ] {
+            if let Some(address) = address {
+                listeners.monitoring.get_or_insert_default().add(address, protocol, None)?;
+            }
         }
         Ok(listeners)
     }
@@ -126,9 +129,9 @@ impl Listeners {
         Ok(())
     }
 
-    /// Removes the listener for health checks alone, which has a service of its own.
-    pub(super) fn take_health(&mut self) -> Option<Self> {
-        self.health.take().map(|health| *health)
+    /// Removes the listeners for health checks and metrics, which have services of their own.
+    pub(super) fn take_monitoring(&mut self) -> Self {
+        self.monitoring.take().map(|monitoring| *monitoring).unwrap_or_default()
     }
 
     /// Binds one Unix socket, for an embedded daemon.
@@ -189,22 +192,28 @@ impl Listeners {
 
     /// The bound addresses, with the actual port in place of 0, and what they serve.
     pub(super) fn addresses(&self) -> Vec<String> {
+        self.bound_addresses().map(|(protocol, address)| describe(&address, protocol)).collect()
+    }
+
+    /// The bound addresses that serve `protocol`.
+    pub(super) fn addresses_of(&self, protocol: ListenerProtocol) -> Vec<String> {
+        let matching = self.bound_addresses().filter(|(served, _)| *served == protocol);
+        matching.map(|(_, address)| address).collect()
+    }
+
+    fn bound_addresses(&self) -> impl Iterator<Item = (ListenerProtocol, String)> {
         let tcp = self.tcp.iter().filter_map(|bound| {
-            let address = bound.listener.local_addr().ok()?;
-            Some(describe(&address.to_string(), bound.protocol))
+            Some((bound.protocol, bound.listener.local_addr().ok()?.to_string()))
         });
-        let unix = self
-            .unix
-            .iter()
-            .map(|bound| describe(&format!("unix:{}", bound.path.path.display()), bound.protocol));
-        tcp.chain(unix).collect()
+        let unix = self.unix.iter();
+        tcp.chain(unix.map(|bound| (bound.protocol, format!("unix:{}", bound.path.path.display()))))
     }
 
     /// The bound TCP ports.
     pub(crate) fn ports(&self) -> Vec<u16> {
         let addresses = self.tcp.iter().map(|bound| bound.listener.local_addr());
         let ports = addresses.flatten().map(|address| address.port());
-        ports.chain(self.health.iter().flat_map(|health| health.ports())).collect()
+        ports.chain(self.monitoring.iter().flat_map(|listeners| listeners.ports())).collect()
     }
 
     /// Accepts connections on all listeners until `stop`, for the server of each. Reports listeners
@@ -243,7 +252,9 @@ impl Listeners {
 /// An address as the daemon prints it.
 fn describe(address: &str, protocol: ListenerProtocol) -> String {
     match protocol {
-        ListenerProtocol::Jig | ListenerProtocol::Health => address.to_owned(),
+        ListenerProtocol::Jig | ListenerProtocol::Health | ListenerProtocol::Metrics => {
+            address.to_owned()
+        }
         ListenerProtocol::AgentSandboxGrpc => format!("{address} for agent-sandbox gRPC"),
         ListenerProtocol::AgentSandboxRest => format!("{address} for agent-sandbox REST"),
     }

@@ -24,6 +24,7 @@ mod health;
 mod health_listener;
 pub(crate) mod inherited_listeners;
 pub(crate) mod listener;
+mod metrics_listener;
 pub(crate) mod peer;
 mod revocation;
 pub(crate) mod tls;
@@ -51,6 +52,7 @@ use self::{
     health::{Health, HealthConditions},
     health_listener::health_only,
     listener::Listeners,
+    metrics_listener::metrics_only,
     trace::STANDARD_METHODS,
 };
 use crate::{
@@ -115,6 +117,31 @@ pub(crate) struct ServerContext {
     pub(crate) state_lost: Option<watch::Receiver<bool>>,
 }
 
+/// The addresses for health checks and for metrics.
+#[derive(Debug)]
+struct MonitoringAddresses {
+    health: Vec<String>,
+    metrics: Vec<String>,
+}
+
+impl MonitoringAddresses {
+    fn of(listeners: &Listeners) -> Self {
+        Self {
+            health: listeners.addresses_of(ListenerProtocol::Health),
+            metrics: listeners.addresses_of(ListenerProtocol::Metrics),
+        }
+    }
+
+    fn log(&self) {
+        if !self.health.is_empty() {
+            tracing::info!(addresses = ?self.health, "serving health checks");
+        }
+        if !self.metrics.is_empty() {
+            tracing::info!(addresses = ?self.metrics, "serving metrics");
+        }
+    }
+}
+
 /// The event that begins shutdown.
 #[derive(Debug)]
 pub(crate) enum ShutdownTrigger {
@@ -159,8 +186,8 @@ pub(crate) async fn serve(
     let health = Health::start(reporter, service_names(&methods), conditions).await;
 
     let addresses = listeners.addresses();
-    let health_listener = listeners.take_health();
-    let health_addresses = health_listener.as_ref().map(Listeners::addresses).unwrap_or_default();
+    let monitoring = listeners.take_monitoring();
+    let monitoring_addresses = MonitoringAddresses::of(&monitoring);
     let buffered = Arc::<ByteBudget>::default();
     let grpc_of = |methods, routes| grpc_service(&pipeline, methods, routes, &buffered);
     let health_grpc = grpc_of(HashSet::new(), Routes::new(health_service.clone()));
@@ -178,33 +205,38 @@ pub(crate) async fn serve(
     );
     let service = ways_in(grpc, &pipeline.catalog, check_caller, &buffered, &terminate)?;
     let guard = |service, reject| browser_guard::guard(service, http.clone(), reject);
-    let server = ConnectionServer::new(guard(service, rejection), connection_age);
-    let health_server = ConnectionServer::new(health_only(health_grpc), connection_age);
+    let metrics = pipeline.telemetry.metrics();
+    let server =
+        ConnectionServer::new(guard(service, rejection), connection_age, metrics.clone(), "jig");
+    let monitoring_server =
+        ConnectionServer::new(health_only(health_grpc), connection_age, metrics.clone(), "health");
     let server_of = |protocol| match protocol {
         ListenerProtocol::Jig => server.clone(),
         ListenerProtocol::AgentSandboxGrpc => {
-            server.with_service(guard(agent_sandbox.grpc.clone(), agent_sandbox::rejection))
+            let service = guard(agent_sandbox.grpc.clone(), agent_sandbox::rejection);
+            server.with_service(service, "agent_sandbox_grpc")
         }
         ListenerProtocol::AgentSandboxRest => {
-            server.with_service(guard(agent_sandbox.rest.clone(), agent_sandbox::rejection))
+            let service = guard(agent_sandbox.rest.clone(), agent_sandbox::rejection);
+            server.with_service(service, "agent_sandbox_rest")
         }
-        ListenerProtocol::Health => health_server.clone(),
+        ListenerProtocol::Health => monitoring_server.clone(),
+        ListenerProtocol::Metrics => {
+            let service = metrics_only(pipeline.telemetry.prometheus().cloned());
+            monitoring_server.with_service(service, "metrics")
+        }
     };
     // Connections stay open when the drain begins: clients continue to talk to their running
     // processes. The listeners accept no new ones, and the pipeline rejects new calls.
     listeners.accept(server_of, &health, &shutdown.draining_token());
-    // Probes see a daemon that drains.
-    if let Some(listener) = health_listener {
-        listener.accept(server_of, &health, &terminate);
-    }
+    // Probes and scrapers see a daemon that drains.
+    monitoring.accept(server_of, &health, &terminate);
 
     if announce {
-        print_addresses(&addresses, &health_addresses)?;
+        print_addresses(&addresses, &monitoring_addresses)?;
     }
     tracing::info!(addresses = ?addresses, "serving");
-    if !health_addresses.is_empty() {
-        tracing::info!(addresses = ?health_addresses, "serving health checks");
-    }
+    monitoring_addresses.log();
     if let Some(state_lost) = state_lost {
         spawn_state_watch(health.clone(), state_lost);
     }
@@ -225,7 +257,7 @@ pub(crate) async fn serve(
     // ends. End the streams too.
     shutdown.terminate();
     // The remaining connections deliver their last responses, or their clients keep them open.
-    let closed = async { tokio::join!(server.close(), health_server.close()) };
+    let closed = async { tokio::join!(server.close(), monitoring_server.close()) };
     if timeout(CONNECTION_CLOSE_TIMEOUT, closed).await.is_err() {
         tracing::warn!("closed connections that their clients kept open");
     }
@@ -302,14 +334,17 @@ fn routes(
         .add_service(DaemonServiceServer::new(info))
 }
 
-fn print_addresses(addresses: &[String], health_addresses: &[String]) -> io::Result<()> {
+fn print_addresses(addresses: &[String], monitoring: &MonitoringAddresses) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     for address in addresses {
         writeln!(stdout, "listening on {address}")?;
     }
     // Last: programs read the addresses for calls first.
-    for address in health_addresses {
+    for address in &monitoring.health {
         writeln!(stdout, "health checks on {address}")?;
+    }
+    for address in &monitoring.metrics {
+        writeln!(stdout, "metrics on {address}")?;
     }
     stdout.flush()
 }

@@ -28,6 +28,7 @@ use crate::daemon::{
     telemetry::{
         Telemetry,
         access_log::{AccessLogEntry, CallCompletion},
+        metrics::{ActiveGuard, Metrics, RpcMeasurement},
         semconv,
         spans::OtelSpan,
     },
@@ -46,7 +47,9 @@ pub(super) const STANDARD_METHODS: [&str; 4] = [
 #[derive(Debug, Clone)]
 pub(super) struct TraceLayer {
     telemetry: Telemetry,
-    methods: Arc<HashSet<String>>,
+    methods: Arc<HashSet<Arc<str>>>,
+    /// The method of all others.
+    other_method: Arc<str>,
 }
 
 #[derive(Debug, Clone)]
@@ -61,7 +64,18 @@ pub(super) struct TraceService<S> {
 #[derive(Debug)]
 struct TracedCall {
     span: Option<OtelSpan>,
+    measurement: Option<PendingMeasurement>,
     log_entry: Option<PendingLogEntry>,
+}
+
+/// The metrics of an open call, recorded when the call ends.
+#[derive(Debug)]
+struct PendingMeasurement {
+    metrics: Metrics,
+    system: &'static str,
+    method: Arc<str>,
+    started: Instant,
+    _active: ActiveGuard,
 }
 
 /// The access log entry of a call, written when the call ends.
@@ -71,7 +85,7 @@ struct PendingLogEntry {
     access_log_entry: AccessLogEntry,
     method: String,
     call_id: String,
-    trace_id: String,
+    context: Context,
     started: Instant,
 }
 
@@ -86,7 +100,25 @@ impl TraceLayer {
     /// Traces `methods` by name. Other methods are all `_OTHER`, so that clients cannot flood a
     /// collector with names.
     pub(super) fn new(telemetry: Telemetry, methods: HashSet<String>) -> Self {
-        Self { telemetry, methods: Arc::new(methods) }
+        let methods = methods.into_iter().map(Arc::from).collect();
+        Self { telemetry, methods: Arc::new(methods), other_method: Arc::from("_OTHER") }
+    }
+
+    /// Starts the measurement of a call. Returns `None` if metrics are not recorded, and for
+    /// standard services.
+    fn start_measurement(&self, request: &Request<Body>) -> Option<PendingMeasurement> {
+        let metrics = self.telemetry.metrics();
+        let method = request.uri().path().trim_start_matches('/');
+        if !metrics.is_enabled() || STANDARD_METHODS.contains(&method) {
+            return None;
+        }
+        Some(PendingMeasurement {
+            metrics: metrics.clone(),
+            system: rpc_system(request),
+            method: Arc::clone(self.methods.get(method).unwrap_or(&self.other_method)),
+            started: Instant::now(),
+            _active: metrics.start_rpc(),
+        })
     }
 
     /// Starts the span of a call, as a child of `parent`. Returns `None` for standard services.
@@ -101,9 +133,8 @@ impl TraceLayer {
             return None;
         }
 
-        let is_connect = request.extensions().get::<Arc<ConnectCall>>().is_some();
         let mut attributes = vec![
-            KeyValue::new(semconv::RPC_SYSTEM_NAME, if is_connect { "connectrpc" } else { "grpc" }),
+            KeyValue::new(semconv::RPC_SYSTEM_NAME, rpc_system(request)),
             KeyValue::new(semconv::CALL_ID, call_id.to_owned()),
         ];
         let is_known = self.methods.contains(method);
@@ -127,6 +158,12 @@ impl TraceLayer {
         }
         Some(span)
     }
+}
+
+/// The system of a call, as in the semantic conventions.
+fn rpc_system(request: &Request<Body>) -> &'static str {
+    let is_connect = request.extensions().get::<Arc<ConnectCall>>().is_some();
+    if is_connect { "connectrpc" } else { "grpc" }
 }
 
 /// Span attributes for the addresses of server and peer.
@@ -187,6 +224,7 @@ where
         let call_id = Ulid::generate().to_string();
         let parent = self.layer.telemetry.propagators().extract(request.headers());
         let span = self.layer.start_span(&request, &call_id, &parent);
+        let measurement = self.layer.start_measurement(&request);
         let context = span.as_ref().map_or(parent, |span| span.context().clone());
 
         let access_log_entry = AccessLogEntry::default();
@@ -195,13 +233,13 @@ where
             access_log_entry: access_log_entry.clone(),
             method: request.uri().path().trim_start_matches('/').to_owned(),
             call_id: call_id.clone(),
-            trace_id: context.span().span_context().trace_id().to_string(),
+            context: context.clone(),
             started: Instant::now(),
         });
         let trace = RequestTrace { call_id: call_id.clone(), context, access_log_entry };
         request.extensions_mut().insert(trace);
 
-        let mut call = TracedCall { span, log_entry };
+        let mut call = TracedCall { span, measurement, log_entry };
         let response = self.inner.call(request);
         Box::pin(async move {
             let mut response = match response.await {
@@ -232,9 +270,7 @@ impl TracedCall {
             entry.log(code, trailers);
         }
 
-        let Some(span) = self.span.take() else { return };
         let name = code_name(code);
-        span.set(semconv::RPC_STATUS_CODE, name);
         // The other codes report mistakes of the client, which are no errors for a server span.
         let is_server_error = matches!(
             code,
@@ -245,10 +281,28 @@ impl TracedCall {
                 | Code::Unavailable
                 | Code::DataLoss
         );
+        if let Some(measurement) = self.measurement.take() {
+            measurement.record(name, is_server_error);
+        }
+
+        let Some(span) = self.span.take() else { return };
+        span.set(semconv::RPC_STATUS_CODE, name);
         if is_server_error {
             span.fail(name);
         }
         span.end();
+    }
+}
+
+impl PendingMeasurement {
+    fn record(self, status: &'static str, is_server_error: bool) {
+        self.metrics.record_rpc(&RpcMeasurement {
+            system: self.system,
+            method: self.method,
+            status,
+            is_server_error,
+            duration: self.started.elapsed(),
+        });
     }
 }
 
@@ -257,10 +311,13 @@ impl PendingLogEntry {
         let status = Status::from_header_map(trailers).filter(|_| code != Code::Ok);
         let info = status.and_then(|status| status.get_details_error_info());
         let reason = info.map(|info| info.reason);
+        let trace_id = self.context.span().span_context().trace_id().to_string();
+        // The exported log record gets the ids of the current context.
+        let _attached = self.context.attach();
         self.access_log_entry.snapshot().log(CallCompletion {
             method: Some(&self.method),
             call_id: Some(&self.call_id),
-            trace_id: Some(&self.trace_id),
+            trace_id: Some(&trace_id),
             status: Some(code_name(code)),
             reason: reason.as_deref(),
             duration: self.started.elapsed(),

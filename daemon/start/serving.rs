@@ -48,7 +48,7 @@ use crate::daemon::{
         state_dir::StateDir,
     },
     task::{self, available_cores},
-    telemetry::Telemetry,
+    telemetry::{Telemetry, TelemetrySettings},
     tool::{FileLimiters, LimitedFetcher, RunSettings, WorkspaceContext},
     workspace::Workspace,
 };
@@ -77,7 +77,11 @@ pub(super) async fn serve(
     let PreparedDaemon { config, mode, started, workspaces, store, keeper } = prepared;
     let is_embedded = mode == StartMode::Embedded;
     let StartedKeeper { process, environment } = keeper;
-    let telemetry = Telemetry::start(config.log_calls);
+    let telemetry = Telemetry::start(TelemetrySettings {
+        logs_calls: config.log_calls,
+        serves_metrics: config.metrics_listener.is_some(),
+        started: started.1,
+    });
     let catalog = load_catalog(&config)?;
 
     let probed = isolation::probe_workspaces(process, &environment.accounting, &config)

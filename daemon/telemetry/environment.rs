@@ -1,4 +1,4 @@
-//! Environment variables of OpenTelemetry (`OTEL_*`) that control the export of spans.
+//! Environment variables of OpenTelemetry (`OTEL_*`) that control the export of telemetry.
 //!
 //! The Rust SDK silently ignores values that it does not support. The daemon logs a warning for
 //! each at start.
@@ -14,28 +14,45 @@ const SAMPLERS: &[&str] = &[
     "parentbased_traceidratio",
 ];
 const BOOLEANS: &[&str] = &["true", "false"];
+const PROTOCOLS: &[&str] = &["grpc"];
+const COMPRESSIONS: &[&str] = &["none", "gzip"];
 
 /// Variables with a list of supported values.
 const CHOICE_VARIABLES: &[(&str, &[&str])] = &[
     ("OTEL_SDK_DISABLED", BOOLEANS),
     ("OTEL_TRACES_SAMPLER", SAMPLERS),
-    ("OTEL_METRICS_EXPORTER", &["none"]),
-    ("OTEL_LOGS_EXPORTER", &["none"]),
-    ("OTEL_EXPORTER_OTLP_PROTOCOL", &["grpc"]),
-    ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", &["grpc"]),
-    ("OTEL_EXPORTER_OTLP_COMPRESSION", &["none", "gzip"]),
-    ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", &["none", "gzip"]),
+    ("OTEL_EXPORTER_OTLP_PROTOCOL", PROTOCOLS),
+    ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", PROTOCOLS),
+    ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", PROTOCOLS),
+    ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", PROTOCOLS),
+    ("OTEL_EXPORTER_OTLP_COMPRESSION", COMPRESSIONS),
+    ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", COMPRESSIONS),
+    ("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", COMPRESSIONS),
+    ("OTEL_EXPORTER_OTLP_LOGS_COMPRESSION", COMPRESSIONS),
     ("OTEL_EXPORTER_OTLP_INSECURE", BOOLEANS),
     ("OTEL_EXPORTER_OTLP_TRACES_INSECURE", BOOLEANS),
+    ("OTEL_EXPORTER_OTLP_METRICS_INSECURE", BOOLEANS),
+    ("OTEL_EXPORTER_OTLP_LOGS_INSECURE", BOOLEANS),
+    ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", &["cumulative", "delta", "lowmemory"]),
 ];
+/// Variables that select the exporter of a signal.
+const EXPORTER_VARIABLES: [&str; 3] =
+    ["OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER", "OTEL_LOGS_EXPORTER"];
 /// Variables whose value is a number.
 const NUMBER_VARIABLES: &[&str] = &[
     "OTEL_EXPORTER_OTLP_TIMEOUT",
     "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT",
+    "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT",
+    "OTEL_EXPORTER_OTLP_LOGS_TIMEOUT",
     "OTEL_BSP_SCHEDULE_DELAY",
     "OTEL_BSP_EXPORT_TIMEOUT",
     "OTEL_BSP_MAX_QUEUE_SIZE",
     "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+    "OTEL_BLRP_SCHEDULE_DELAY",
+    "OTEL_BLRP_EXPORT_TIMEOUT",
+    "OTEL_BLRP_MAX_QUEUE_SIZE",
+    "OTEL_BLRP_MAX_EXPORT_BATCH_SIZE",
+    "OTEL_METRIC_EXPORT_INTERVAL",
     "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT",
     "OTEL_SPAN_EVENT_COUNT_LIMIT",
     "OTEL_SPAN_LINK_COUNT_LIMIT",
@@ -45,9 +62,43 @@ const PAIR_LIST_VARIABLES: &[(&str, bool)] = &[
     ("OTEL_RESOURCE_ATTRIBUTES", false),
     ("OTEL_EXPORTER_OTLP_HEADERS", true),
     ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", true),
+    ("OTEL_EXPORTER_OTLP_METRICS_HEADERS", true),
+    ("OTEL_EXPORTER_OTLP_LOGS_HEADERS", true),
 ];
-const ENDPOINT_VARIABLES: [&str; 2] =
-    ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+const ENDPOINT_VARIABLES: [&str; 4] = [
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+];
+
+/// A kind of telemetry, with variables of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Signal {
+    Traces,
+    Metrics,
+    Logs,
+}
+
+impl Signal {
+    /// The name in lower case, as in logs and attributes.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Traces => "traces",
+            Self::Metrics => "metrics",
+            Self::Logs => "logs",
+        }
+    }
+
+    /// The name in variables.
+    fn variable_part(self) -> &'static str {
+        match self {
+            Self::Traces => "TRACES",
+            Self::Metrics => "METRICS",
+            Self::Logs => "LOGS",
+        }
+    }
+}
 
 /// Looks up variables. Treats an empty value as unset.
 pub(super) struct OtelEnvironment<F>(F);
@@ -70,21 +121,28 @@ impl<F: Fn(&str) -> Option<String>> OtelEnvironment<F> {
         (self.0)(name).filter(|value| !value.trim().is_empty())
     }
 
-    /// The endpoint that spans are exported to, as written. `None` if they are not exported.
-    pub(super) fn endpoint(&self) -> Option<String> {
+    /// The endpoint that a signal is exported to, as written. `None` if it is not exported.
+    pub(super) fn endpoint(&self, signal: Signal) -> Option<String> {
         let is_disabled = self.get("OTEL_SDK_DISABLED");
+        let exporter = self.get(&format!("OTEL_{}_EXPORTER", signal.variable_part()));
         if is_disabled.is_some_and(|value| value.eq_ignore_ascii_case("true"))
-            || self.get("OTEL_TRACES_EXPORTER").as_deref() == Some("none")
+            || exporter.is_some_and(|value| value.eq_ignore_ascii_case("none"))
         {
             return None;
         }
-        ENDPOINT_VARIABLES.iter().find_map(|name| self.get(name))
+        self.otlp(signal, "ENDPOINT")
     }
 
     /// File with the CA certificates that verify the collector, instead of the system's.
-    pub(super) fn certificate(&self) -> Option<String> {
-        self.get("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE")
-            .or_else(|| self.get("OTEL_EXPORTER_OTLP_CERTIFICATE"))
+    pub(super) fn certificate(&self, signal: Signal) -> Option<String> {
+        self.otlp(signal, "CERTIFICATE")
+    }
+
+    /// A setting of OTLP: that of the signal, otherwise that of all signals.
+    fn otlp(&self, signal: Signal, setting: &str) -> Option<String> {
+        let part = signal.variable_part();
+        self.get(&format!("OTEL_EXPORTER_OTLP_{part}_{setting}"))
+            .or_else(|| self.get(&format!("OTEL_EXPORTER_OTLP_{setting}")))
     }
 
     /// Files with the certificate and the key that authenticate the daemon to the collector.
@@ -92,11 +150,8 @@ impl<F: Fn(&str) -> Option<String>> OtelEnvironment<F> {
     /// # Errors
     ///
     /// Names the variable that is missing if only one of both is set.
-    pub(super) fn client_certificate(&self) -> Result<Option<[String; 2]>, String> {
-        let either = |kind: &str| {
-            self.get(&format!("OTEL_EXPORTER_OTLP_TRACES_CLIENT_{kind}"))
-                .or_else(|| self.get(&format!("OTEL_EXPORTER_OTLP_CLIENT_{kind}")))
-        };
+    pub(super) fn client_certificate(&self, signal: Signal) -> Result<Option<[String; 2]>, String> {
+        let either = |kind: &str| self.otlp(signal, &format!("CLIENT_{kind}"));
         let needs = |given: &str, missing: &str| {
             Err(format!(
                 "OTEL_EXPORTER_OTLP_CLIENT_{given} needs OTEL_EXPORTER_OTLP_CLIENT_{missing}: set both"
@@ -136,11 +191,13 @@ impl<F: Fn(&str) -> Option<String>> OtelEnvironment<F> {
             }
         }
 
-        if let Some(value) = self.get("OTEL_TRACES_EXPORTER")
-            && !["otlp", "none"].contains(&value.to_ascii_lowercase().as_str())
-        {
-            let supported = "otlp or none, alone; spans are exported by otlp if an endpoint is set";
-            report("OTEL_TRACES_EXPORTER", value, supported);
+        for variable in EXPORTER_VARIABLES {
+            if let Some(value) = self.get(variable)
+                && !["otlp", "none"].contains(&value.to_ascii_lowercase().as_str())
+            {
+                let supported = "otlp or none, alone; otlp is used if an endpoint is set";
+                report(variable, value, supported);
+            }
         }
         for (variable, is_secret) in PAIR_LIST_VARIABLES {
             for entry in self.malformed_entries(variable, *is_secret) {
@@ -223,8 +280,11 @@ mod tests {
             ("OTEL_TRACES_EXPORTER", "console"),
             ("OTEL_TRACES_EXPORTER", "otlp,console"),
             ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "abc"),
-            ("OTEL_METRICS_EXPORTER", "otlp"),
-            ("OTEL_LOGS_EXPORTER", "otlp"),
+            ("OTEL_METRICS_EXPORTER", "prometheus"),
+            ("OTEL_LOGS_EXPORTER", "console"),
+            ("OTEL_METRIC_EXPORT_INTERVAL", "10s"),
+            ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "both"),
+            ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "collector:4317"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
             ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),
             ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
@@ -262,10 +322,12 @@ mod tests {
             ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
             ("OTEL_TRACES_EXPORTER", "otlp"),
             ("OTEL_METRICS_EXPORTER", "none"),
+            ("OTEL_LOGS_EXPORTER", "otlp"),
+            ("OTEL_METRIC_EXPORT_INTERVAL", "10000"),
             ("OTEL_RESOURCE_ATTRIBUTES", "a=b, c = d%20e,f="),
             ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20eA=="),
             ("OTEL_SPAN_LINK_COUNT_LIMIT", "8"),
-            ("OTEL_LOGS_EXPORTER", ""),
+            ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", ""),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
             ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "10000"),
@@ -275,14 +337,20 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_exported_if_an_endpoint_is_set() {
+    fn signals_are_exported_if_an_endpoint_is_set() {
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317");
-        assert_eq!(with(&[]).endpoint(), None);
-        assert_eq!(with(&[endpoint]).endpoint().as_deref(), Some("http://c:4317"));
-        let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:4317");
-        assert_eq!(with(&[endpoint, traces]).endpoint().as_deref(), Some("http://t:4317"));
-        for disabled in [("OTEL_SDK_DISABLED", "True"), ("OTEL_TRACES_EXPORTER", "none")] {
-            assert_eq!(with(&[endpoint, disabled]).endpoint(), None);
+        let own = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://l:4317");
+        for signal in [Signal::Traces, Signal::Metrics, Signal::Logs] {
+            assert_eq!(with(&[]).endpoint(signal), None);
+            assert_eq!(with(&[endpoint]).endpoint(signal).as_deref(), Some("http://c:4317"));
+            let expected = if signal == Signal::Logs { "http://l:4317" } else { "http://c:4317" };
+            assert_eq!(with(&[endpoint, own]).endpoint(signal).as_deref(), Some(expected));
+            let disabled = ("OTEL_SDK_DISABLED", "True");
+            assert_eq!(with(&[endpoint, disabled]).endpoint(signal), None);
         }
+
+        let without_metrics = with(&[endpoint, ("OTEL_METRICS_EXPORTER", "none")]);
+        assert_eq!(without_metrics.endpoint(Signal::Metrics), None);
+        assert!(without_metrics.endpoint(Signal::Traces).is_some());
     }
 }

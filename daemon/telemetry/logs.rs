@@ -1,4 +1,4 @@
-//! Logging to standard error, as text for people or as one JSON object per line.
+//! Logging to standard error, as text for people or as one JSON object per line, and to a collector.
 //!
 //! Messages are constant; variable data is in fields. The log lines of a call carry its trace id,
 //! so that they can be found from its spans.
@@ -14,6 +14,8 @@ use tracing::{
 use tracing_subscriber::{
     Layer, filter::Targets, fmt as text, layer::Context, prelude::*, registry::LookupSpan,
 };
+
+use super::log_export::{self, ExportLayer};
 
 /// Fields that are lists of strings. `tracing` has no list type, so they arrive as Debug text.
 const LIST_FIELDS: [&str; 1] = ["addresses"];
@@ -45,7 +47,8 @@ pub(crate) fn init(format: LogFormat, level: Level) {
         .with_target("hyper", Level::ERROR)
         .with_target("rmcp", Level::ERROR);
 
-    let registry = tracing_subscriber::registry();
+    let exported = ExportLayer.with_filter(log_export::filter(level));
+    let registry = tracing_subscriber::registry().with(exported);
     let started = match format {
         LogFormat::Text => registry
             .with(

@@ -1,78 +1,130 @@
-//! Tracing spans, logs, and their export by OpenTelemetry.
+//! Spans, metrics and logs, and their export by OpenTelemetry.
 //!
 //! Spans are always created, so that logs and child processes have trace ids. They are exported by
-//! OTLP over gRPC if the environment sets an endpoint.
+//! OTLP over gRPC if the environment sets an endpoint. So are logs and metrics; metrics are also
+//! rendered for Prometheus.
 
 pub(crate) mod access_log;
 mod environment;
 mod export;
+mod log_export;
 pub(crate) mod logs;
+pub(crate) mod metrics;
+mod otlp;
+pub(crate) mod prometheus_text;
 pub(crate) mod propagation;
 pub(crate) mod semconv;
 pub(crate) mod spans;
 
-use std::{env, time::Duration};
+use std::{
+    env,
+    error::Error,
+    thread,
+    time::{Duration, Instant},
+};
 
-use opentelemetry::{InstrumentationScope, KeyValue, trace::TracerProvider as _};
+use opentelemetry::{
+    InstrumentationScope, KeyValue, metrics::MeterProvider as _, trace::TracerProvider as _,
+};
 use opentelemetry_sdk::{
     Resource,
+    error::{OTelSdkError, OTelSdkResult},
+    logs::SdkLoggerProvider,
+    metrics::SdkMeterProvider,
     trace::{SdkTracer, SdkTracerProvider},
 };
+use tokio::{sync::oneshot, time::timeout};
 
 use self::{
-    export::{ExportStats, SpanCounter},
+    environment::{OtelEnvironment, Signal},
+    export::{ExportStats, ItemCounter},
+    metrics::{Metrics, table},
+    prometheus_text::PrometheusText,
     propagation::Propagators,
 };
-use crate::daemon::task;
 
-/// How long the export of the last spans may take at shutdown.
+/// How long the export of the last telemetry may take at shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Creates and exports the spans of one daemon.
+/// Creates and exports the telemetry of one daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Telemetry {
-    provider: SdkTracerProvider,
+    traces: SdkTracerProvider,
     tracer: SdkTracer,
-    export_stats: ExportStats,
+    /// `None` if log records are not exported.
+    logs: Option<SdkLoggerProvider>,
+    /// `None` if there is no reader of metrics.
+    meters: Option<SdkMeterProvider>,
+    metrics: Metrics,
+    /// Set if metrics are served to Prometheus.
+    prometheus: Option<PrometheusText>,
+    stats: SignalStats,
     logs_calls: bool,
     propagators: Propagators,
 }
 
+/// What the configuration says about telemetry.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TelemetrySettings {
+    /// Whether each call is logged (`--log-calls`).
+    pub(crate) logs_calls: bool,
+    /// Whether metrics are served to Prometheus (`--metrics-listen`).
+    pub(crate) serves_metrics: bool,
+    /// When the daemon started.
+    pub(crate) started: Instant,
+}
+
+/// Counts of the exports of each signal.
+#[derive(Debug, Clone)]
+struct SignalStats {
+    traces: ExportStats,
+    metrics: ExportStats,
+    logs: ExportStats,
+}
+
 impl Telemetry {
-    /// Sets up tracing from the `OTEL_*` environment.
+    /// Sets up telemetry from the `OTEL_*` environment.
     ///
-    /// Must be called inside the runtime, which drives the exporter's connection.
-    pub(crate) fn start(logs_calls: bool) -> Self {
+    /// Must be called inside the runtime, which drives the exporters' connections.
+    pub(crate) fn start(settings: TelemetrySettings) -> Self {
         let environment = environment::from_process();
         environment.warn_unsupported();
 
-        let export_stats = ExportStats::default();
-        let mut builder = SdkTracerProvider::builder().with_resource(resource());
-        if let Some(endpoint) = environment.endpoint() {
-            match export::build_exporter(&environment, &endpoint) {
-                Ok(exporter) => {
-                    builder = builder
-                        .with_span_processor(SpanCounter(export_stats.clone()))
-                        .with_batch_exporter(export_stats.wrap(exporter));
-                }
-                Err(error) => {
-                    tracing::error!(
-                        %error,
-                        endpoint,
-                        "spans are not exported: the OTEL_* environment is invalid"
-                    );
-                }
-            }
-        }
-
-        let provider = builder.build();
+        let stats = SignalStats {
+            traces: ExportStats::new(Signal::Traces),
+            metrics: ExportStats::new(Signal::Metrics),
+            logs: ExportStats::new(Signal::Logs),
+        };
+        let resource = resource();
         let scope = InstrumentationScope::builder("jig")
             .with_version(env!("CARGO_PKG_VERSION"))
             .with_schema_url(semconv::SCHEMA_URL)
             .build();
-        let tracer = provider.tracer_with_scope(scope);
-        let propagators = Propagators::from_environment();
-        Self { provider, tracer, export_stats, logs_calls, propagators }
+        let traces = tracer_provider(&environment, &resource, &stats.traces);
+        let tracer = traces.tracer_with_scope(scope.clone());
+        let logs = logger_provider(&environment, &resource, &stats.logs);
+        if let Some(logs) = &logs {
+            log_export::start(logs);
+        }
+
+        let prometheus = settings.serves_metrics.then(PrometheusText::default);
+        let meters = meter_provider(&environment, &resource, prometheus.as_ref(), &stats.metrics);
+        let metrics = meters.as_ref().map_or_else(Metrics::default, |meters| {
+            Metrics::new(meters.meter_with_scope(scope), settings.started)
+        });
+        stats.observe_lost(&metrics);
+
+        Self {
+            traces,
+            tracer,
+            logs,
+            meters,
+            metrics,
+            prometheus,
+            stats,
+            logs_calls: settings.logs_calls,
+            propagators: Propagators::from_environment(),
+        }
     }
 
     /// The tracer that creates spans.
@@ -80,9 +132,19 @@ impl Telemetry {
         &self.tracer
     }
 
+    /// The metrics of the daemon.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// The metrics as text, if they are served to Prometheus.
+    pub(crate) fn prometheus(&self) -> Option<&PrometheusText> {
+        self.prometheus.as_ref()
+    }
+
     /// Number of spans that could not be exported so far.
     pub(crate) fn failed_spans(&self) -> u64 {
-        self.export_stats.failed()
+        self.stats.traces.failed()
     }
 
     /// Whether each call is logged (`--log-calls`).
@@ -95,13 +157,122 @@ impl Telemetry {
         self.propagators
     }
 
-    /// Exports the remaining spans. Runs on a blocking thread: in a task it would wait for itself.
+    /// Exports the remaining telemetry.
     pub(crate) async fn flush(self) {
-        let provider = self.provider;
-        let flushed =
-            task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT)).await;
-        if let Ok(flushed) = flushed {
-            export::log_undelivered(&self.export_stats, flushed);
+        let Self { traces, logs, meters, stats, .. } = self;
+        log_export::stop();
+        let (traced, logged, metered) = tokio::join!(
+            flush_bounded(move || traces.shutdown_with_timeout(FLUSH_TIMEOUT)),
+            flush_bounded(move || {
+                logs.map_or(Ok(()), |logs| logs.shutdown_with_timeout(FLUSH_TIMEOUT))
+            }),
+            flush_bounded(move || {
+                meters.map_or(Ok(()), |meters| meters.shutdown_with_timeout(FLUSH_TIMEOUT))
+            }),
+        );
+        stats.traces.log_undelivered(traced);
+        stats.logs.log_undelivered(logged);
+        stats.metrics.log_undelivered(metered);
+    }
+}
+
+impl SignalStats {
+    fn observe_lost(&self, metrics: &Metrics) {
+        let lost = [&self.traces, &self.logs].map(Clone::clone);
+        metrics.observe(&table::TELEMETRY_LOST, move |observe| {
+            for stats in &lost {
+                observe(stats.failed(), &[KeyValue::new(semconv::SIGNAL, stats.signal().name())]);
+            }
+        });
+    }
+}
+
+/// Runs `flush` on a thread of its own: in a task it would wait for itself, and the reader of
+/// metrics has no timeout, so a blocking task could delay the end of the runtime.
+async fn flush_bounded(flush: impl FnOnce() -> OTelSdkResult + Send + 'static) -> OTelSdkResult {
+    let (sender, receiver) = oneshot::channel();
+    let spawned = thread::Builder::new().name("flush telemetry".to_owned()).spawn(move || {
+        let _receiver_gone = sender.send(flush());
+    });
+    if let Err(error) = spawned {
+        return Err(OTelSdkError::InternalFailure(error.to_string()));
+    }
+    match timeout(FLUSH_TIMEOUT, receiver).await {
+        Ok(Ok(flushed)) => flushed,
+        Ok(Err(_)) => Err(OTelSdkError::InternalFailure("the flush has panicked".to_owned())),
+        Err(_) => Err(OTelSdkError::Timeout(FLUSH_TIMEOUT)),
+    }
+}
+
+fn tracer_provider<F: Fn(&str) -> Option<String>>(
+    environment: &OtelEnvironment<F>,
+    resource: &Resource,
+    stats: &ExportStats,
+) -> SdkTracerProvider {
+    let builder = SdkTracerProvider::builder().with_resource(resource.clone());
+    let exporter = build_exporter(environment, Signal::Traces, otlp::span_exporter);
+    match exporter {
+        Some(exporter) => builder
+            .with_span_processor(ItemCounter(stats.clone()))
+            .with_batch_exporter(stats.wrap(exporter))
+            .build(),
+        None => builder.build(),
+    }
+}
+
+fn logger_provider<F: Fn(&str) -> Option<String>>(
+    environment: &OtelEnvironment<F>,
+    resource: &Resource,
+    stats: &ExportStats,
+) -> Option<SdkLoggerProvider> {
+    let exporter = build_exporter(environment, Signal::Logs, otlp::log_exporter)?;
+    let builder = SdkLoggerProvider::builder().with_resource(resource.clone());
+    let builder = builder.with_log_processor(ItemCounter(stats.clone()));
+    Some(builder.with_batch_exporter(stats.wrap(exporter)).build())
+}
+
+/// Returns `None` if metrics are neither exported nor served: then none are recorded.
+fn meter_provider<F: Fn(&str) -> Option<String>>(
+    environment: &OtelEnvironment<F>,
+    resource: &Resource,
+    prometheus: Option<&PrometheusText>,
+    stats: &ExportStats,
+) -> Option<SdkMeterProvider> {
+    let exporter = build_exporter(environment, Signal::Metrics, otlp::metric_exporter);
+    if exporter.is_none() && prometheus.is_none() {
+        return None;
+    }
+
+    let mut builder = SdkMeterProvider::builder().with_resource(resource.clone());
+    if let Some(exporter) = exporter {
+        builder = builder.with_periodic_exporter(stats.wrap(exporter));
+    }
+    match prometheus.map(PrometheusText::reader) {
+        Some(Ok(reader)) => builder = builder.with_reader(reader),
+        Some(Err(error)) => tracing::error!(%error, "metrics are not served"),
+        None => {}
+    }
+    Some(builder.build())
+}
+
+/// Builds the exporter of a signal. `None` if the signal is not exported, or cannot be.
+fn build_exporter<F: Fn(&str) -> Option<String>, E>(
+    environment: &OtelEnvironment<F>,
+    signal: Signal,
+    build: impl FnOnce(&OtelEnvironment<F>, &str) -> Result<E, Box<dyn Error>>,
+) -> Option<E> {
+    let endpoint = environment.endpoint(signal)?;
+    match build(environment, &endpoint) {
+        Ok(exporter) => Some(exporter),
+        Err(error) => {
+            let signal = signal.name();
+            tracing::error!(
+                %error,
+                signal,
+                endpoint,
+                "telemetry is not exported: the OTEL_* environment is invalid"
+            );
+            None
         }
     }
 }

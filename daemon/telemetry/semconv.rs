@@ -1,4 +1,4 @@
-//! Names of span attributes: OpenTelemetry semantic conventions 1.45, and own names with `jig.`.
+//! Names of attributes: OpenTelemetry semantic conventions 1.45, and own names with `jig.`.
 //!
 //! The crate `opentelemetry-semantic-conventions` is generated from 1.42, in which
 //! `rpc.status_code` has another name.
@@ -31,6 +31,7 @@ pub(crate) const PROCESS_PID: &str = "process.pid";
 pub(crate) const PROCESS_VPID: &str = "process.vpid";
 pub(crate) const PROCESS_EXIT_CODE: &str = "process.exit.code";
 pub(crate) const PROCESS_WORKING_DIRECTORY: &str = "process.working_directory";
+pub(crate) const CPU_MODE: &str = "cpu.mode";
 
 // Own attributes.
 pub(crate) const CALL_ID: &str = "jig.call.id";
@@ -65,6 +66,17 @@ pub(crate) const LIMIT_MEMORY: &str = "jig.limit.memory";
 pub(crate) const LIMIT_CPU: &str = "jig.limit.cpu";
 pub(crate) const LIMIT_OUTPUT: &str = "jig.limit.output";
 pub(crate) const LIMIT_EXCEEDED: &str = "jig.limit.exceeded";
+
+// Own attributes that only metrics have.
+pub(crate) const LISTENER: &str = "jig.listener";
+pub(crate) const OUTCOME: &str = "jig.outcome";
+pub(crate) const REASON: &str = "jig.reason";
+pub(crate) const STREAM: &str = "jig.stream";
+pub(crate) const SANDBOX_STATE: &str = "jig.sandbox.state";
+pub(crate) const SANDBOX_SLOT: &str = "jig.sandbox.slot";
+pub(crate) const JOB_STATE: &str = "jig.job.state";
+pub(crate) const STORE_PART: &str = "jig.store.part";
+pub(crate) const SIGNAL: &str = "jig.telemetry.signal";
 
 /// Values of `error.type` on process spans.
 pub(crate) mod process_error {

@@ -54,7 +54,7 @@ async fn spans_are_exported_with_a_client_certificate() {
         eventually("the spans arrive or are lost", async || {
             let log = daemon.log();
             let is_lost = log.contains("the collector does not accept spans")
-                || log.contains("spans are not exported");
+                || log.contains("telemetry is not exported");
             is_lost || !collector.spans_of_trace(TRACE_ID).is_empty()
         })
         .await;
