@@ -6,6 +6,7 @@ mod error;
 mod homes;
 mod host_sockets;
 mod isolation;
+mod observed_metrics;
 mod ownership;
 mod privileges;
 mod protection;

@@ -22,7 +22,25 @@ impl Pipeline {
 
         let queued_at = Instant::now();
         let admitted = self.admission.admit(request, &self.shutdown).await;
-        admitted.inspect_err(|error| context.record_rejection_in_span(error, queued_at))
+        self.record_admission(context, admitted.as_ref().err(), queued_at);
+        admitted
+    }
+
+    /// Records how long a call was queued, and on its span why it was rejected.
+    pub(super) fn record_admission(
+        &self,
+        context: &CallContext,
+        rejection: Option<&Error>,
+        queued_at: Instant,
+    ) {
+        let metrics = self.telemetry.metrics();
+        match rejection {
+            None => metrics.record_admission(queued_at.elapsed()),
+            Some(error) => {
+                let denied_by = context.record_rejection_in_span(error, queued_at);
+                metrics.count_admission_rejection(&denied_by);
+            }
+        }
     }
 
     /// Waits for the permits of a call of the tool `T`.

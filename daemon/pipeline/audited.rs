@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::{
     Pipeline,
     context::CallContext,
-    execute::{end_span, log_outcome},
+    execute::{end_span, log_outcome, record_tool_call},
     policy_input::Authorization,
     records,
 };
@@ -18,7 +18,7 @@ use crate::daemon::{
         failure::state_failure,
         session::{Session, StepId},
     },
-    telemetry::spans::OtelSpan,
+    telemetry::{metrics::Metrics, spans::OtelSpan},
     tool::{ToolOutput, activity::ActiveCall},
 };
 
@@ -30,6 +30,8 @@ pub(crate) struct AuditedCall {
     session: Arc<Session>,
     step: StepId,
     span: Arc<OtelSpan>,
+    name: &'static str,
+    metrics: Metrics,
     started_at: Instant,
 }
 
@@ -60,6 +62,8 @@ impl Pipeline {
             activity: workspace_context.activity.begin(),
             session,
             step,
+            name,
+            metrics: self.telemetry.metrics().clone(),
             started_at: Instant::now(),
         })
     }
@@ -81,16 +85,14 @@ impl AuditedCall {
             record_fields: record_fields(&response),
             ..ToolOutput::new(response)
         });
-        let finished = records::finished_record(
-            &self.common_record_fields,
-            None,
-            self.started_at.elapsed(),
-            &result,
-        );
+        let duration = self.started_at.elapsed();
+        let finished =
+            records::finished_record(&self.common_record_fields, None, duration, &result);
         if let Err(error) = self.session.record(self.step, finished) {
             tracing::error!(%error, "cannot record the end of a call");
         }
 
+        record_tool_call(&self.metrics, self.name, duration, &result);
         end_span(self.span, &result);
         log_outcome(&result);
         drop(self.activity);

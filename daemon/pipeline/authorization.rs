@@ -232,6 +232,7 @@ impl Pipeline {
         denied_by: &str,
         error: Error,
     ) -> Error {
+        self.telemetry.metrics().count_policy_denial(denied_by);
         self.record_denial(context, request, denied_by).await;
         self.emit_rejected_span(context, request.tool, &error, denied_by);
         error

@@ -150,15 +150,17 @@ impl CallContext {
     }
 
     /// Sets on the span of the RPC why a call was rejected, and how long it was queued.
-    pub(super) fn record_rejection_in_span(&self, error: &Error, queued_at: Instant) {
+    /// Returns the limit or the reason.
+    pub(super) fn record_rejection_in_span(&self, error: &Error, queued_at: Instant) -> String {
         let limit = error.metadata.iter().find(|(name, _)| name == LIMIT_KIND);
         let denied_by = limit
             .map_or_else(|| error.reason.name().to_owned(), |(_, kind)| format!("limit:{kind}"));
 
         let span = self.parent_span.span();
-        span.set_attribute(KeyValue::new(semconv::DENIED_BY, denied_by));
+        span.set_attribute(KeyValue::new(semconv::DENIED_BY, denied_by.clone()));
         let queued = queued_at.elapsed().as_secs_f64();
         span.set_attribute(KeyValue::new(semconv::QUEUE_WAIT_DURATION, queued));
+        denied_by
     }
 }
 

@@ -1,6 +1,10 @@
 //! The last steps of a call: runs the tool, records how it ended, and enforces the timeout.
 
-use std::{pin::pin, sync::Arc, time::Instant};
+use std::{
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -10,7 +14,11 @@ use super::{Pipeline, StartedCall, policy::request::DialectCall, records};
 use crate::daemon::{
     error::{Error, LEADS_OUT, Reason},
     task,
-    telemetry::{access_log::AccessLogEntry, spans::OtelSpan},
+    telemetry::{
+        access_log::AccessLogEntry,
+        metrics::{Metrics, ToolMeasurement},
+        spans::OtelSpan,
+    },
     tool::{Tool, ToolContext, ToolOutput},
     workspace::Workspace,
 };
@@ -23,14 +31,16 @@ impl<T: Tool> StartedCall<T> {
         pipeline: &Arc<Pipeline>,
     ) -> (JoinHandle<Result<T::Response, Error>>, CancellationToken) {
         let context = self.context;
+        let tool = context.effective_tool(T::NAME);
         let log_span = tracing::info_span!(
             "call",
             call_id = %context.call_id,
             trace_id = %context.trace_id(),
             span_id = %context.span_id(),
-            tool = context.effective_tool(T::NAME),
+            tool,
         );
         let work = Arc::clone(pipeline).execute::<T>(
+            tool,
             self.params,
             self.tool_context,
             context.dialect_call(),
@@ -48,6 +58,7 @@ impl Pipeline {
     /// Runs the tool to its end, records the end, then releases the permits.
     async fn execute<T: Tool>(
         self: Arc<Self>,
+        tool: &'static str,
         params: T::Params,
         context: ToolContext,
         dialect_call: Option<Arc<DialectCall>>,
@@ -78,14 +89,15 @@ impl Pipeline {
 
         let dialect_call = dialect_call.as_deref();
         let event = records::tool_event_record(&common_fields, dialect_call, &result);
-        let finished =
-            records::finished_record(&common_fields, dialect_call, started_at.elapsed(), &result);
+        let duration = started_at.elapsed();
+        let finished = records::finished_record(&common_fields, dialect_call, duration, &result);
         access_log_entry.update(|fields| fields.outcome = Some(records::outcome_name(&result)));
         for record in event.into_iter().chain([finished]) {
             if let Err(error) = session.record(step, record) {
                 tracing::error!(%error, "cannot record the end of a call");
             }
         }
+        record_tool_call(self.telemetry.metrics(), tool, duration, &result);
         end_span(span, &result);
         log_outcome(&result);
 
@@ -108,6 +120,26 @@ async fn with_leads_out(workspace: Arc<Workspace>, error: Error) -> Error {
         Ok(true) => error.with_metadata(LEADS_OUT, "true"),
         Ok(false) | Err(_) => error,
     }
+}
+
+/// Records the metrics of a tool call that ended.
+pub(super) fn record_tool_call<R>(
+    metrics: &Metrics,
+    tool: &'static str,
+    duration: Duration,
+    result: &Result<ToolOutput<R>, Error>,
+) {
+    if !metrics.is_enabled() {
+        return;
+    }
+    let (outcome, reason, error_type) = match result {
+        Ok(output) => (records::outcome_name(result), None, output.error_type),
+        Err(error) => {
+            let reason = Some(error.reason.name());
+            ("error".to_owned(), reason, reason)
+        }
+    };
+    metrics.record_tool_call(ToolMeasurement { tool, outcome, reason, error_type, duration });
 }
 
 /// Logs how a call ended, at debug level.

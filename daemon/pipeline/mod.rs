@@ -343,12 +343,12 @@ impl Pipeline {
             }
         };
 
-        if let Err(error) = &admitted {
-            context.record_rejection_in_span(error, queued_at);
-            if authorization.approval().is_some() {
-                let tool = context.effective_tool(T::NAME);
-                self.record_approved_but_rejected(context, tool, error).await;
-            }
+        self.record_admission(context, admitted.as_ref().err(), queued_at);
+        if let Err(error) = &admitted
+            && authorization.approval().is_some()
+        {
+            let tool = context.effective_tool(T::NAME);
+            self.record_approved_but_rejected(context, tool, error).await;
         }
         admitted
     }

@@ -84,7 +84,7 @@ impl Pipeline {
             .admission
             .acquire_validation_permit(request, &self.shutdown)
             .await
-            .inspect_err(|error| context.record_rejection_in_span(error, queued_at))?;
+            .inspect_err(|error| self.record_admission(context, Some(error), queued_at))?;
 
         let context = context.clone();
         let validated = task::spawn_blocking(move || {

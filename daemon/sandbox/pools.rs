@@ -50,6 +50,7 @@ impl SandboxPools {
             keeper: Arc::new(AsyncMutex::new(Channel::new(keeper.socket)?)),
             keeper_died: Arc::new(AtomicBool::new(false)),
             failing_changed: Arc::new(Notify::new()),
+            build_counts: Arc::default(),
             limits,
             cgroups,
         };
@@ -92,6 +93,12 @@ impl SandboxPools {
 
     pub(crate) fn is_keeper_dead(&self) -> bool {
         self.context.keeper_died.load(Ordering::Relaxed)
+    }
+
+    /// Numbers of sandboxes that all pools have built, in new slots and in reused ones.
+    pub(crate) fn build_counts(&self) -> [u64; 2] {
+        let counts = &self.context.build_counts;
+        [counts.in_new_slots(), counts.in_reused_slots()]
     }
 
     /// Number of idle sandboxes in the pools that `include` selects.

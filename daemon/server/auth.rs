@@ -102,7 +102,10 @@ where
                     }
                 })
             }
-            Err(error) => Box::pin(future::ready(Ok(to_status(&error).into_http()))),
+            Err(error) => {
+                self.pipeline.telemetry.metrics().count_auth_failure(error.reason.name());
+                Box::pin(future::ready(Ok(to_status(&error).into_http())))
+            }
         }
     }
 }
@@ -115,7 +118,11 @@ pub(super) fn check_caller(
     extensions: &Extensions,
 ) -> Result<String, Error> {
     let key = take_key(&mut headers.clone());
-    identify_caller(pipeline, key, extensions.get()).map(|principal| principal.name().to_owned())
+    let identified = identify_caller(pipeline, key, extensions.get());
+    let identified = identified.inspect_err(|error| {
+        pipeline.telemetry.metrics().count_auth_failure(error.reason.name());
+    });
+    identified.map(|principal| principal.name().to_owned())
 }
 
 /// Authenticates a request and checks the role of its caller.

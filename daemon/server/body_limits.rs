@@ -133,6 +133,8 @@ where
         if request_limits.rate_limited
             && let Err(error) = principal.check_rate(Instant::now())
         {
+            let metrics = self.limits.pipeline.telemetry.metrics();
+            metrics.count_admission_rejection("limit:rate");
             return Box::pin(future::ready(Ok(to_status(&error).into_http())));
         }
         let connect = request.extensions().get::<Arc<ConnectCall>>().cloned();

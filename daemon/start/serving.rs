@@ -12,7 +12,7 @@ use super::{
     error::{StartError, io_error},
     host_sockets::HostSockets,
     isolation::{self, KeeperEnvironment, ProbedSandboxes, StartedKeeper},
-    protection,
+    observed_metrics, protection,
     reload::ConfigReloader,
     start_mode::StartMode,
     unwritable,
@@ -121,6 +121,7 @@ pub(super) async fn serve(
     }
 
     let sandboxes = Arc::clone(&probed.sandboxes);
+    observed_metrics::observe(&pipeline, &sandboxes);
     let context = server_context(&config, pipeline, probed, isolation, proxy, started, state_lost);
     let served =
         server::serve(listeners, context, shutdown, config.shutdown_times, !is_embedded).await;

@@ -194,6 +194,21 @@ impl SessionStore {
             .collect()
     }
 
+    /// Returns the number of sessions with open files.
+    pub(crate) fn open_count(&self) -> usize {
+        let entries: Vec<_> = lock(&self.entries).values().map(Arc::clone).collect();
+        // An entry that is locked is being opened or removed.
+        let open =
+            entries.iter().filter(|entry| entry.try_lock().is_ok_and(|session| session.is_some()));
+        open.count()
+    }
+
+    /// Returns the bytes of records and artifacts: those of the last retention pass, and those
+    /// written since.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.usage.counted_bytes()
+    }
+
     // === Retention ===
 
     /// Signals when a limit of the retention is exceeded.

@@ -83,6 +83,7 @@ impl JobRegistry {
         });
 
         self.state().live_jobs.remove(&handle.id());
+        self.ended.count(state);
     }
 
     /// Repeats `attempt` until it succeeds, or until the daemon exits. Returns whether it

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::store::jobs::Job;
+use crate::daemon::store::jobs::{Job, JobState};
 
 #[derive(Debug)]
 pub(crate) struct JobHandle {
@@ -38,6 +38,10 @@ impl JobHandle {
 
     pub(crate) fn snapshot(&self) -> JobSnapshot {
         self.snapshot.borrow().clone()
+    }
+
+    pub(super) fn state(&self) -> JobState {
+        self.snapshot.borrow().job.state
     }
 
     /// Subscribes to changes of the job.

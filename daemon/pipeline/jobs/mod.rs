@@ -17,6 +17,7 @@
 //! also in memory, for the clients that watch them.
 
 mod completion;
+mod counts;
 mod handle;
 pub(crate) mod id;
 mod pending_budget;
@@ -36,6 +37,7 @@ use ulid::{Generator, Ulid};
 
 pub(crate) use self::handle::{JobHandle, JobSnapshot};
 use self::{
+    counts::EndedJobCounts,
     pending_budget::{PendingJobsBudget, PendingJobsUsage},
     queues::{JobConcurrencyLimits, JobQueueEntry, JobQueues},
 };
@@ -64,6 +66,8 @@ pub(crate) struct JobRegistry {
     state: Mutex<JobsState>,
     /// Held for reading during a submission, while the database may have the job and the state not.
     submit_lock: RwLock<()>,
+    /// Jobs that have ended since the daemon started.
+    ended: EndedJobCounts,
     shutdown: Shutdown,
 }
 
@@ -169,6 +173,7 @@ impl JobRegistry {
             ids: Mutex::new(Generator::new()),
             state: Mutex::new(state),
             submit_lock: RwLock::default(),
+            ended: EndedJobCounts::default(),
             shutdown: shutdown.clone(),
         });
 
@@ -410,6 +415,20 @@ impl JobRegistry {
         if let Err(error) = task::spawn_blocking(move || jobs.params.remove(&id)).await {
             tracing::error!(%error, "cannot erase the parameters of a job");
         }
+    }
+
+    /// Counts the jobs that have not ended, by the name of their state.
+    pub(crate) fn live_counts(&self) -> [(&'static str, u64); 2] {
+        let state = self.state();
+        let live = state.live_jobs.values();
+        let running = live.filter(|job| job.handle.state() == JobState::Running).count();
+        let queued = state.live_jobs.len() - running;
+        [("queued", queued as u64), ("running", running as u64)]
+    }
+
+    /// Counts the jobs that have ended since the daemon started, by the name of their state.
+    pub(crate) fn ended_counts(&self) -> [(&'static str, u64); 3] {
+        self.ended.by_state()
     }
 
     fn state(&self) -> MutexGuard<'_, JobsState> {

@@ -7,7 +7,10 @@ use std::{
         fd::{AsFd as _, OwnedFd},
         unix::ffi::OsStrExt as _,
     },
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -50,6 +53,28 @@ pub(super) struct SlotBuilder {
     pub(super) cgroups: Option<Arc<Cgroups>>,
     /// The keeper, which can lower CPU shares.
     pub(super) keeper: Arc<Mutex<Channel>>,
+    /// Whether the slot has made no sandbox yet.
+    pub(super) is_new_slot: AtomicBool,
+    pub(super) counts: Arc<BuildCounts>,
+}
+
+/// Numbers of sandboxes that were built.
+#[derive(Debug, Default)]
+pub(in crate::daemon::sandbox) struct BuildCounts {
+    in_new_slots: AtomicU64,
+    in_reused_slots: AtomicU64,
+}
+
+impl BuildCounts {
+    /// Sandboxes that were the first of their slot.
+    pub(in crate::daemon::sandbox) fn in_new_slots(&self) -> u64 {
+        self.in_new_slots.load(Ordering::Relaxed)
+    }
+
+    /// Sandboxes of slots that had made others.
+    pub(in crate::daemon::sandbox) fn in_reused_slots(&self) -> u64 {
+        self.in_reused_slots.load(Ordering::Relaxed)
+    }
 }
 
 /// Timeout of building one sandbox. It normally takes a millisecond.
@@ -67,6 +92,11 @@ pub(super) async fn build_sandbox(
     let sandbox = timeout(BUILD_TIMEOUT, request_sandbox(slot, outcome_sender, builder, limits))
         .await
         .unwrap_or_else(|_| Err(build_timeout_failure(Stage::RunNamespaces)))?;
+
+    let is_new_slot = builder.is_new_slot.swap(false, Ordering::Relaxed);
+    let counts = &builder.counts;
+    let count = if is_new_slot { &counts.in_new_slots } else { &counts.in_reused_slots };
+    count.fetch_add(1, Ordering::Relaxed);
     Ok((sandbox, outcome))
 }
 

@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use self::build::{
-    BUILD_TIMEOUT, SlotBuilder, build_sandbox, build_timeout_failure, measure_sandbox,
+    BUILD_TIMEOUT, BuildCounts, SlotBuilder, build_sandbox, build_timeout_failure, measure_sandbox,
 };
 use super::{
     cgroup::Cgroups,
@@ -80,6 +80,7 @@ pub(super) struct PoolContext {
     /// The pools can build no sandbox once the keeper has died.
     pub(super) keeper_died: Arc<AtomicBool>,
     pub(super) failing_changed: Arc<Notify>,
+    pub(super) build_counts: Arc<BuildCounts>,
 }
 
 #[derive(Debug, Default)]
@@ -350,6 +351,8 @@ impl SandboxPool {
             generation,
             cgroups: self.context.cgroups.clone(),
             keeper: Arc::clone(&self.context.keeper),
+            is_new_slot: AtomicBool::new(true),
+            counts: Arc::clone(&self.context.build_counts),
         };
 
         loop {
@@ -373,6 +376,7 @@ impl SandboxPool {
                 Some(SlotOutcome::Free) => {
                     (slot, builder.proxy_listener, builder.generation) =
                         self.make_slot_uncancelled().await?;
+                    builder.is_new_slot = AtomicBool::new(true);
                 }
                 Some(SlotOutcome::Quarantined(sandbox)) => {
                     self.quarantine(sandbox);

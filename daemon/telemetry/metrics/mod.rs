@@ -67,10 +67,9 @@ pub(crate) struct ToolMeasurement {
     pub(crate) duration: Duration,
 }
 
-/// A run or started process that ended.
+/// A run or started process that ran and ended.
 #[derive(Debug)]
 pub(crate) struct ProcessMeasurement {
-    pub(crate) termination_reason: &'static str,
     pub(crate) exceeded_limit: Option<&'static str>,
     pub(crate) usage: Option<ProcessUsage>,
     /// Bytes of each stream, and whether its inline output was truncated. By name of the stream.

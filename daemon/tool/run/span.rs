@@ -1,19 +1,23 @@
 //! The span of a command's process.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use opentelemetry::{KeyValue, trace::SpanKind};
 
 use crate::daemon::{
     error::Error,
     process::{
-        outcome::{CommandOutcome, signal_name},
+        outcome::{CommandOutcome, ResourceLimit, signal_name},
         result::CommandResult,
         supervisor::RunObserver,
     },
     sandbox::limits::RunLimits,
     telemetry::{
         Telemetry,
+        metrics::{ActiveGuard, Metrics, ProcessMeasurement, ProcessUsage},
         semconv::{self, process_error},
         spans::OtelSpan,
     },
@@ -22,6 +26,9 @@ use crate::daemon::{
 
 pub(super) struct ProcessSpan {
     span: OtelSpan,
+    metrics: Metrics,
+    started: Instant,
+    _active: ActiveGuard,
 }
 
 impl ProcessSpan {
@@ -63,6 +70,9 @@ impl ProcessSpan {
                 attributes,
                 tool_span.context(),
             ),
+            metrics: telemetry.metrics().clone(),
+            started: Instant::now(),
+            _active: telemetry.metrics().start_process(),
         }
     }
 
@@ -74,7 +84,7 @@ impl ProcessSpan {
     /// Ends the span of a command that ran. A failure of the command marks only this span: the call
     /// succeeded.
     pub(super) fn finish(self, result: &CommandResult) {
-        let span = self.span;
+        let span = &self.span;
 
         let termination = &result.termination;
         let error_type = match termination.outcome {
@@ -97,7 +107,8 @@ impl ProcessSpan {
             span.set(semconv::LIMIT_EXCEEDED, limit.name());
         }
 
-        span.set(semconv::PROCESS_TERMINATION_REASON, error_type.unwrap_or("exit_zero"));
+        let termination_reason = error_type.unwrap_or("exit_zero");
+        span.set(semconv::PROCESS_TERMINATION_REASON, termination_reason);
         if let Some(usage) = &termination.usage {
             let seconds = |micros| Duration::from_micros(micros).as_secs_f64();
             span.set(semconv::PROCESS_CPU_USER, seconds(usage.user_us));
@@ -113,11 +124,36 @@ impl ProcessSpan {
         if let Some(error_type) = error_type {
             span.fail(error_type);
         }
-        span.end();
+        self.record_end(termination_reason, result);
+        self.span.end();
+    }
+
+    /// Records the metrics of a command that ran.
+    fn record_end(&self, termination_reason: &'static str, result: &CommandResult) {
+        if !self.metrics.is_enabled() {
+            return;
+        }
+        let termination = &result.termination;
+        let usage = termination.usage.as_ref().map(|usage| ProcessUsage {
+            user: Duration::from_micros(usage.user_us),
+            system: Duration::from_micros(usage.system_us),
+            peak_memory_bytes: usage.max_rss_kib.saturating_mul(1024),
+        });
+        let (stdout, stderr) = (&result.stdout, &result.stderr);
+        self.metrics.record_process_end(termination_reason, self.started.elapsed());
+        self.metrics.record_process(&ProcessMeasurement {
+            exceeded_limit: termination.exceeded_limit.map(ResourceLimit::name),
+            usage,
+            output: [
+                ("stdout", stdout.total_bytes, stdout.truncated),
+                ("stderr", stderr.total_bytes, stderr.truncated),
+            ],
+        });
     }
 
     /// Ends the span of a command that was not run, or whose sandbox was lost.
     pub(super) fn fail(self, error: Error, error_type: &'static str) -> Error {
+        self.metrics.record_process_end(error_type, self.started.elapsed());
         self.span.fail(error_type);
         self.span.end();
         error
