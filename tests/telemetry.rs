@@ -1,8 +1,10 @@
-//! Telemetry that the daemon exports to a collector: the three spans of a call and their parents,
+//! Telemetry that the daemon exports: the three spans of a call and their parents, metrics and logs,
 //! and delivery of the last ones at shutdown.
 
 mod calls;
 mod export;
+mod metrics;
+mod signals;
 
 use std::collections::HashMap;
 

@@ -349,7 +349,8 @@ mod tests {
             assert_eq!(with(&[endpoint, disabled]).endpoint(signal), None);
         }
 
-        let without_metrics = with(&[endpoint, ("OTEL_METRICS_EXPORTER", "none")]);
+        let variables = [endpoint, ("OTEL_METRICS_EXPORTER", "none")];
+        let without_metrics = with(&variables);
         assert_eq!(without_metrics.endpoint(Signal::Metrics), None);
         assert!(without_metrics.endpoint(Signal::Traces).is_some());
     }

@@ -1,4 +1,4 @@
-//! An OTLP trace collector that stores the spans it receives.
+//! An OTLP collector that stores the spans, metrics and log records it receives.
 
 use std::{
     net::TcpListener,
@@ -6,11 +6,23 @@ use std::{
 };
 
 use opentelemetry_proto::tonic::{
-    collector::trace::v1::{
-        ExportTraceServiceRequest, ExportTraceServiceResponse,
-        trace_service_server::{TraceService, TraceServiceServer},
+    collector::{
+        logs::v1::{
+            ExportLogsServiceRequest, ExportLogsServiceResponse,
+            logs_service_server::{LogsService, LogsServiceServer},
+        },
+        metrics::v1::{
+            ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+            metrics_service_server::{MetricsService, MetricsServiceServer},
+        },
+        trace::v1::{
+            ExportTraceServiceRequest, ExportTraceServiceResponse,
+            trace_service_server::{TraceService, TraceServiceServer},
+        },
     },
     common::v1::{KeyValue, any_value::Value},
+    logs::v1::LogRecord,
+    metrics::v1::Metric,
     resource::v1::Resource,
     trace::v1::Span,
 };
@@ -21,9 +33,19 @@ use tonic::{
     transport::{Certificate, Identity, Server, ServerTlsConfig},
 };
 
-/// An OTLP trace collector. Clones share the received spans.
+/// An OTLP collector. Clones share what it receives.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Collector(Arc<Mutex<Vec<(Resource, Span)>>>);
+pub(crate) struct Collector(Arc<Mutex<Received>>);
+
+#[derive(Debug, Default)]
+struct Received {
+    spans: Vec<(Resource, Span)>,
+    /// The metrics of the last export.
+    metrics: Vec<Metric>,
+    logs: Vec<LogRecord>,
+    /// Resources of metrics and of logs.
+    other_resources: Vec<Resource>,
+}
 
 #[tonic::async_trait]
 impl TraceService for Collector {
@@ -35,10 +57,45 @@ impl TraceService for Collector {
         for group in request.into_inner().resource_spans {
             let resource = group.resource.unwrap_or_default();
             let spans = group.scope_spans.into_iter().flat_map(|scope| scope.spans);
-            received.extend(spans.map(|span| (resource.clone(), span)));
+            received.spans.extend(spans.map(|span| (resource.clone(), span)));
         }
 
         Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+#[tonic::async_trait]
+impl MetricsService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportMetricsServiceRequest>,
+    ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
+        let mut received = self.0.lock().unwrap();
+        received.metrics.clear();
+        for group in request.into_inner().resource_metrics {
+            received.other_resources.extend(group.resource);
+            let metrics = group.scope_metrics.into_iter().flat_map(|scope| scope.metrics);
+            received.metrics.extend(metrics);
+        }
+
+        Ok(Response::new(ExportMetricsServiceResponse::default()))
+    }
+}
+
+#[tonic::async_trait]
+impl LogsService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportLogsServiceRequest>,
+    ) -> Result<Response<ExportLogsServiceResponse>, Status> {
+        let mut received = self.0.lock().unwrap();
+        for group in request.into_inner().resource_logs {
+            received.other_resources.extend(group.resource);
+            let records = group.scope_logs.into_iter().flat_map(|scope| scope.log_records);
+            received.logs.extend(records);
+        }
+
+        Ok(Response::new(ExportLogsServiceResponse::default()))
     }
 }
 
@@ -78,10 +135,14 @@ impl Collector {
         let collector = Self::default();
         listener.set_nonblocking(true).unwrap();
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-        let service = TraceServiceServer::new(collector.clone());
-        let service = service.accept_compressed(CompressionEncoding::Gzip);
-        let server =
-            server.add_service(service).serve_with_incoming(TcpListenerStream::new(listener));
+        let traces = TraceServiceServer::new(collector.clone());
+        let metrics = MetricsServiceServer::new(collector.clone());
+        let logs = LogsServiceServer::new(collector.clone());
+        let server = server
+            .add_service(traces.accept_compressed(CompressionEncoding::Gzip))
+            .add_service(metrics.accept_compressed(CompressionEncoding::Gzip))
+            .add_service(logs.accept_compressed(CompressionEncoding::Gzip))
+            .serve_with_incoming(TcpListenerStream::new(listener));
         tokio::spawn(server);
 
         collector
@@ -90,13 +151,28 @@ impl Collector {
     /// The received spans of a trace.
     pub(crate) fn spans_of_trace(&self, id: &str) -> Vec<Span> {
         let received = self.0.lock().unwrap();
-        let spans = received.iter().map(|(_, span)| span);
+        let spans = received.spans.iter().map(|(_, span)| span);
         spans.filter(|span| hex(&span.trace_id) == id).cloned().collect()
     }
 
     /// The resource of the first received span.
     pub(crate) fn first_resource(&self) -> Resource {
-        self.0.lock().unwrap().first().unwrap().0.clone()
+        self.0.lock().unwrap().spans.first().unwrap().0.clone()
+    }
+
+    /// The metrics of the last export.
+    pub(crate) fn metrics(&self) -> Vec<Metric> {
+        self.0.lock().unwrap().metrics.clone()
+    }
+
+    /// The received log records.
+    pub(crate) fn log_records(&self) -> Vec<LogRecord> {
+        self.0.lock().unwrap().logs.clone()
+    }
+
+    /// The resources of the received metrics and log records.
+    pub(crate) fn other_resources(&self) -> Vec<Resource> {
+        self.0.lock().unwrap().other_resources.clone()
     }
 }
 

@@ -162,3 +162,58 @@ metrics! {
     DAEMON_UPTIME = "process.uptime", Gauge, "s", [],
         "time since the start of the daemon";
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, env, fs};
+
+    use super::*;
+
+    const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/telemetry.md");
+    const HEADER: &str = "| metric | kind | unit | attributes | content |\n|---|---|---|---|---|\n";
+
+    /// The rows of the documentation.
+    fn documented_rows() -> String {
+        let row = |metric: &&MetricSpec| {
+            let attributes: Vec<_> =
+                metric.attributes.iter().map(|attribute| format!("`{attribute}`")).collect();
+            format!(
+                "| `{}` | {} | `{}` | {} | {} |\n",
+                metric.name,
+                metric.kind.name(),
+                metric.unit,
+                if attributes.is_empty() { "–".to_owned() } else { attributes.join(", ") },
+                metric.description,
+            )
+        };
+        METRICS.iter().map(row).collect()
+    }
+
+    /// `JIG_UPDATE_PAGES=1` rewrites the table.
+    #[test]
+    fn metrics_page_has_the_table() {
+        let page = fs::read_to_string(PAGE).unwrap();
+        let (before, rest) = page.split_once(HEADER).expect("the page has the table");
+        let (rows, after) = rest.split_once("\n\n").unwrap();
+        let expected = documented_rows();
+        if env::var_os("JIG_UPDATE_PAGES").is_some() {
+            fs::write(PAGE, format!("{before}{HEADER}{expected}\n{after}")).unwrap();
+            return;
+        }
+        assert_eq!(
+            format!("{rows}\n"),
+            expected,
+            "rewrite docs/telemetry.md with: JIG_UPDATE_PAGES=1 cargo test --lib metrics_page"
+        );
+    }
+
+    #[test]
+    fn names_are_unique_and_in_known_namespaces() {
+        let names: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), METRICS.len());
+        for name in names {
+            let known = ["rpc.server.", "gen_ai.", "process.", "jig."];
+            assert!(known.iter().any(|namespace| name.starts_with(namespace)), "{name}");
+        }
+    }
+}
