@@ -35,7 +35,7 @@
 //!   sys/            raw system calls; the only module with `unsafe`
 //!   store/          state directory: database, sessions, events, artifacts
 //!   queue/          fair queues and limiters over callers
-//!   telemetry/      spans, attribute names, propagation, logs
+//!   telemetry/      spans, metrics, attribute names, propagation, logs
 //!   error.rs error/ errors of calls: reasons, messages, suggestions
 //!   task.rs checksum.rs fd_exhaustion.rs  tasks; SHA-256; waiting for file descriptors
 //!   fuzz.rs         entry points of the fuzz targets
@@ -114,7 +114,7 @@
 //! | rustls, tokio-rustls, x509-cert | TLS; names in client certificates |
 //! | reqwest, url, htmd, encoding_rs | `fetch_url`: HTTP, HTML to Markdown, character sets |
 //! | jsonschema, toml, serde | parameters of custom tools; configuration |
-//! | opentelemetry, tracing | spans and logs |
+//! | opentelemetry, prometheus, tracing | spans, metrics and logs |
 //! | rmcp | the Model Context Protocol |
 //! | clap, indicatif, anstream | command line, progress and colours of `jig` |
 //!

@@ -27,12 +27,13 @@ pub(crate) mod listener;
 mod metrics_listener;
 pub(crate) mod peer;
 mod revocation;
+mod served_addresses;
 pub(crate) mod tls;
 mod trace;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    io::{self, Write as _},
+    io,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -53,6 +54,7 @@ use self::{
     health_listener::health_only,
     listener::Listeners,
     metrics_listener::metrics_only,
+    served_addresses::ServedAddresses,
     trace::STANDARD_METHODS,
 };
 use crate::{
@@ -117,31 +119,6 @@ pub(crate) struct ServerContext {
     pub(crate) state_lost: Option<watch::Receiver<bool>>,
 }
 
-/// The addresses for health checks and for metrics.
-#[derive(Debug)]
-struct MonitoringAddresses {
-    health: Vec<String>,
-    metrics: Vec<String>,
-}
-
-impl MonitoringAddresses {
-    fn of(listeners: &Listeners) -> Self {
-        Self {
-            health: listeners.addresses_of(ListenerProtocol::Health),
-            metrics: listeners.addresses_of(ListenerProtocol::Metrics),
-        }
-    }
-
-    fn log(&self) {
-        if !self.health.is_empty() {
-            tracing::info!(addresses = ?self.health, "serving health checks");
-        }
-        if !self.metrics.is_empty() {
-            tracing::info!(addresses = ?self.metrics, "serving metrics");
-        }
-    }
-}
-
 /// The event that begins shutdown.
 #[derive(Debug)]
 pub(crate) enum ShutdownTrigger {
@@ -185,9 +162,8 @@ pub(crate) async fn serve(
     let conditions = HealthConditions { can_run_commands, ..HealthConditions::default() };
     let health = Health::start(reporter, service_names(&methods), conditions).await;
 
-    let addresses = listeners.addresses();
     let monitoring = listeners.take_monitoring();
-    let monitoring_addresses = MonitoringAddresses::of(&monitoring);
+    let addresses = ServedAddresses::new(&listeners, &monitoring);
     let buffered = Arc::<ByteBudget>::default();
     let grpc_of = |methods, routes| grpc_service(&pipeline, methods, routes, &buffered);
     let health_grpc = grpc_of(HashSet::new(), Routes::new(health_service.clone()));
@@ -233,10 +209,9 @@ pub(crate) async fn serve(
     monitoring.accept(server_of, &health, &terminate);
 
     if announce {
-        print_addresses(&addresses, &monitoring_addresses)?;
+        addresses.print()?;
     }
-    tracing::info!(addresses = ?addresses, "serving");
-    monitoring_addresses.log();
+    addresses.log();
     if let Some(state_lost) = state_lost {
         spawn_state_watch(health.clone(), state_lost);
     }
@@ -332,21 +307,6 @@ fn routes(
                 .max_decoding_message_size(MAX_REQUEST_BYTES),
         )
         .add_service(DaemonServiceServer::new(info))
-}
-
-fn print_addresses(addresses: &[String], monitoring: &MonitoringAddresses) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    for address in addresses {
-        writeln!(stdout, "listening on {address}")?;
-    }
-    // Last: programs read the addresses for calls first.
-    for address in &monitoring.health {
-        writeln!(stdout, "health checks on {address}")?;
-    }
-    for address in &monitoring.metrics {
-        writeln!(stdout, "metrics on {address}")?;
-    }
-    stdout.flush()
 }
 
 /// Starts a task that reports to health whether the state directory is lost.

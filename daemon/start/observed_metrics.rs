@@ -56,7 +56,7 @@ fn observe_pipeline(metrics: &Metrics, pipeline: &Arc<Pipeline>) {
         pipeline.admission.queued()
     });
     observe_number(metrics, &table::APPROVALS_PENDING, pipeline, |pipeline| {
-        pipeline.approvals.pending_count()
+        pipeline.approvals.list_pending().len()
     });
     observe_number(metrics, &table::SESSIONS_OPEN, pipeline, |pipeline| {
         pipeline.state_dir.sessions().open_count()

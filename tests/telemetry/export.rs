@@ -130,7 +130,7 @@ async fn spans_are_exported_over_tls_to_trusted_collectors() {
 async fn unsupported_environment_variables_are_logged() {
     let setup = Setup::new()
         .environment(ENDPOINT_VARIABLE, "127.0.0.1:1")
-        .environment("OTEL_METRICS_EXPORTER", "otlp")
+        .environment("OTEL_METRICS_EXPORTER", "console")
         .environment("OTEL_TRACES_SAMPLER", "xray")
         .environment("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
     let daemon = setup.start().await;

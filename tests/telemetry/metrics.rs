@@ -6,13 +6,13 @@ use std::{
 };
 
 use jig::api::v1::{
-    LowerLimits, RunRequest, StartRequest, process_service_client::ProcessServiceClient,
+    LowerLimits, ReadFileRequest, RunRequest, process_service_client::ProcessServiceClient,
 };
 use rustix::process::Signal;
 
 use crate::support::{
-    CurlResponse, Daemon, Refusal, Setup, argv, curl, eventually, parse_curl_response, promptly,
-    shell, with_metadata,
+    CurlResponse, Daemon, KeyFile, Refusal, Setup, argv, curl, eventually, parse_curl_response,
+    promptly, shell, start_request, with_key,
 };
 
 const PAGE: &str = include_str!("../../docs/telemetry.md");
@@ -156,33 +156,43 @@ fn value(text: &str, prefix: &str) -> f64 {
 }
 
 /// Makes calls of each kind: the documented metrics all get a value.
-async fn make_calls(daemon: &Daemon) {
-    daemon.output(shell("echo text")).await;
-    daemon.run(argv(&["sh", "-c", "exit 3"])).await;
-    let limits = LowerLimits { output_bytes: Some(1024), ..LowerLimits::default() };
-    daemon.run(RunRequest { limits: Some(limits), ..shell("head -c 100000 /dev/zero") }).await;
-    daemon.run_failing(argv(&["no-such-program"]), "COMMAND_NOT_FOUND").await;
-    assert_eq!(daemon.read_file("missing").await.unwrap_err().reason, "FILE_NOT_FOUND");
-    assert_eq!(daemon.read_file("secret").await.unwrap_err().reason, "POLICY_DENIED");
+async fn make_calls(daemon: &Daemon, key: &str) {
+    daemon.output(with_key(key, shell("echo text"))).await;
+    daemon.run(with_key(key, argv(&["sh", "-c", "exit 3"]))).await;
+    let limits = Some(LowerLimits { output_bytes: Some(1024), ..LowerLimits::default() });
+    let request = RunRequest { limits, ..shell("head -c 100000 /dev/zero") };
+    daemon.run(with_key(key, request)).await;
+    let missing = with_key(key, argv(&["no-such-program"]));
+    daemon.try_run(missing).await.unwrap_err();
+    for (path, reason) in [("missing", "FILE_NOT_FOUND"), ("secret", "POLICY_DENIED")] {
+        let request = ReadFileRequest { path: path.to_owned(), ..ReadFileRequest::default() };
+        let refused = daemon.tools().read_file(with_key(key, request)).await.unwrap_err();
+        assert_eq!(Refusal::from_status(&refused).reason, reason);
+    }
 
     let mut processes = ProcessServiceClient::new(daemon.channel());
-    let start = || StartRequest { argv: vec!["sleep".into(), "1000".into()], ..Default::default() };
-    let first = processes.start(start()).await.unwrap();
-    let refused = Refusal::from_status(&processes.start(start()).await.unwrap_err());
-    assert_eq!(refused.reason, "RESOURCE_EXHAUSTED");
+    let sleep = || start_request(argv(&["sleep", "1000"]));
+    let first = processes.start(with_key(key, sleep())).await.unwrap();
+    let refused = processes.start(with_key(key, sleep())).await.unwrap_err();
+    assert_eq!(Refusal::from_status(&refused).reason, "RESOURCE_EXHAUSTED");
     drop(first);
 
-    let wrong_key = with_metadata("authorization", "Bearer wrong", shell("true"));
-    daemon.try_run(wrong_key).await.unwrap_err();
+    daemon.try_run(shell("true")).await.unwrap_err();
+    let bearer = format!("authorization: Bearer {key}");
     let grpc = ["--http2-prior-knowledge", "-X", "POST", "-H", "content-type: application/grpc"];
-    curl(daemon, &grpc, "/jig.v1.ToolService/NoSuchMethod");
+    let arguments = [&grpc[..], &["-H", &bearer]].concat();
+    curl(daemon, &arguments, "/jig.v1.ToolService/NoSuchMethod");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_documented_metric_is_emitted_and_no_other() {
     let config = "[limits]\nconcurrent_processes = 1\n[[policy.rules]]\nname = \"no-secrets\"\ntool = \"read_file\"\npattern = '\"path\":\"secret\"'\naction = \"deny\"";
-    let (daemon, address) = start_with_metrics(Setup::new().workspace_table(config)).await;
-    make_calls(&daemon).await;
+    let keys = KeyFile::new();
+    let key = keys.add_key("tester", "admin", &[]);
+    let setup = Setup::new().workspace_table(config);
+    let setup = setup.arguments(&["--keys", &keys.path().display().to_string()]);
+    let (daemon, address) = start_with_metrics(setup).await;
+    make_calls(&daemon, &key).await;
 
     let expected = documented_families();
     eventually("all metrics have values", async || {
@@ -216,7 +226,7 @@ async fn every_documented_metric_is_emitted_and_no_other() {
     assert!(value(&text, "process_memory_usage_bytes") > 1e6, "{text}");
     assert!(value(&text, "process_cpu_time_seconds_total") > 0.0, "{text}");
     // No principals, paths, ids or names of programs.
-    for text_of_users in ["uid:", "secret", "no-such-program", "NoSuchMethod", "sleep"] {
+    for text_of_users in ["tester", "secret", "no-such-program", "NoSuchMethod", "sleep"] {
         assert!(!text.contains(text_of_users), "{text_of_users}: {text}");
     }
 }

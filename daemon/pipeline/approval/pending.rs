@@ -316,11 +316,6 @@ impl PendingApprovals {
         }
     }
 
-    /// Returns the number of pending approvals.
-    pub(crate) fn pending_count(&self) -> usize {
-        self.pending().len()
-    }
-
     /// Returns the pending approvals, oldest first.
     pub(crate) fn list_pending(&self) -> Vec<Arc<Approval>> {
         self.pending().values().map(|pending| Arc::clone(&pending.approval)).collect()

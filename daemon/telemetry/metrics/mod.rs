@@ -71,14 +71,14 @@ pub(crate) struct ToolMeasurement {
 #[derive(Debug)]
 pub(crate) struct ProcessMeasurement {
     pub(crate) exceeded_limit: Option<&'static str>,
-    pub(crate) usage: Option<ProcessUsage>,
+    pub(crate) usage: Option<MeasuredUsage>,
     /// Bytes of each stream, and whether its inline output was truncated. By name of the stream.
     pub(crate) output: [(&'static str, u64, bool); 2],
 }
 
 /// Resources that a process used.
 #[derive(Debug)]
-pub(crate) struct ProcessUsage {
+pub(crate) struct MeasuredUsage {
     pub(crate) user: Duration,
     pub(crate) system: Duration,
     pub(crate) peak_memory_bytes: u64,

@@ -17,7 +17,7 @@ use crate::daemon::{
     sandbox::limits::RunLimits,
     telemetry::{
         Telemetry,
-        metrics::{ActiveGuard, Metrics, ProcessMeasurement, ProcessUsage},
+        metrics::{ActiveGuard, MeasuredUsage, Metrics, ProcessMeasurement},
         semconv::{self, process_error},
         spans::OtelSpan,
     },
@@ -134,7 +134,7 @@ impl ProcessSpan {
             return;
         }
         let termination = &result.termination;
-        let usage = termination.usage.as_ref().map(|usage| ProcessUsage {
+        let usage = termination.usage.as_ref().map(|usage| MeasuredUsage {
             user: Duration::from_micros(usage.user_us),
             system: Duration::from_micros(usage.system_us),
             peak_memory_bytes: usage.max_rss_kib.saturating_mul(1024),
