@@ -13,11 +13,11 @@ pub(crate) mod metrics;
 mod otlp;
 pub(crate) mod prometheus_text;
 pub(crate) mod propagation;
+mod resource;
 pub(crate) mod semconv;
 pub(crate) mod spans;
 
 use std::{
-    env,
     error::Error,
     thread,
     time::{Duration, Instant},
@@ -41,6 +41,7 @@ use self::{
     metrics::{Metrics, table},
     prometheus_text::PrometheusText,
     propagation::Propagators,
+    resource::detect_resource,
 };
 
 /// How long the export of the last telemetry may take at shutdown.
@@ -95,7 +96,7 @@ impl Telemetry {
             metrics: ExportStats::new(Signal::Metrics),
             logs: ExportStats::new(Signal::Logs),
         };
-        let resource = resource();
+        let resource = detect_resource();
         let scope = InstrumentationScope::builder("jig")
             .with_version(env!("CARGO_PKG_VERSION"))
             .with_schema_url(semconv::SCHEMA_URL)
@@ -275,27 +276,4 @@ fn build_exporter<F: Fn(&str) -> Option<String>, E>(
             None
         }
     }
-}
-
-fn resource() -> Resource {
-    let mut attributes = vec![
-        KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
-        KeyValue::new("service.instance.id", ulid::Ulid::generate().to_string()),
-        KeyValue::new("process.pid", i64::from(std::process::id())),
-        KeyValue::new("process.executable.name", "jigd"),
-        KeyValue::new("process.runtime.name", "rust"),
-        KeyValue::new("os.type", "linux"),
-    ];
-    if let Ok(host) = rustix::system::uname().nodename().to_str() {
-        attributes.push(KeyValue::new("host.name", host.to_owned()));
-    }
-
-    let mut builder = Resource::builder().with_attributes(attributes);
-    // A name set here would override the one in the environment.
-    let has_name_attribute =
-        env::var("OTEL_RESOURCE_ATTRIBUTES").is_ok_and(|list| list.contains("service.name="));
-    if env::var_os("OTEL_SERVICE_NAME").is_none() && !has_name_attribute {
-        builder = builder.with_service_name("jigd");
-    }
-    builder.build()
 }

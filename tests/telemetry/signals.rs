@@ -34,7 +34,10 @@ fn body(record: &LogRecord) -> String {
 async fn collector_receives_traces_metrics_and_logs_of_a_call() {
     let (collector, endpoint) = Collector::start();
     let arguments = ["--log-calls", "--log-level", "debug"];
-    let mut daemon = exporting_setup(&endpoint).arguments(&arguments).start().await;
+    let setup = exporting_setup(&endpoint)
+        .environment("OTEL_RESOURCE_ATTRIBUTES", "host.name=named-by-operator")
+        .arguments(&arguments);
+    let mut daemon = setup.start().await;
     let id = "d".repeat(32);
     run_in_trace(&daemon, &id, shell("true")).await.unwrap();
 
@@ -66,8 +69,9 @@ async fn collector_receives_traces_metrics_and_logs_of_a_call() {
         assert!(documented.contains_key(&metric.name), "{} is not documented", metric.name);
     }
     for resource in collector.other_resources() {
-        let name = attribute_text(&resource.attributes, "service.name");
-        assert_eq!(name.as_deref(), Some("jigd"));
+        for (name, value) in [("service.name", "jigd"), ("host.name", "named-by-operator")] {
+            assert_eq!(attribute_text(&resource.attributes, name).as_deref(), Some(value));
+        }
     }
 
     daemon.signal(Signal::TERM);

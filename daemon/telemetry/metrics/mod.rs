@@ -170,11 +170,13 @@ impl Metrics {
         let Some(all) = &self.0 else { return };
         let tool = KeyValue::new(semconv::GEN_AI_TOOL_NAME, call.tool);
         let seconds = call.duration.as_secs_f64();
+        let operation = KeyValue::new(semconv::GEN_AI_OPERATION_NAME, "execute_tool");
         match call.error_type {
-            Some(kind) => all
-                .tool_duration
-                .record(seconds, &[tool.clone(), KeyValue::new(semconv::ERROR_TYPE, kind)]),
-            None => all.tool_duration.record(seconds, std::slice::from_ref(&tool)),
+            Some(kind) => {
+                let error = KeyValue::new(semconv::ERROR_TYPE, kind);
+                all.tool_duration.record(seconds, &[operation, tool.clone(), error]);
+            }
+            None => all.tool_duration.record(seconds, &[operation, tool.clone()]),
         }
 
         let outcome = KeyValue::new(semconv::OUTCOME, call.outcome);

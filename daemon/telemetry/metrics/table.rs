@@ -100,7 +100,7 @@ metrics! {
         [semconv::LISTENER],
         "open connections";
     TOOL_DURATION = "gen_ai.execute_tool.duration", Histogram(WORK_BUCKETS), "s",
-        [semconv::GEN_AI_TOOL_NAME, semconv::ERROR_TYPE],
+        [semconv::GEN_AI_OPERATION_NAME, semconv::GEN_AI_TOOL_NAME, semconv::ERROR_TYPE],
         "duration of tool calls, without the time in queues";
     TOOL_CALLS = "jig.tool.calls", Counter, "{call}",
         [semconv::GEN_AI_TOOL_NAME, semconv::OUTCOME, semconv::REASON],
