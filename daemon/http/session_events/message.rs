@@ -129,10 +129,9 @@ fn event_messages(
 /// The message of a record, and the result of its call if no other message has it.
 fn record_messages(event: Event, position: &mut EventPosition) -> Vec<EventMessage> {
     let replay = position.record(&event);
-    let result = match event.result_absence() {
-        ResultAbsence::Unspecified => None,
-        absence => Some(result_message(absent_result_payload(&event, absence), position)),
-    };
+    let absence = event.result_absence();
+    let result = (absence != ResultAbsence::Unspecified)
+        .then(|| result_message(absent_result_payload(&event, absence), position));
     let record = match replay {
         Replay::Skip => return Vec::new(),
         Replay::ResultOnly => None,

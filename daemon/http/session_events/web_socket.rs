@@ -161,13 +161,12 @@ fn end_frame(error: Option<Code>) -> CloseFrame {
 
 /// How the socket closes after a client's frame that is not readable; `None` if the client is gone.
 fn unreadable_frame(error: axum::Error) -> Option<CloseFrame> {
-    match *error.into_inner().downcast().ok()? {
-        tungstenite::Error::Capacity(_) => {
-            Some(frame(close_code::SIZE, "this socket takes no messages"))
-        }
-        tungstenite::Error::Protocol(_) => Some(frame(close_code::PROTOCOL, "no WebSocket frame")),
-        _ => None,
+    let error = error.into_inner().downcast::<tungstenite::Error>().ok()?;
+    if matches!(*error, tungstenite::Error::Capacity(_)) {
+        return Some(frame(close_code::SIZE, "this socket takes no messages"));
     }
+    matches!(*error, tungstenite::Error::Protocol(_))
+        .then(|| frame(close_code::PROTOCOL, "no WebSocket frame"))
 }
 
 fn frame(code: u16, reason: &'static str) -> CloseFrame {
