@@ -79,6 +79,7 @@ pub(super) fn job_json(job: &Job) -> Value {
         "submit_time": timestamp_text(job.submit_time),
         "start_time": timestamp_text(job.start_time),
         "end_time": timestamp_text(job.end_time),
+        "retention": job.retention.map(|retention| retention.to_string()),
         "result": job.result.as_ref().map(envelope::to_json),
     })
 }
