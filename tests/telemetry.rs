@@ -13,7 +13,7 @@ use opentelemetry_proto::tonic::trace::v1::{Span, span::SpanKind, status::Status
 use rustix::process::Signal;
 use tonic::{Request, Response, Status};
 
-use crate::support::{Collector, Daemon, Setup, argv, attribute_text, hex, shell};
+use crate::support::{Collector, Daemon, Setup, argv, attribute_text, eventually, hex, shell};
 
 /// The span of the caller, the parent of the RPC span.
 const CALLER_SPAN_ID: &str = "00f067aa0ba902b7";
@@ -249,6 +249,8 @@ async fn log_lines_are_json_with_the_trace_id_of_their_call() {
 
     let id = "a".repeat(32);
     run_in_trace(&daemon, &id, shell("true")).await.unwrap();
+    // The daemon logs the end of a call beside its response.
+    eventually("the call is logged", async || daemon.log().contains(&id)).await;
     let lines = daemon.log();
     let call_lines: Vec<serde_json::Value> = lines
         .lines()
