@@ -9,7 +9,7 @@ try_schemas() {
   local sdks=$tools/sdks rendered=$scratch/rendered dialects dialect format here=tests/clients/schemas
   mkdir -p "$rendered/results"
   # The error about an unknown dialect lists the dialects.
-  dialects=$("$jig" --address "$address" tools --dialect none 2>&1 | sed -n '1s/.* use one of //p' | tr -d ,) || true
+  dialects=$("$jig" --address "$address" tools --dialect none 2>&1 | sed -n '1s/.*, or one of //p' | tr -d ,) || true
   check "the daemon names its dialects" 0 'agentbench.*rauskuclaw' echo "$dialects"
   for dialect in contract $dialects; do
     for format in json-schema openai-chat openai-responses anthropic gemini mcp; do
