@@ -99,6 +99,10 @@ async fn descriptor_shortage_is_logged_once_per_episode() {
         wait_for_health(&daemon, ServingStatus::Serving).await;
 
         drop((unix, tcp));
+        eventually("the recovery is logged", async || {
+            lines_containing(&daemon.log(), "connections are accepted again").len() == episode
+        })
+        .await;
         let log = daemon.log();
         let warnings = lines_containing(&log, "no connection can be accepted");
         assert_eq!(warnings.len(), episode, "{log}");
