@@ -188,16 +188,10 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
     let state_dir =
         args.state_dir.take().or(file.state_dir.take()).unwrap_or_else(default_state_dir);
     let tls_files = listeners.iter().filter_map(|listener| listener.tls.as_ref()).chain(&tls);
+    let files = CredentialFile::all(key_file.as_deref(), args.config.as_deref(), tls_files);
     let probes = health_listener.iter().map(|address| (address, ListenerProtocol::Health));
     let metrics = metrics_listener.iter().map(|address| (address, ListenerProtocol::Metrics));
-    let addresses: Vec<_> = listeners
-        .iter()
-        .map(|listener| (&listener.address, listener.protocol))
-        .chain(probes)
-        .chain(metrics)
-        .map(|(address, protocol)| (address, protocol.setting()))
-        .collect();
-    let files = CredentialFile::all(key_file.as_deref(), args.config.as_deref(), tls_files);
+    let addresses = addresses_by_setting(&listeners, probes.chain(metrics));
     check_exposure(&workspaces, &state_dir, &addresses, &files, problems);
 
     let chown_workspace = args.chown_workspace || file.sandbox.chown_workspace.unwrap_or(false);
@@ -205,8 +199,8 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
         check_chown(&workspaces, problems);
     }
 
-    let network_mode = args.network.take().or(file.sandbox.network.take());
-    let (network, egress) = parse_network(network_mode.as_deref(), file.proxy.take(), problems);
+    let mode = args.network.take().or(file.sandbox.network.take());
+    let (network, egress) = parse_network(mode.as_deref(), file.proxy.take(), problems);
     let trust_loopback = args.trust_loopback || file.trust_loopback.unwrap_or(false);
     if trust_loopback {
         check_trust_loopback(has_keys, network, &egress, problems);
@@ -227,6 +221,15 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
         network,
         egress,
     }
+}
+
+/// The addresses of all listeners, with the setting that each is from.
+fn addresses_by_setting<'a>(
+    listeners: &'a [ListenerConfig],
+    others: impl Iterator<Item = (&'a ListenAddr, ListenerProtocol)>,
+) -> Vec<(&'a ListenAddr, &'static str)> {
+    let listeners = listeners.iter().map(|listener| (&listener.address, listener.protocol));
+    listeners.chain(others).map(|(address, protocol)| (address, protocol.setting())).collect()
 }
 
 /// Checks the workspaces with the binds, protected paths and timeouts that all of them share.

@@ -213,31 +213,41 @@ impl BodyLimits {
             self.push(&mut buffer, &data)?;
         }
 
-        let data = buffer.data.freeze();
-        let (data, permit) = if data.len() > LARGE_REQUEST_BYTES {
-            let permit = self.acquire_decode_permit(buffer.principal).await?;
-            let limits = Arc::clone(buffer.limits);
-            let connect = buffer.connect.take();
-            let prepared = task::spawn_blocking(move || {
-                let data = translate_request(connect.as_deref(), data)?;
-                let message = data.get(PREFIX_BYTES..).unwrap_or_default();
-                let violations = limits.oversized_fields(message);
-                if violations.is_empty() {
-                    Ok((data, Some(permit)))
-                } else {
-                    Err(Error::invalid(violations))
-                }
-            });
-            prepared.await.map_err(Error::internal).flatten()?
-        } else {
-            (translate_request(buffer.connect.as_deref(), data)?, None)
-        };
-        let held = (buffer.reservations, permit);
+        let reservations = mem::take(&mut buffer.reservations);
+        let (data, permit) = self.prepare_message(buffer).await?;
+        let held = (reservations, permit);
         Ok(Body::new(Full::new(data).map_frame(move |frame| {
             // Dropped together with the body, after the request was decoded.
             let _held = &held;
             frame
         })))
+    }
+
+    /// Translates a complete request into a message of gRPC. A large one is checked on a thread of
+    /// its own, with a permit to decode it.
+    async fn prepare_message(
+        &self,
+        buffer: RequestBuffer<'_>,
+    ) -> Result<(Bytes, Option<Permit>), Error> {
+        let data = buffer.data.freeze();
+        if data.len() <= LARGE_REQUEST_BYTES {
+            return Ok((translate_request(buffer.connect.as_deref(), data)?, None));
+        }
+
+        let permit = self.acquire_decode_permit(buffer.principal).await?;
+        let limits = Arc::clone(buffer.limits);
+        let connect = buffer.connect;
+        let prepared = task::spawn_blocking(move || {
+            let data = translate_request(connect.as_deref(), data)?;
+            let message = data.get(PREFIX_BYTES..).unwrap_or_default();
+            let violations = limits.oversized_fields(message);
+            if violations.is_empty() {
+                Ok((data, Some(permit)))
+            } else {
+                Err(Error::invalid(violations))
+            }
+        });
+        prepared.await.map_err(Error::internal).flatten()
     }
 
     /// Appends received data, and reserves memory for it, or for all once the length is known.

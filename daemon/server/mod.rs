@@ -26,6 +26,7 @@ pub(crate) mod inherited_listeners;
 pub(crate) mod listener;
 mod metrics_listener;
 pub(crate) mod peer;
+mod protocol_servers;
 mod revocation;
 mod served_addresses;
 pub(crate) mod tls;
@@ -49,11 +50,9 @@ use tonic_health::pb::health_server::{Health as HealthService, HealthServer};
 use tower::ServiceBuilder;
 
 use self::{
-    connection_server::ConnectionServer,
     health::{Health, HealthConditions},
-    health_listener::health_only,
     listener::Listeners,
-    metrics_listener::metrics_only,
+    protocol_servers::{GrpcServices, ProtocolServers, ProtocolSettings},
     served_addresses::ServedAddresses,
     trace::STANDARD_METHODS,
 };
@@ -71,12 +70,10 @@ use crate::{
         },
     },
     daemon::{
-        agent_sandbox::{self, AgentSandbox},
         catalog::MAX_REQUEST_BYTES,
         config::{
             http::HttpConfig,
             lifetimes::{ConnectionAge, ShutdownTimes},
-            listen::ListenerProtocol,
         },
         grpc::{
             approvals::ApprovalServiceHandler, artifacts::ArtifactServiceHandler,
@@ -85,7 +82,7 @@ use crate::{
             processes::ProcessServiceHandler, tools::ToolServiceHandler,
             transfer::TransferServiceHandler,
         },
-        http::{CallerCheck, HttpService, rejection, ways_in},
+        http::HttpService,
         pipeline::{Pipeline, shutdown::Shutdown},
         queue::ByteBudget,
         sandbox::pools::SandboxPools,
@@ -168,45 +165,15 @@ pub(crate) async fn serve(
     let grpc_of = |methods, routes| grpc_service(&pipeline, methods, routes, &buffered);
     let health_grpc = grpc_of(HashSet::new(), Routes::new(health_service.clone()));
     let grpc = grpc_of(methods, routes(&pipeline, info, health_service));
-    let check_caller: CallerCheck = {
-        let pipeline = Arc::clone(&pipeline);
-        Arc::new(move |headers, extensions| auth::check_caller(&pipeline, headers, extensions))
-    };
-    let terminate = shutdown.terminate_token();
-    let agent_sandbox = AgentSandbox::new(
-        grpc.clone(),
-        Arc::clone(&check_caller),
-        Arc::clone(&buffered),
-        agent_sandbox_metadata,
-    );
-    let service = ways_in(grpc, &pipeline.catalog, check_caller, &buffered, &terminate)?;
-    let guard = |service, reject| browser_guard::guard(service, http.clone(), reject);
-    let metrics = pipeline.telemetry.metrics();
-    let server =
-        ConnectionServer::new(guard(service, rejection), connection_age, metrics.clone(), "jig");
-    let monitoring_server =
-        ConnectionServer::new(health_only(health_grpc), connection_age, metrics.clone(), "health");
-    let server_of = |protocol| match protocol {
-        ListenerProtocol::Jig => server.clone(),
-        ListenerProtocol::AgentSandboxGrpc => {
-            let service = guard(agent_sandbox.grpc.clone(), agent_sandbox::rejection);
-            server.with_service(service, "agent_sandbox_grpc")
-        }
-        ListenerProtocol::AgentSandboxRest => {
-            let service = guard(agent_sandbox.rest.clone(), agent_sandbox::rejection);
-            server.with_service(service, "agent_sandbox_rest")
-        }
-        ListenerProtocol::Health => monitoring_server.clone(),
-        ListenerProtocol::Metrics => {
-            let service = metrics_only(pipeline.telemetry.prometheus().cloned());
-            monitoring_server.with_service(service, "metrics")
-        }
-    };
+    let grpc = GrpcServices { all: grpc, health: health_grpc, buffered };
+    let settings = ProtocolSettings { http, agent_sandbox_metadata, connection_age };
+    let servers = ProtocolServers::new(&pipeline, grpc, settings)?;
+
     // Connections stay open when the drain begins: clients continue to talk to their running
     // processes. The listeners accept no new ones, and the pipeline rejects new calls.
-    listeners.accept(server_of, &health, &shutdown.draining_token());
+    listeners.accept(|protocol| servers.of(protocol), &health, &shutdown.draining_token());
     // Probes and scrapers see a daemon that drains.
-    monitoring.accept(server_of, &health, &terminate);
+    monitoring.accept(|protocol| servers.of(protocol), &health, &shutdown.terminate_token());
 
     if announce {
         addresses.print()?;
@@ -232,8 +199,7 @@ pub(crate) async fn serve(
     // ends. End the streams too.
     shutdown.terminate();
     // The remaining connections deliver their last responses, or their clients keep them open.
-    let closed = async { tokio::join!(server.close(), monitoring_server.close()) };
-    if timeout(CONNECTION_CLOSE_TIMEOUT, closed).await.is_err() {
+    if timeout(CONNECTION_CLOSE_TIMEOUT, servers.close()).await.is_err() {
         tracing::warn!("closed connections that their clients kept open");
     }
     Ok(())

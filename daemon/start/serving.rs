@@ -99,14 +99,7 @@ pub(super) async fn serve(
     let workspaces = contexts.build_all(workspaces);
     let isolation = weakest_isolation(&workspaces)?;
 
-    let database = open_database(&store, is_embedded)?;
-    let state_lost = if is_embedded { None } else { Some(watch_state_files(&store, &database)?) };
-    if !is_embedded {
-        generation::advance(&database, &store.generation_path())
-            .await
-            .map_err(database_read_error)?;
-    }
-
+    let (database, state_lost) = open_state(&store, is_embedded).await?;
     let pipeline =
         open_pipeline(&config, catalog, workspaces, store, database, telemetry.clone()).await?;
     pipeline.reserve_headroom();
@@ -236,6 +229,22 @@ fn weakest_isolation(workspaces: &[WorkspaceContext]) -> Result<Arc<Isolation>, 
         what: "starting",
         source: io::Error::other("there is no workspace"),
     })
+}
+
+/// Opens the database, and watches the files of the state directory. An embedded daemon has neither
+/// files nor a generation.
+async fn open_state(
+    store: &StateDir,
+    is_embedded: bool,
+) -> Result<(Database, Option<watch::Receiver<bool>>), StartError> {
+    let database = open_database(store, is_embedded)?;
+    if is_embedded {
+        return Ok((database, None));
+    }
+
+    let state_lost = watch_state_files(store, &database)?;
+    generation::advance(&database, &store.generation_path()).await.map_err(database_read_error)?;
+    Ok((database, Some(state_lost)))
 }
 
 /// Opens the database: a file in the state directory, or in memory for an embedded daemon.
