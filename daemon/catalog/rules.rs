@@ -361,7 +361,6 @@ fn is_full(violations: &[Violation]) -> bool {
     violations.len() > MAX_VIOLATIONS
 }
 
-/// Whether a list or map may have this many elements.
 /// The text for a field that is missing, or for a list that is empty.
 fn required_text(rules: &FieldRules) -> String {
     match rules.max_items {
@@ -370,6 +369,7 @@ fn required_text(rules: &FieldRules) -> String {
     }
 }
 
+/// Whether a list or map may have this many elements.
 pub(super) fn is_within_max_items(count: usize, rules: &FieldRules) -> bool {
     rules.max_items.is_none_or(|max| count <= max as usize)
 }
