@@ -64,22 +64,17 @@ impl MetricKind {
     }
 }
 
-const fn metric(
-    name: &'static str,
-    kind: MetricKind,
-    unit: &'static str,
-    attributes: &'static [&'static str],
-    description: &'static str,
-) -> MetricSpec {
-    MetricSpec { name, kind, unit, description, attributes }
-}
-
 /// Declares a constant for each metric, and `METRICS` with all of them.
 macro_rules! metrics {
     ($($constant:ident = $name:literal, $kind:expr, $unit:literal, [$($attribute:expr),*],
         $description:literal;)*) => {
-        $(pub(crate) static $constant: MetricSpec =
-            metric($name, $kind, $unit, &[$($attribute),*], $description);)*
+        $(pub(crate) static $constant: MetricSpec = MetricSpec {
+            name: $name,
+            kind: $kind,
+            unit: $unit,
+            description: $description,
+            attributes: &[$($attribute),*],
+        };)*
 
         /// All metrics, in the order of the documentation.
         #[cfg(test)]
