@@ -2,11 +2,11 @@
 
 use std::sync::LazyLock;
 
-use axum::{Router, routing::get};
-use http::{HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE};
+use axum::{Router, response::Response, routing::get};
 use serde_json::Value;
 
 use super::rest_context::RestContext;
+use crate::daemon::http::document_response;
 
 /// The document without its version.
 const PATHS: &str = include_str!("openapi.json");
@@ -22,7 +22,6 @@ pub(super) fn route() -> Router<RestContext> {
     Router::new().route("/openapi.json", get(send))
 }
 
-async fn send() -> Result<([(HeaderName, HeaderValue); 1], &'static str), StatusCode> {
-    let document = DOCUMENT.as_deref().ok_or(StatusCode::INTERNAL_SERVER_ERROR)?;
-    Ok(([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], document))
+async fn send() -> Response {
+    document_response(DOCUMENT.as_deref())
 }

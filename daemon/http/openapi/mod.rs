@@ -5,8 +5,12 @@
 
 use std::sync::LazyLock;
 
-use axum::{Router, routing::get};
-use http::{HeaderValue, StatusCode, header::CONTENT_TYPE};
+use axum::{
+    Router,
+    response::{IntoResponse as _, Response},
+    routing::get,
+};
+use http::{StatusCode, header::CONTENT_TYPE};
 use prost_reflect::{DescriptorPool, MethodDescriptor, ServiceDescriptor};
 use serde_json::{Map, Value as Json, json};
 
@@ -23,9 +27,16 @@ pub(super) fn routes() -> Router<HttpService> {
     Router::new().route("/openapi.json", get(send))
 }
 
-async fn send() -> Result<([(http::HeaderName, HeaderValue); 1], &'static str), StatusCode> {
-    let document = DOCUMENT.as_deref().ok_or(StatusCode::INTERNAL_SERVER_ERROR)?;
-    Ok(([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], document))
+async fn send() -> Response {
+    document_response(DOCUMENT.as_deref())
+}
+
+/// The response with a document, which is absent if it cannot be built.
+pub(crate) fn document_response(document: Option<&'static str>) -> Response {
+    match document {
+        Some(document) => ([(CONTENT_TYPE, "application/json")], document).into_response(),
+        None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
 }
 
 fn document() -> Option<Json> {
