@@ -22,7 +22,6 @@ use http::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tonic::Status;
-use tonic_types::StatusExt as _;
 
 use super::{
     api_error::ApiError,
@@ -41,7 +40,7 @@ use crate::{
     daemon::{
         checksum::sha256,
         error::{Error, Reason},
-        grpc::status::to_status,
+        grpc::status::{has_reason, to_status},
         http::{BodyBuffer, GrpcCaller, HttpService},
         task,
         telemetry::logs::rfc3339_micros,
@@ -296,8 +295,4 @@ fn parse_bool(text: &str) -> Result<bool, ApiError> {
         "" | "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
         _ => Err(ApiError::invalid(format!("recursive {text:?} must be true or false"))),
     }
-}
-
-fn has_reason(status: &Status, reason: Reason) -> bool {
-    status.get_details_error_info().is_some_and(|info| info.reason == reason.name())
 }

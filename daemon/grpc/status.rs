@@ -17,6 +17,11 @@ pub(crate) fn to_status(error: &Error) -> Status {
     status_with_code(grpc_code(error.reason), error)
 }
 
+/// Whether a status has a reason.
+pub(crate) fn has_reason(status: &Status, reason: Reason) -> bool {
+    status.get_details_error_info().is_some_and(|info| info.reason == reason.name())
+}
+
 /// Converts an error to a status with a code that gRPC itself defines for the situation.
 pub(crate) fn status_with_code(code: Code, error: &Error) -> Status {
     let mut details = ErrorDetails::new();

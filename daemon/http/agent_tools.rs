@@ -9,7 +9,6 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tonic::{Code, Status};
-use tonic_types::StatusExt as _;
 
 use super::{
     grpc_caller::{GrpcCaller, HttpService},
@@ -26,7 +25,11 @@ use crate::{
             invoke_service_client::InvokeServiceClient,
         },
     },
-    daemon::{catalog::suggest::unknown_parameter_message, error::Violation},
+    daemon::{
+        catalog::suggest::unknown_parameter_message,
+        error::{Reason, Violation},
+        grpc::status::has_reason,
+    },
 };
 
 /// Fields of the body of a batch.
@@ -124,9 +127,7 @@ fn body_field_problem(name: &str, value: &Value) -> Option<String> {
 
 /// The error of a batch. A key without the role for it is the document's `FORBIDDEN`.
 fn batch_error(status: Status) -> RestError {
-    let is_forbidden =
-        status.get_details_error_info().is_some_and(|info| info.reason == "FORBIDDEN");
-    if is_forbidden && status.code() == Code::PermissionDenied {
+    if has_reason(&status, Reason::Forbidden) && status.code() == Code::PermissionDenied {
         let text = "This operation requires an admin API key.";
         return RestError::new(StatusCode::FORBIDDEN, "FORBIDDEN", text);
     }
