@@ -12,12 +12,12 @@ use super::arrival::ArrivalTimeout;
 use crate::daemon::{
     error::{Error, Reason},
     grpc::status::to_status,
-    queue::{ByteBudget, ByteReservation, PrincipalName},
+    queue::{ByteBudget, ByteBudgetExceeded, ByteReservation, PrincipalName},
 };
 
 /// Bytes that are reserved together.
 const RESERVED_STEP_BYTES: usize = 64 << 10;
-/// Retry delay when other requests use the memory.
+/// Retry delay when other requests use the memory. They free it as fast as clients send.
 const BUDGET_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Whose memory the body of a request uses. Added to the extensions of a request when its caller is
@@ -135,15 +135,20 @@ impl<'a> BodyBuffer<'a> {
         let bytes = goal - self.reserved_bytes;
         let reserved = self.budget.reserve(self.caller, bytes as u64);
         let reservation = reserved.map_err(|exceeded| {
-            let text = exceeded.describe("requests that have not arrived completely", bytes);
-            let error = Error::new(Reason::ResourceExhausted, text);
-            BodyError { error: error.with_retry_after(BUDGET_RETRY_AFTER), http_status: None }
+            let requests = "requests that have not arrived completely";
+            BodyError { error: memory_error(&exceeded, requests, bytes), http_status: None }
         })?;
         self.reservations.push(reservation);
         self.reserved_bytes = goal;
         self.data.reserve(goal - self.data.len());
         Ok(())
     }
+}
+
+/// The error of a request for which the budget has not `bytes` more. `requests` names what uses it.
+pub(crate) fn memory_error(exceeded: &ByteBudgetExceeded, requests: &str, bytes: usize) -> Error {
+    let text = exceeded.describe(requests, bytes);
+    Error::new(Reason::ResourceExhausted, text).with_retry_after(BUDGET_RETRY_AFTER)
 }
 
 impl BufferedBody {

@@ -45,10 +45,11 @@ use tower::{Layer as _, ServiceExt as _, service_fn};
 
 pub(crate) use self::{
     arrival::ArrivalTimeout,
-    body_buffer::{BodyBuffer, BodyError, BufferedBody},
+    body_buffer::{BodyBuffer, BodyError, BufferedBody, memory_error},
     connect::{code_name, http_status},
     grpc_caller::{CallerCheck, GrpcCaller, HttpService},
     grpc_variant::{GrpcVariant, is_native_grpc},
+    openapi::document_response,
     rest_error::{json_error, rejection, retry_after_sec},
 };
 use self::{

@@ -11,7 +11,7 @@ mod retry_estimate;
 mod shared_permit;
 
 pub(crate) use self::{
-    byte_budget::{ByteBudget, ByteReservation},
+    byte_budget::{ByteBudget, ByteBudgetExceeded, ByteReservation},
     deferred_permit::DeferredPermit,
     fair_queue::{PrincipalName, Sharing},
     headroom::Headroom,

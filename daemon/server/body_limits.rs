@@ -24,7 +24,7 @@ use std::{
     future, mem,
     sync::Arc,
     task::{Context, Poll},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -41,6 +41,7 @@ use crate::daemon::{
     http::{
         ArrivalTimeout,
         connect::{ConnectCall, PREFIX_BYTES, translate_request_stream},
+        memory_error,
     },
     pipeline::{Pipeline, access::principal::Principal},
     queue::{Acquire, ByteBudget, ByteReservation, Limiter, Permit, PrincipalName, Sharing},
@@ -53,8 +54,6 @@ const LARGE_REQUEST_BYTES: usize = 64 << 10;
 const MIN_RESERVED_BYTES: usize = 4 << 10;
 /// Bytes of JSON for one byte of its message. Base64 takes 4 for 3, and escapes 2 for 1.
 const JSON_BYTES_PER_BYTE: usize = 2;
-/// Retry delay when the buffers are full. They drain as fast as clients send.
-const BODY_BUDGET_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Layer that limits incoming requests.
 #[derive(Debug, Clone)]
@@ -296,8 +295,7 @@ impl BodyLimits {
     fn reserve(&self, buffer: &mut RequestBuffer<'_>, bytes: usize) -> Result<(), Error> {
         let reserved = self.buffered.reserve(buffer.principal, bytes as u64);
         let reservation = reserved.map_err(|exceeded| {
-            let text = exceeded.describe("requests that are not decoded yet", bytes);
-            Error::new(Reason::ResourceExhausted, text).with_retry_after(BODY_BUDGET_RETRY_AFTER)
+            memory_error(&exceeded, "requests that are not decoded yet", bytes)
         })?;
         buffer.reservations.push(reservation);
         buffer.reserved_bytes += bytes;
