@@ -1,11 +1,15 @@
 //! Compiles `proto/` into `$OUT_DIR`: the Rust types, and the descriptors with all comments and
 //! options. Uses protox and needs no `protoc`.
+//!
+//! Sets the environment of rustc: `JIG_VERSION` for `--version`, and `JIG_COMMIT` and
+//! `JIG_COMMIT_DATE`, which are empty if the commit is unknown.
 
 use std::{
     env,
     error::Error,
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 const PROTO_FILES: [&str; 11] = [
@@ -26,12 +30,69 @@ const PROTO_FILES: [&str; 11] = [
 /// no part of the contract.
 const AGENT_SANDBOX_FILES: [&str; 1] = ["process/v1/process.proto"];
 
+/// Hash and date of the commit in an archive of `git archive`, which replaces the placeholder.
+const ARCHIVED_COMMIT: &str = "$Format:%H %cs$";
+/// Hexadecimal digits of the commit in `--version`, as rustc prints.
+const SHORT_COMMIT_DIGITS: usize = 9;
+
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     let out_dir = PathBuf::from(env::var("OUT_DIR")?);
 
     compile(&PROTO_FILES, &out_dir.join("jig.v1.bin"))?;
-    compile(&AGENT_SANDBOX_FILES, &out_dir.join("process.v1.bin"))
+    compile(&AGENT_SANDBOX_FILES, &out_dir.join("process.v1.bin"))?;
+    set_version()
+}
+
+fn set_version() -> Result<(), Box<dyn Error>> {
+    let version = env::var("CARGO_PKG_VERSION")?;
+    let source = source_commit().unwrap_or_default();
+    let (commit, date) = source.split_once(' ').unwrap_or_default();
+
+    let version = match commit.get(..SHORT_COMMIT_DIGITS) {
+        Some(short) => format!("{version} ({short} {date})"),
+        None => version,
+    };
+    println!("cargo:rustc-env=JIG_VERSION={version}");
+    println!("cargo:rustc-env=JIG_COMMIT={commit}");
+    println!("cargo:rustc-env=JIG_COMMIT_DATE={date}");
+    Ok(())
+}
+
+/// Hash and date of the commit: from the variable `JIG_SOURCE_COMMIT`, an archive, or git.
+///
+/// Debug builds do not ask git: each commit would build the crate anew.
+fn source_commit() -> Option<String> {
+    println!("cargo:rerun-if-env-changed=JIG_SOURCE_COMMIT");
+    if let Ok(commit) = env::var("JIG_SOURCE_COMMIT") {
+        return Some(commit);
+    }
+    if !ARCHIVED_COMMIT.starts_with('$') {
+        return Some(ARCHIVED_COMMIT.to_owned());
+    }
+
+    // Not the repository of a directory above.
+    let is_checkout = Path::new(".git").exists();
+    let is_debug_build = env::var("PROFILE").is_ok_and(|profile| profile == "debug");
+    if !is_checkout || is_debug_build {
+        return None;
+    }
+    // In a worktree, these files are not below `.git`. Each commit and checkout adds to the log.
+    for name in ["HEAD", "logs/HEAD"] {
+        let file = git(&["rev-parse", "--git-path", name])?;
+        if Path::new(&file).exists() {
+            println!("cargo:rerun-if-changed={file}");
+        }
+    }
+    git(&["show", "--no-patch", "--format=%H %cs", "HEAD"])
+}
+
+/// Output of git without the line end. `None` without git, or if it fails.
+#[expect(clippy::disallowed_methods, reason = "a program of the build, not a child of the daemon")]
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim_end().to_owned())
 }
 
 /// Compiles files with their imports, and writes their descriptors to `descriptors`.

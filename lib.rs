@@ -11,12 +11,14 @@
 //! proto/jig/v1/     the contract; the tools with their limits and defaults are options in it
 //! proto/process/v1/ the process service of the Kubernetes agent-sandbox runtime
 //! lib.rs            this page
-//! api/              types generated from the contract, its descriptors, JSON ⇄ google.protobuf.Struct
+//! api/              types generated from the contract, its descriptors, reasons of errors, JSON ⇄
+//!                   google.protobuf.Struct
 //! daemon/
 //!   main.rs start.rs start/  from arguments to serving
 //!   key_admin.rs    `jigd key`: API keys in the key file
 //!   config/         file < environment < flags → checked types
-//!   server/         listeners, TLS, peers, layers (trace, errors, panic, deadline, auth, body limits), health
+//!   server/         listeners, TLS, peers, layers (trace, errors, panic, deadline, auth, body limits), health,
+//!                   the service manager
 //!   agent_sandbox/  the agent-sandbox runtime: processes over gRPC, files over REST
 //!   http/           the ways in beside gRPC: Connect, REST, events, MCP; each becomes calls of gRPC
 //!   grpc/           one file or directory per gRPC service; errors → statuses
@@ -32,15 +34,16 @@
 //!   netpolicy/      allowed hosts and addresses, for both
 //!   process/        one command: specification, input, output, stop sequence, supervision, replay
 //!   sandbox/        the processes that build sandboxes, isolation levels, the pool; system call filters
-//!   sys/            raw system calls; the only module with `unsafe`
+//!   sys/            raw system calls; the only module with `unsafe`. `arch` depends on the processor
 //!   store/          state directory: database, sessions, events, artifacts
 //!   queue/          fair queues and limiters over callers
-//!   telemetry/      spans, metrics, attribute names, propagation, logs
+//!   telemetry/      spans, metrics, attribute names, propagation, logs, the audit log
 //!   error.rs error/ errors of calls: reasons, messages, suggestions
 //!   task.rs checksum.rs fd_exhaustion.rs  tasks; SHA-256; waiting for file descriptors
 //!   fuzz.rs         entry points of the fuzz targets
 //! mcp/              the MCP server, a client of the contract: `jig mcp`, and `/mcp` over HTTP
 //! client/           `jig`: connection, subcommands, benchmarks; its library part is the Rust client
+//! deploy/           releases, images, manifests, units, monitoring
 //! tests/            one binary that starts the real daemon; attack/ by the numbers of the attack catalogue
 //! ```
 //!
@@ -89,8 +92,8 @@
 //!    request id, the call continues for `requests.detached_timeout`. `run` takes an idle sandbox
 //!    from the workspace's pool, sends it the command, reads its output, and waits until every
 //!    process of the sandbox is gone.
-//! 9. **Record the end and reply.** The event log gets `tool_call_finished`, the span ends, and the
-//!    permits are released. The reply is stored for duplicates, and the caller gets it.
+//! 9. **Record the end and reply.** The event log gets `tool_call_finished`, the audit log a line, the
+//!    span ends, and the permits are released. The reply is stored for duplicates, and the caller gets it.
 //!
 //! `pipeline` takes steps 2 to 9 in this order for every frontend.
 //!

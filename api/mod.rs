@@ -1,8 +1,9 @@
-//! The gRPC contract: messages, clients and servers generated from `proto/`, their descriptors, and
-//! the conversion between JSON and `google.protobuf.Struct`.
+//! The gRPC contract: messages, clients and servers generated from `proto/`, their descriptors, the
+//! reasons of errors, and the conversion between JSON and `google.protobuf.Struct`.
 
 #[cfg(any(feature = "client", feature = "daemon"))]
 pub mod json_struct;
+pub mod reason;
 
 pub use self::generated::{process_v1, v1};
 

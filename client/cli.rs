@@ -23,7 +23,7 @@ use crate::{
 /// serves the current directory. Otherwise they start a daemon for this one call, with the current
 /// directory as its workspace. Standard error names the daemon in use.
 #[derive(Debug, Parser)]
-#[command(name = "jig", version, propagate_version = false)]
+#[command(name = "jig", version = env!("JIG_VERSION"), propagate_version = false)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: GlobalArgs,
@@ -73,6 +73,7 @@ pub(crate) enum CliCommand {
     #[command(disable_help_flag = true)]
     Serve(ServeArgs),
     Bench(BenchArgs),
+    Explain(command::explain::ExplainArgs),
     Completions(command::shell::CompletionsArgs),
     Man(command::shell::ManArgs),
 }
@@ -99,6 +100,7 @@ const COMMAND_GROUPS: [(&str, &[&str]); 4] = [
             "key",
             "sessions",
             "events",
+            "explain",
             "bench",
             "completions",
             "man",
@@ -183,6 +185,7 @@ impl CliCommand {
             Self::Key(_)
             | Self::Serve(_)
             | Self::Bench(_)
+            | Self::Explain(_)
             | Self::Completions(_)
             | Self::Man(_) => DaemonRequirement::NoDaemon,
         }

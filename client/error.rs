@@ -5,6 +5,8 @@ use std::{collections::BTreeMap, error::Error as StdError, fmt, iter::successors
 use tonic::{Code, Status, metadata::MetadataMap};
 use tonic_types::StatusExt as _;
 
+use crate::api::reason::code_name;
+
 /// A failed call.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -46,25 +48,7 @@ impl CallError {
     /// Returns the status code as gRPC spells it, for example `NOT_FOUND`.
     #[must_use]
     pub fn code_name(&self) -> &'static str {
-        match self.code {
-            Code::Ok => "OK",
-            Code::Cancelled => "CANCELLED",
-            Code::Unknown => "UNKNOWN",
-            Code::InvalidArgument => "INVALID_ARGUMENT",
-            Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-            Code::NotFound => "NOT_FOUND",
-            Code::AlreadyExists => "ALREADY_EXISTS",
-            Code::PermissionDenied => "PERMISSION_DENIED",
-            Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-            Code::FailedPrecondition => "FAILED_PRECONDITION",
-            Code::Aborted => "ABORTED",
-            Code::OutOfRange => "OUT_OF_RANGE",
-            Code::Unimplemented => "UNIMPLEMENTED",
-            Code::Internal => "INTERNAL",
-            Code::Unavailable => "UNAVAILABLE",
-            Code::DataLoss => "DATA_LOSS",
-            Code::Unauthenticated => "UNAUTHENTICATED",
-        }
+        code_name(self.code)
     }
 
     /// The client's deadline passed. Same code and reason as from the daemon.

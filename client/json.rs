@@ -95,6 +95,8 @@ pub(crate) fn info(response: &GetInfoResponse) -> Value {
     let caller = response.caller.clone().unwrap_or_default();
     json!({
         "version": response.version,
+        "commit": response.commit,
+        "commit_date": response.commit_date,
         "kernel": response.kernel,
         "pid": response.pid,
         "start_time": response.start_time.map(|time| time.to_string()),

@@ -35,6 +35,10 @@ use std::{ffi::OsString, path::Path, process::ExitCode};
 use cli::{Cli, CliCommand};
 use global::GlobalArgs;
 
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     // First of all: a process that is started as the keeper of sandboxes must not have parsed
     // arguments or started threads.
@@ -103,6 +107,7 @@ fn run(global: &GlobalArgs, command: CliCommand) -> ExitCode {
         CliCommand::Key(args) => command::key::key(global, args),
         CliCommand::Serve(_) => command::serve::misplaced_serve(global.json),
         CliCommand::Bench(args) => bench::bench(global, args),
+        CliCommand::Explain(args) => command::explain::explain(global, args),
         CliCommand::Completions(args) => {
             command::shell::completions(global, args, cli::cli_command())
         }

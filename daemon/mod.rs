@@ -93,9 +93,13 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
+/// The flags of the daemon, for its manual page. `program` is the name in texts.
+pub fn command(program: &'static str) -> clap::Command {
+    Args::command().name(program).bin_name(program)
+}
+
 fn parse_args(program: &'static str, arguments: Vec<OsString>) -> Result<Args, clap::Error> {
-    let command = Args::command().name(program).bin_name(program);
-    let matches = command.no_binary_name(true).try_get_matches_from(arguments)?;
+    let matches = command(program).no_binary_name(true).try_get_matches_from(arguments)?;
     Args::from_arg_matches(&matches)
 }
 

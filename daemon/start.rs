@@ -53,7 +53,7 @@ use super::{
     },
     server::{
         self, ShutdownSignals, ShutdownTrigger, inherited_listeners::InheritedListener,
-        listener::Listeners,
+        listener::Listeners, service_manager::ServiceManager,
     },
     store::state_dir::StateDir,
     sys::landlock,
@@ -72,7 +72,9 @@ pub(super) fn run(args: Args, config: Config) -> Result<(), StartError> {
     // Before the keeper starts, which must not inherit them.
     let inherited = InheritedListener::take_all()
         .map_err(io_error("taking the sockets of the service manager"))?;
-    logs::init(config.log_format, config.log_level);
+    logs::init(config.telemetry.log_format, config.telemetry.log_level);
+    // Before the daemon is confined to its own files.
+    let service_manager = ServiceManager::connect();
     for warning in shared_limits::warnings(&config) {
         warning.log();
     }
@@ -84,10 +86,11 @@ pub(super) fn run(args: Args, config: Config) -> Result<(), StartError> {
         // Catch signals before the sockets exist: a client that sees a socket may send a signal,
         // which must not kill the process in the middle of its start.
         let signals = ShutdownSignals::catch().map_err(io_error("installing signal handlers"))?;
-        let reload = ConfigReloader::install(args, &prepared.config)
+        let reload = ConfigReloader::install(args, &prepared.config, service_manager.clone())
             .map_err(io_error("installing signal handlers"))?;
         let listeners = Listeners::bind(&prepared.config, inherited)?;
-        serving::serve(prepared, listeners, ShutdownTrigger::Signals(signals), Some(reload)).await
+        let shutdown = ShutdownTrigger::Signals(signals);
+        serving::serve(prepared, listeners, shutdown, Some(reload), service_manager).await
     })
 }
 
@@ -95,7 +98,7 @@ pub(super) fn run(args: Args, config: Config) -> Result<(), StartError> {
 ///
 /// Binds no address and does not change the state directory: a daemon may be using them.
 pub(super) fn check(config: Config) -> Result<String, StartError> {
-    logs::init(config.log_format, tracing::Level::ERROR);
+    logs::init(config.telemetry.log_format, tracing::Level::ERROR);
 
     let (workspaces, keeper, runtime) = prepare_sandboxes(&config, StartMode::Check)?;
     let probed = runtime
@@ -194,7 +197,11 @@ impl EmbeddedDaemon {
         let task = {
             let _context = runtime.enter();
             let shutdown = ShutdownTrigger::Channel(stop_requested);
-            task::spawn("embedded daemon", serving::serve(prepared, listeners, shutdown, None))
+            let manager = ServiceManager::default();
+            task::spawn(
+                "embedded daemon",
+                serving::serve(prepared, listeners, shutdown, None, manager),
+            )
         };
         Ok(Self { runtime, address, stop_sender, task, _directory: directory })
     }

@@ -315,4 +315,6 @@ fn completions_and_manual_pages_cover_the_arguments() {
     run_expecting_exit(directory, &["man", "share/man1"], 0);
     let run = fs::read_to_string(directory.join("share/man1/jig-run.1")).unwrap();
     assert!(run.contains("minimum"), "{run}");
+    let daemon = fs::read_to_string(directory.join("share/man1/jigd.1")).unwrap();
+    assert!(daemon.contains(r"\-\-minimum\-level"), "{daemon}");
 }

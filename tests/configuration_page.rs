@@ -48,6 +48,29 @@ fn every_key_has_a_row_and_every_row_a_key() {
     }
 }
 
+/// docs/operate/limits.md has a row for each limit, and names metrics that exist.
+#[test]
+fn every_limit_of_the_configuration_is_listed_with_its_metric() {
+    let page = include_str!("../docs/operate/limits.md");
+    let limits = ["limits", "requests", "jobs", "sessions", "approvals"];
+    let tables = documented_tables();
+    let keys = tables.iter().flat_map(|(header, keys)| {
+        let table = header.trim_matches(['[', ']']);
+        keys.iter()
+            .filter(move |_| limits.contains(&table))
+            .map(move |key| format!("{table}.{key}"))
+    });
+    let missing: Vec<_> = keys.filter(|key| !page.contains(&format!("`{key}`"))).collect();
+    assert_eq!(missing, [""; 0]);
+
+    let telemetry = include_str!("../docs/telemetry.md");
+    let names = page.split('`').skip(1).step_by(2);
+    let metrics = names.filter(|name| name.starts_with("jig.") || name.starts_with("process."));
+    let unknown: Vec<_> =
+        metrics.filter(|name| !telemetry.contains(&format!("`{name}`"))).collect();
+    assert_eq!(unknown, [""; 0]);
+}
+
 /// The tables of the page, as header in the file and keys. The header of the top level is empty.
 fn documented_tables() -> Vec<(String, BTreeSet<String>)> {
     let (_, rest) = PAGE.split_once("\n## Keys by table\n").unwrap();

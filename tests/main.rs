@@ -26,10 +26,14 @@ mod agent_sandbox;
 mod approvals;
 /// Attacks of hostile commands.
 mod attack;
+/// The audit log.
+mod audit;
 /// Clients that send a socket path as authority.
 mod authority;
 /// Requests that are rejected before anything starts.
 mod bad_input;
+/// Load with faults.
+mod bench;
 /// Authentication and authorization of callers.
 mod callers;
 /// The reference page of the command line.
@@ -50,6 +54,8 @@ mod custom_tools;
 mod daemon_discovery;
 /// Commands with a network.
 mod egress;
+/// The reference page of errors.
+mod errors_page;
 /// Events, results and retention of sessions.
 mod events;
 /// Fetching from the web.
@@ -98,12 +104,16 @@ mod run_streams;
 mod sandbox_unavailable;
 /// Requirements of the source documents, row by row.
 mod seeds;
+/// Messages to the service manager.
+mod service_manager;
 /// Sessions: records, step numbers and artifacts.
 mod sessions;
 /// Starting a daemon.
 mod start;
 /// Helpers: starting daemons, calling them, and inspecting their state.
 mod support;
+/// The shipped units under systemd.
+mod systemd;
 /// Traces, metrics and logs.
 mod telemetry;
 /// The command `jig` on a terminal.
@@ -112,6 +122,9 @@ mod terminal;
 mod tidy;
 /// TLS: certificates, reload and clients.
 mod tls;
-/// Several workspaces of one daemon.
+/// State of other versions, and backups.
+mod upgrade;
+/// The same effects by every way in.
 mod ways_in;
+/// Several workspaces of one daemon.
 mod workspaces;

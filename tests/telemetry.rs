@@ -1,7 +1,9 @@
 //! Telemetry that the daemon exports: the three spans of a call and their parents, metrics and logs,
 //! and delivery of the last ones at shutdown.
 
+mod attributes;
 mod calls;
+mod content;
 mod export;
 mod metrics;
 mod signals;

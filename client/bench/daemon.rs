@@ -3,6 +3,18 @@
 #[cfg(feature = "daemon")]
 pub(super) use started::Daemon;
 
+/// Settings of a daemon to start. By default, this program with a state directory of its own.
+#[derive(Debug, Clone, Default)]
+#[cfg_attr(not(feature = "daemon"), expect(dead_code, reason = "no daemon is started"))]
+pub(super) struct DaemonSettings {
+    /// Program to start instead of this one, as `PROGRAM --listen …`.
+    pub(super) program: Option<std::path::PathBuf>,
+    pub(super) state_dir: Option<std::path::PathBuf>,
+    /// Further text of its configuration file.
+    pub(super) config: String,
+    pub(super) environment: Vec<(&'static str, String)>,
+}
+
 /// Stub for builds without the daemon.
 #[cfg(not(feature = "daemon"))]
 #[derive(Debug)]
@@ -27,6 +39,10 @@ impl Daemon {
         match *self {}
     }
 
+    pub(super) fn state_dir(&self) -> std::path::PathBuf {
+        match *self {}
+    }
+
     pub(super) fn agent_sandbox_addresses(&self) -> [String; 2] {
         match *self {}
     }
@@ -36,6 +52,23 @@ impl Daemon {
     }
 
     pub(super) fn process(&self) -> i32 {
+        match *self {}
+    }
+
+    pub(super) fn start_with_settings(
+        _: &DaemonSettings,
+    ) -> Result<Self, crate::cli_error::CliError> {
+        Self::start()
+    }
+
+    pub(super) fn restart(
+        &mut self,
+        _: rustix::process::Signal,
+    ) -> Result<(), crate::cli_error::CliError> {
+        match *self {}
+    }
+
+    pub(super) fn log(&self) -> String {
         match *self {}
     }
 }
@@ -56,6 +89,7 @@ mod started {
     use rustix::process::{Pid, Signal, kill_process};
     use tempfile::TempDir;
 
+    use super::DaemonSettings;
     use crate::cli_error::CliError;
 
     /// The target is 100 ms. A slower machine is not worth measuring.
@@ -70,6 +104,7 @@ mod started {
     pub(in super::super) struct Daemon {
         child: Child,
         address: String,
+        settings: DaemonSettings,
         // Dropped after the process, which uses it.
         directory: TempDir,
     }
@@ -77,14 +112,21 @@ mod started {
     impl Daemon {
         /// Starts this binary as a daemon on a Unix socket, and waits until it accepts calls.
         pub(in super::super) fn start() -> Result<Self, CliError> {
-            Self::start_with(|_| Ok(Vec::new())).map(|(daemon, _)| daemon)
+            Self::start_with_settings(&DaemonSettings::default())
+        }
+
+        /// Like [`Self::start`], with other settings.
+        pub(in super::super) fn start_with_settings(
+            settings: &DaemonSettings,
+        ) -> Result<Self, CliError> {
+            Self::start_with(settings, |_| Ok(Vec::new())).map(|(daemon, _)| daemon)
         }
 
         /// Like [`Self::start`], with an API key per name. Returns the keys.
         pub(in super::super) fn start_with_keys<const N: usize>(
             names: [&str; N],
         ) -> Result<(Self, [String; N]), CliError> {
-            let (daemon, keys) = Self::start_with(|file| {
+            let (daemon, keys) = Self::start_with(&DaemonSettings::default(), |file| {
                 let keys = names.iter().map(|name| {
                     let grant = KeyInfo {
                         name: (*name).to_owned(),
@@ -101,6 +143,7 @@ mod started {
         }
 
         fn start_with(
+            settings: &DaemonSettings,
             make_keys: impl FnOnce(&Path) -> Result<Vec<String>, CliError>,
         ) -> Result<(Self, Vec<String>), CliError> {
             let directory =
@@ -109,31 +152,28 @@ mod started {
             fs::create_dir(path.join("ws")).map_err(start_error)?;
             let file = path.join("keys.toml");
             let keys = make_keys(&file)?;
-            fs::write(path.join("config.toml"), config(path)).map_err(start_error)?;
-            let log = path.join("log");
-            let mut command = command(path, File::create(&log).map_err(start_error)?);
+            fs::write(path.join("config.toml"), config(path) + &settings.config)
+                .map_err(start_error)?;
+            let mut command = command(path, settings, open_log(path)?);
             if !keys.is_empty() {
                 command.arg("--keys").arg(file);
             }
             let child = command.spawn().map_err(start_error)?;
 
-            let mut daemon = Self { child, address: String::new(), directory };
-            match daemon.listen_address() {
-                Some(address) => daemon.address = address,
-                None => {
-                    let log = fs::read_to_string(log).unwrap_or_default();
-                    return Err(CliError::System(format!(
-                        "the daemon did not start; its log: {}",
-                        log.trim()
-                    )));
-                }
-            }
+            let (address, settings) = (String::new(), settings.clone());
+            let mut daemon = Self { child, address, settings, directory };
+            daemon.await_address()?;
             Ok((daemon, keys))
         }
 
         /// Returns the workspace directory.
         pub(in super::super) fn workspace(&self) -> std::path::PathBuf {
             self.directory.path().join("ws")
+        }
+
+        /// Returns the state directory.
+        pub(in super::super) fn state_dir(&self) -> std::path::PathBuf {
+            state_dir(self.directory.path(), &self.settings)
         }
 
         /// Returns the addresses of the agent-sandbox runtime: gRPC and REST.
@@ -151,6 +191,29 @@ mod started {
             Pid::from_child(&self.child).as_raw_nonzero().get()
         }
 
+        /// Ends the daemon with a signal, and starts it again on the same workspace, state and
+        /// socket. It must have been started without keys.
+        pub(in super::super) fn restart(&mut self, signal: Signal) -> Result<(), CliError> {
+            self.stop(signal).map_err(CliError::system)?;
+            let path = self.directory.path();
+            let mut command = command(path, &self.settings, open_log(path)?);
+            self.child = command.spawn().map_err(start_error)?;
+            self.await_address()
+        }
+
+        /// Returns the log of all daemons of this directory.
+        pub(in super::super) fn log(&self) -> String {
+            fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+        }
+
+        fn await_address(&mut self) -> Result<(), CliError> {
+            self.address = self.listen_address().ok_or_else(|| {
+                let log = self.log();
+                CliError::System(format!("the daemon did not start; its log: {}", log.trim()))
+            })?;
+            Ok(())
+        }
+
         fn listen_address(&mut self) -> Option<String> {
             let stdout = self.child.stdout.take()?;
             let (sender, receiver) = mpsc::sync_channel(1);
@@ -159,8 +222,8 @@ mod started {
             receiver.recv_timeout(START_TIMEOUT).ok()
         }
 
-        fn stop(&mut self) -> io::Result<()> {
-            kill_process(Pid::from_child(&self.child), Signal::TERM)?;
+        fn stop(&mut self, signal: Signal) -> io::Result<()> {
+            kill_process(Pid::from_child(&self.child), signal)?;
             let deadline = Instant::now() + STOP_TIMEOUT;
             while Instant::now() < deadline {
                 if self.child.try_wait()?.is_some() {
@@ -177,7 +240,7 @@ mod started {
 
     impl Drop for Daemon {
         fn drop(&mut self) {
-            if let Err(error) = self.stop() {
+            if let Err(error) = self.stop(Signal::TERM) {
                 crate::output::note(&format!("the benchmark's daemon may still run: {error}"));
             }
         }
@@ -188,22 +251,36 @@ mod started {
             .map(|name| format!("unix:{}", path.join(name).display()))
     }
 
+    fn state_dir(path: &Path, settings: &DaemonSettings) -> std::path::PathBuf {
+        settings.state_dir.clone().unwrap_or_else(|| path.join("state"))
+    }
+
     /// Settings that have no options.
     fn config(path: &Path) -> String {
         let [grpc, rest] = agent_sandbox_addresses(path);
         format!("[agent_sandbox]\ngrpc_listen = {grpc:?}\nrest_listen = {rest:?}\n")
     }
 
-    fn command(path: &Path, log: File) -> Command {
+    /// Opens the log, which later daemons of the directory continue.
+    fn open_log(path: &Path) -> Result<File, CliError> {
+        let mut options = File::options();
+        options.create(true).append(true).open(path.join("log")).map_err(start_error)
+    }
+
+    fn command(path: &Path, settings: &DaemonSettings, log: File) -> Command {
+        let own = Path::new("/proc/self/exe");
         #[expect(
             clippy::disallowed_methods,
             reason = "the daemon that is measured must not share a process with its clients"
         )]
-        let mut command = Command::new("/proc/self/exe");
-        command.arg("serve");
+        let mut command = Command::new(settings.program.as_deref().unwrap_or(own));
+        if settings.program.is_none() {
+            command.arg("serve");
+        }
         command.arg("--listen");
         command.arg(format!("unix:{}", path.join("sock").display()));
-        command.arg("--state-dir").arg(path.join("state"));
+        command.args(["--log", "json", "--state-dir"]);
+        command.arg(state_dir(path, settings));
         command.arg("--workspace").arg(path.join("ws"));
         command.arg("--config").arg(path.join("config.toml"));
         command.stdin(Stdio::null());
@@ -215,6 +292,7 @@ mod started {
                 command.env_remove(name);
             }
         }
+        command.envs(settings.environment.iter().map(|(name, value)| (name, value)));
         command
     }
 

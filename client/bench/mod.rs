@@ -6,6 +6,7 @@
 mod daemon;
 mod fair;
 mod files;
+mod load;
 mod machine;
 mod patch;
 mod run;
@@ -32,6 +33,7 @@ enum BenchCommand {
     Files(files::FilesArgs),
     Fair(fair::FairArgs),
     Ways(ways::WaysArgs),
+    Load(load::LoadArgs),
     #[command(hide = true)]
     Flood(fair::FloodArgs),
 }
@@ -47,6 +49,7 @@ pub(crate) fn bench(global: &GlobalArgs, args: BenchArgs) -> ExitCode {
         BenchCommand::Run(args) => run::bench_run(global, &args),
         BenchCommand::Files(args) => files::bench_files(global, &args),
         BenchCommand::Ways(args) => ways::bench_ways(global, &args),
+        BenchCommand::Load(args) => load::bench_load(global, &args),
         BenchCommand::Fair(args) => fair::bench_fair(global, &args),
         BenchCommand::Flood(args) => fair::bench_flood(global, &args),
     });

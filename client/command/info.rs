@@ -21,8 +21,11 @@ pub(crate) fn info(global: &GlobalArgs) -> ExitCode {
 }
 
 fn info_text(info: &GetInfoResponse) -> String {
-    let mut rows = vec![
-        ("version".to_owned(), info.version.clone()),
+    let mut rows = vec![("version".to_owned(), info.version.clone())];
+    if !info.commit.is_empty() {
+        rows.push(("commit".to_owned(), format!("{} of {}", info.commit, info.commit_date)));
+    }
+    rows.extend([
         ("kernel".to_owned(), info.kernel.clone()),
         ("process".to_owned(), info.pid.to_string()),
         (
@@ -30,7 +33,7 @@ fn info_text(info: &GetInfoResponse) -> String {
             info.start_time.map_or_else(|| "?".to_owned(), |time| time.to_string()),
         ),
         ("uptime".to_owned(), format!("{} s", info.uptime_ms / 1000)),
-    ];
+    ]);
     rows.extend(info.caller.as_ref().map(|caller| {
         let role = caller.role().as_str_name().trim_start_matches("ROLE_");
         let text = format!("{} ({})", caller.name, role.to_lowercase());
@@ -191,6 +194,17 @@ mod tests {
     use jig::api::v1::{IsolationLayer, SandboxFailure};
 
     use super::*;
+
+    #[test]
+    fn commit_is_shown_if_the_daemon_knows_it() {
+        let mut info = GetInfoResponse { version: "0.1.0".into(), ..GetInfoResponse::default() };
+        assert!(!info_text(&info).contains("commit"));
+
+        info.commit = "5c1d".into();
+        info.commit_date = "2026-11-25".into();
+        let text = info_text(&info);
+        assert!(text.starts_with("version  0.1.0\ncommit   5c1d of 2026-11-25\n"), "{text}");
+    }
 
     #[test]
     fn unready_daemon_shows_reasons_and_each_remedy_once() {

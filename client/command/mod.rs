@@ -11,6 +11,7 @@ pub(crate) mod edit;
 pub(crate) mod events;
 pub(crate) mod exec;
 mod exit_note;
+pub(crate) mod explain;
 pub(crate) mod health;
 pub(crate) mod info;
 pub(crate) mod job;

@@ -1,6 +1,10 @@
 //! `jig completions` and `jig man`: generate shell completions and manual pages.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::{Args, Command};
 use clap_complete::Shell;
@@ -16,7 +20,7 @@ pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Print the manual page of jig, or write the pages of all commands to a directory.
+/// Print the manual page of jig, or write the pages of all commands and of jigd to a directory.
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
     /// Directory for the pages, for example `~/.local/share/man/man1`. Created if it is missing.
@@ -36,11 +40,18 @@ pub(crate) fn completions(
 pub(crate) fn man(global: &GlobalArgs, args: ManArgs, command: Command) -> ExitCode {
     let result = match args.directory {
         None => page(command),
-        Some(directory) => fs::create_dir_all(&directory)
-            .and_then(|()| clap_mangen::generate_to(command, &directory))
+        Some(directory) => write_pages(command, &directory)
             .map_err(|error| LocalError::file(&directory, &error).into()),
     };
     report_and_exit(result, global.json)
+}
+
+fn write_pages(command: Command, directory: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    clap_mangen::generate_to(command, directory)?;
+    #[cfg(feature = "daemon")]
+    clap_mangen::generate_to(jig::daemon::command("jigd"), directory)?;
+    Ok(())
 }
 
 fn page(command: Command) -> Result<(), CliError> {

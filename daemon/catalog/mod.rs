@@ -38,7 +38,7 @@ use self::{
 pub(crate) use self::{
     json::{MAP_EXPECTED, map_from_entries, parse_number},
     policy_text::{CanonicalText, PolicyText, PolicyView},
-    redact::truncate_params,
+    redact::{truncate_params, truncate_to},
     request_limits::{MAX_PARAM_VALUES, MAX_REQUEST_BYTES, RequestLimits},
 };
 use crate::{
@@ -77,6 +77,7 @@ pub(crate) struct ToolSpec {
     rules: Arc<MessageRules>,
     method: MethodDescriptor,
     response: MessageDescriptor,
+    response_rules: MessageRules,
     view: ResponseView,
 }
 
@@ -144,6 +145,7 @@ impl Catalog {
                         role: access.role,
                         rules: Arc::new(rules),
                         view: ResponseView::from_rules(&response_rules),
+                        response_rules,
                         response,
                         method,
                     };
@@ -370,6 +372,13 @@ impl ToolSpec {
         let message = DynamicMessage::decode(self.response.clone(), bytes.as_slice())
             .map_err(Error::internal)?;
         json::write(&message)
+    }
+
+    /// A response of this tool as JSON, with the size in place of fields that may be secret.
+    pub(crate) fn redacted_response<T: Message>(&self, response: &T) -> Result<Value, Error> {
+        let message = self.response_rules.decode(&response.encode_to_vec())?;
+        let json = json::write(&message)?.into();
+        Ok(self.response_rules.redact_file_content(&message, json))
     }
 
     /// The time limit of a call that names none.

@@ -16,15 +16,15 @@ impl MessageRules {
         truncate_params(self.redact_file_content(message, json))
     }
 
-    /// Replaces content of files by its size.
-    fn redact_file_content(&self, message: &DynamicMessage, mut json: Json) -> Json {
+    /// Replaces secrets and content of files by their size.
+    pub(super) fn redact_file_content(&self, message: &DynamicMessage, mut json: Json) -> Json {
         for field in &self.fields {
             let (name, value) = (field.descriptor.name(), message.get_field(&field.descriptor));
             let Some(field_json) = json.get_mut(name) else {
                 continue;
             };
 
-            if field.rules.file_content || field.rules.log_size_only {
+            if field.rules.file_content || field.rules.log_size_only || field.rules.sensitive {
                 *field_json = size_placeholder(&value);
             } else if let Some(inner) = &field.inner {
                 match (value.as_ref(), field_json) {
@@ -47,12 +47,17 @@ impl MessageRules {
 }
 
 /// Truncates parameters to the size of a record, without a change of their shape if possible.
-pub(crate) fn truncate_params(mut params: Json) -> Json {
-    for max_bytes in [4096, 512, 64] {
-        if params.to_string().len() <= MAX_RECORDED_PARAMS_BYTES {
+pub(crate) fn truncate_params(params: Json) -> Json {
+    truncate_to(params, MAX_RECORDED_PARAMS_BYTES)
+}
+
+/// Truncates an object to about `max_bytes` as JSON, without a change of its shape if possible.
+pub(crate) fn truncate_to(mut params: Json, max_bytes: usize) -> Json {
+    for max_text_bytes in [max_bytes / 4, 512, 64] {
+        if params.to_string().len() <= max_bytes {
             return params;
         }
-        truncate_texts(&mut params, max_bytes);
+        truncate_texts(&mut params, max_text_bytes);
     }
 
     // Many short values: replaces large fields by their size.

@@ -11,7 +11,7 @@ use clap::Parser;
 /// Serves sandboxed tool calls on a workspace to AI agents over gRPC.
 #[derive(Debug, Clone, Default, Parser)]
 #[command(
-    version,
+    version = env!("JIG_VERSION"),
     disable_help_subcommand = true,
     after_help = "Exit codes: 0 success, 64 wrong flags, 78 wrong configuration or no sandbox, 1 other failures."
 )]
@@ -127,6 +127,21 @@ pub(crate) struct Args {
     #[arg(long, env = "JIG_LOG_CALLS", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) log_calls: bool,
 
+    /// File of the audit log: one JSON line for each call and each decision. `[audit]` in the file
+    /// has its size and rotation
+    #[arg(long, value_name = "FILE", env = "JIG_AUDIT_LOG")]
+    pub(crate) audit_log: Option<PathBuf>,
+
+    /// Trace context of callers: parent (default) continues their traces, link starts new traces
+    /// with a link to the caller's span, ignore starts new traces
+    #[arg(long, value_name = "MODE", env = "JIG_TRUST_REMOTE_CONTEXT")]
+    pub(crate) trust_remote_context: Option<String>,
+
+    /// Content of calls in spans, for debugging: off (default), truncated (4 KiB for each
+    /// attribute) or full (64 KiB). Commands and their output can contain secrets
+    #[arg(long, value_name = "MODE", env = "JIG_CAPTURE_CONTENT")]
+    pub(crate) capture_content: Option<String>,
+
     /// Age at which a connection gets no new calls, give or take 10 %: its client connects again.
     /// 0 (default) sets no limit
     #[arg(long, value_name = "TIME", env = "JIG_MAX_CONNECTION_AGE")]
@@ -171,6 +186,8 @@ impl Args {
             &mut self.log_level,
             &mut self.health_listen,
             &mut self.metrics_listen,
+            &mut self.trust_remote_context,
+            &mut self.capture_content,
             &mut self.max_connection_age,
             &mut self.max_connection_age_grace,
             &mut self.shutdown_delay,
@@ -183,6 +200,7 @@ impl Args {
             &mut self.tls_key,
             &mut self.tls_client_ca,
             &mut self.keys,
+            &mut self.audit_log,
             &mut self.state_dir,
             &mut self.config,
         ] {

@@ -205,14 +205,14 @@ pub(super) fn binds_below_writable(binds: &[BindMount]) -> impl Iterator<Item = 
     })
 }
 
-/// Checks that commands cannot reach the daemon's state directory, sockets and credential `files`.
-/// Each of the `addresses` has the name of its setting.
+/// Checks that commands cannot reach the daemon's state directory, its audit log if there is one,
+/// its sockets and its credential `files`. Each of the `addresses` has the name of its setting.
 ///
 /// Also checks that no bind lies in a writable directory, where commands could replace it, and that
 /// no workspace contains another one.
 pub(super) fn check_exposure(
     workspaces: &[WorkspaceConfig],
-    state_dir: &Path,
+    (state_dir, audit_log): (&Path, Option<&Path>),
     addresses: &[(&ListenAddr, &'static str)],
     files: &[CredentialFile<'_>],
     problems: &mut Vec<String>,
@@ -226,7 +226,8 @@ pub(super) fn check_exposure(
         ListenAddr::Unix(path) => Some((canonicalize_existing(path), *setting)),
         ListenAddr::Tcp(_) => None,
     });
-    let own = [(state_dir.clone(), "--state-dir")];
+    let audit_log = audit_log.map(|path| (canonicalize_existing(path), "--audit-log"));
+    let own = [(state_dir.clone(), "--state-dir")].into_iter().chain(audit_log);
     check_hidden(&visible, sockets.chain(own), problems);
 
     for visible in visible.iter().filter(|visible| visible.starts_with(&state_dir)) {

@@ -48,6 +48,8 @@ pub(super) struct ConfigFile {
     pub(super) log: Option<String>,
     pub(super) log_level: Option<String>,
     pub(super) log_calls: Option<bool>,
+    pub(super) trust_remote_context: Option<String>,
+    pub(super) capture_content: Option<String>,
     pub(super) max_connection_age: Option<String>,
     pub(super) max_connection_age_grace: Option<String>,
     pub(super) shutdown_delay: Option<String>,
@@ -61,6 +63,7 @@ pub(super) struct ConfigFile {
     pub(super) requests: RequestsTable,
     pub(super) jobs: JobsTable,
     pub(super) sessions: SessionsTable,
+    pub(super) audit: AuditTable,
     pub(super) proxy: Option<ProxyTable>,
     pub(super) fetch: FetchTable,
     pub(super) tools: Vec<CustomToolTable>,
@@ -89,6 +92,8 @@ pub(super) struct ReloadableConfigFile {
     log: IgnoredAny,
     log_level: IgnoredAny,
     log_calls: IgnoredAny,
+    trust_remote_context: IgnoredAny,
+    capture_content: IgnoredAny,
     max_connection_age: IgnoredAny,
     max_connection_age_grace: IgnoredAny,
     shutdown_delay: IgnoredAny,
@@ -102,6 +107,7 @@ pub(super) struct ReloadableConfigFile {
     requests: IgnoredAny,
     jobs: IgnoredAny,
     sessions: IgnoredAny,
+    audit: IgnoredAny,
     proxy: IgnoredAny,
     fetch: IgnoredAny,
     tools: IgnoredAny,
@@ -295,6 +301,15 @@ pub(super) struct SessionsTable {
     pub(super) max_entries: Option<u32>,
     pub(super) max_bytes: Option<u64>,
     pub(super) max_record_bytes: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct AuditTable {
+    pub(super) path: Option<PathBuf>,
+    pub(super) max_bytes: Option<u64>,
+    pub(super) max_files: Option<u32>,
+    pub(super) fsync: bool,
 }
 
 /// Reads the file at `path`.

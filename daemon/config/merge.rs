@@ -29,10 +29,12 @@ use super::{
         inherited_descriptors, parse_listeners,
     },
     network::parse_network,
+    parse_or_default::parse_or_default,
     policy::parse_policy,
     requests::parse_requests,
     sandbox_ids::choose_sandbox_ids,
     sessions::parse_sessions,
+    telemetry::{TelemetryConfig, parse_telemetry},
     tls::{TlsFiles, TlsPaths},
     tools::parse_tools,
     workspaces::{WorkspaceDefaults, parse_home_mode, parse_workspaces},
@@ -40,7 +42,6 @@ use super::{
 use crate::daemon::{
     netpolicy::rules::NetworkRules,
     sandbox::{level::IsolationLevel, plan::NetworkMode},
-    telemetry::logs::LogFormat,
 };
 
 /// Valid values of `limits.replay_bytes`. The minimum is twice what a process can write at once.
@@ -90,6 +91,7 @@ struct Exposure {
     chown_workspace: bool,
     network: NetworkMode,
     egress: NetworkRules,
+    telemetry: TelemetryConfig,
 }
 
 /// Merges `args` and `file`. Flags override the file.
@@ -125,9 +127,7 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
         sandbox_ids: choose_sandbox_ids(file.sandbox.uid, exposure.workspaces.len(), &mut problems),
         workspaces: exposure.workspaces,
         search_path: args.path.into_iter().chain(file.sandbox.path).collect(),
-        log_format: parse_log_format(args.log.or(file.log).as_deref(), &mut problems),
-        log_level: parse_log_level(args.log_level.or(file.log_level).as_deref(), &mut problems),
-        log_calls: args.log_calls || file.log_calls.unwrap_or(false),
+        telemetry: exposure.telemetry,
         http: parse_http(file.http, &mut problems),
         agent_sandbox_metadata: exposure.agent_sandbox_metadata,
         shutdown_times,
@@ -182,6 +182,7 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
     check_tls_files(&listeners, tls.as_ref(), has_keys, problems);
     let health = args.health_listen.take().or(file.health_listen.take());
     let health_listener = parse_open_listener(ListenerProtocol::Health, health, problems);
+    let telemetry = parse_telemetry(args, file, problems);
     let metrics = args.metrics_listen.take().or(file.metrics_listen.take());
     let metrics_listener = parse_open_listener(ListenerProtocol::Metrics, metrics, problems);
 
@@ -192,7 +193,8 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
     let probes = health_listener.iter().map(|address| (address, ListenerProtocol::Health));
     let metrics = metrics_listener.iter().map(|address| (address, ListenerProtocol::Metrics));
     let addresses = addresses_by_setting(&listeners, probes.chain(metrics));
-    check_exposure(&workspaces, &state_dir, &addresses, &files, problems);
+    let audit_log = telemetry.audit.as_ref().map(|audit| audit.path.as_path());
+    check_exposure(&workspaces, (&state_dir, audit_log), &addresses, &files, problems);
 
     let chown_workspace = args.chown_workspace || file.sandbox.chown_workspace.unwrap_or(false);
     if chown_workspace {
@@ -220,6 +222,7 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
         chown_workspace,
         network,
         egress,
+        telemetry,
     }
 }
 
@@ -336,21 +339,6 @@ fn parse_minimum_level(text: Option<&str>, problems: &mut Vec<String>) -> Isolat
     })
 }
 
-fn parse_log_format(text: Option<&str>, problems: &mut Vec<String>) -> LogFormat {
-    parse_or_default(text, LogFormat::for_stderr(), problems, |text| match text {
-        "text" => Ok(LogFormat::Text),
-        "json" => Ok(LogFormat::Json),
-        _ => Err(format!("--log {text}: give text or json")),
-    })
-}
-
-fn parse_log_level(text: Option<&str>, problems: &mut Vec<String>) -> tracing::Level {
-    parse_or_default(text, tracing::Level::INFO, problems, |text| {
-        text.parse()
-            .map_err(|_| format!("--log-level {text}: give error, warn, info, debug or trace"))
-    })
-}
-
 fn check_search_path(search_path: &[String], problems: &mut Vec<String>) {
     for directory in search_path {
         if !directory.starts_with('/') || directory.contains(':') {
@@ -410,23 +398,6 @@ fn parse_daemon_limits(table: &LimitsTable, problems: &mut Vec<String>) -> Daemo
         ),
         queued_calls: count(table.queued_calls, DEFAULT_QUEUED_CALLS, "queued_calls"),
         queue_timeout,
-    }
-}
-
-/// Parses `text`. Returns `default` without a text, and after a problem.
-fn parse_or_default<T>(
-    text: Option<&str>,
-    default: T,
-    problems: &mut Vec<String>,
-    parse: impl FnOnce(&str) -> Result<T, String>,
-) -> T {
-    match text.map(parse) {
-        None => default,
-        Some(Ok(value)) => value,
-        Some(Err(problem)) => {
-            problems.push(problem);
-            default
-        }
     }
 }
 

@@ -19,6 +19,7 @@ mod limits;
 pub(crate) mod listen;
 mod merge;
 mod network;
+mod parse_or_default;
 pub(crate) mod policy;
 pub(crate) mod protection;
 pub(crate) mod reload;
@@ -26,6 +27,7 @@ mod renamed;
 pub(crate) mod requests;
 pub(crate) mod sandbox_ids;
 pub(crate) mod sessions;
+pub(crate) mod telemetry;
 pub(crate) mod tls;
 pub(crate) mod tools;
 mod trusted_path;
@@ -41,6 +43,7 @@ use self::{
     protection::Protection,
     requests::RequestsConfig,
     sessions::SessionsConfig,
+    telemetry::TelemetryConfig,
     tls::TlsFiles,
 };
 use crate::daemon::{
@@ -50,7 +53,6 @@ use crate::daemon::{
         limits::RunLimits,
         plan::{BindMount, NetworkMode},
     },
-    telemetry::logs::LogFormat,
 };
 
 /// Time between SIGTERM and SIGKILL for a command.
@@ -119,11 +121,7 @@ pub(crate) struct Config {
     pub(crate) sandbox_ids: Vec<u32>,
     /// Directories before the others in the `PATH` of commands, as commands see them.
     pub(crate) search_path: Vec<String>,
-    pub(crate) log_format: LogFormat,
-    /// Most detailed level of the daemon's own logs.
-    pub(crate) log_level: tracing::Level,
-    /// Whether each call writes a log line.
-    pub(crate) log_calls: bool,
+    pub(crate) telemetry: TelemetryConfig,
     pub(crate) http: http::HttpConfig,
     /// Environment variables that the agent-sandbox runtime serves as metadata.
     pub(crate) agent_sandbox_metadata: BTreeMap<String, String>,

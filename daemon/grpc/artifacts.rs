@@ -106,6 +106,7 @@ impl ArtifactServiceHandler {
     ) -> Result<ResponseStream<ReadArtifactResponse>, Error> {
         let pipeline = &self.pipeline;
         let request = pipeline.catalog.check("jig.v1.ReadArtifactRequest", request)?;
+        context.note_params([("path", Some(&request.path))]);
         self.authorize_path(&context.principal, &request.path)?;
         let permit = self.limiter.try_acquire(&context.principal, &pipeline.shutdown)?;
         let permit = Arc::new(permit);

@@ -73,6 +73,8 @@ impl DaemonService for DaemonServiceHandler {
             counts: Some(self.wire_counts(&principal)),
             egress: self.wire_egress(&principal),
             caller: Some(wire_caller(&principal)),
+            commit: env!("JIG_COMMIT").to_owned(),
+            commit_date: env!("JIG_COMMIT_DATE").to_owned(),
         }))
     }
 }

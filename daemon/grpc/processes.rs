@@ -165,6 +165,7 @@ impl ProcessServiceHandler {
 
     /// Finds a running or recently ended process of the workspace.
     fn find_process(&self, context: &CallContext, id: &str) -> Result<Arc<ProcessHandle>, Error> {
+        context.access_log_entry.update(|fields| fields.process_id = Some(id.to_owned()));
         let workspace = self.0.resolve_workspace(context)?.workspace.name();
         self.0.require_command_access(context)?;
         let entry = self.0.processes.find(workspace, id);
@@ -265,6 +266,7 @@ impl ProcessServiceHandler {
             return Err(Error::invalid(checked.violations));
         };
 
+        context.note_params([("signal", Some(&request.signal))]);
         let process = self.find_process(context, &request.process_id)?;
         self.send_control(&process, ProcessControl::Signal(signal)).await
     }

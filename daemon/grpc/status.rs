@@ -14,7 +14,7 @@ const MAX_MESSAGE_BYTES: usize = 2048;
 
 /// Converts an error to a status.
 pub(crate) fn to_status(error: &Error) -> Status {
-    status_with_code(grpc_code(error.reason), error)
+    status_with_code(error.reason.code(), error)
 }
 
 /// Whether a status has a reason.
@@ -58,68 +58,6 @@ pub(crate) fn to_logged_status(error: &Error, call_id: &str) -> Status {
         tracing::error!(call_id, cause, error = %error, "internal error in a call");
     }
     to_status(error)
-}
-
-/// The gRPC code of a reason. The comment of each arm says what the caller should do.
-pub(crate) fn grpc_code(reason: Reason) -> Code {
-    match reason {
-        // Fix the request.
-        Reason::InvalidParams | Reason::InvalidGlob | Reason::InvalidRegex => Code::InvalidArgument,
-        // Request something else, or ask the operator for permission.
-        Reason::PathEscape
-        | Reason::SymlinkBlocked
-        | Reason::PermissionDenied
-        | Reason::PolicyDenied
-        | Reason::EgressDenied
-        | Reason::ApprovalDenied
-        | Reason::Forbidden => Code::PermissionDenied,
-        // Send a key.
-        Reason::Unauthenticated => Code::Unauthenticated,
-        // List what exists.
-        Reason::FileNotFound
-        | Reason::DirectoryNotFound
-        | Reason::CommandNotFound
-        | Reason::UnknownTool
-        | Reason::UnknownWorkspace
-        | Reason::ArtifactNotFound
-        | Reason::UploadNotFound
-        | Reason::CellNotFound
-        | Reason::ApprovalNotFound
-        | Reason::RuleNotFound
-        | Reason::ProcessNotFound
-        | Reason::JobNotFound => Code::NotFound,
-        Reason::FileExists | Reason::RequestIdReused => Code::AlreadyExists,
-        // Read the current state and decide again.
-        Reason::StaleFile | Reason::ChecksumMismatch | Reason::DaemonLost => Code::Aborted,
-        // Change the state of the workspace or the daemon first.
-        Reason::NotAFile
-        | Reason::NotADirectory
-        | Reason::BinaryFile
-        | Reason::FileTooLarge
-        | Reason::LineRangeInvalid
-        | Reason::StringNotFound
-        | Reason::StringNotUnique
-        | Reason::PatchParseError
-        | Reason::PatchHunkFail
-        | Reason::DirectoryNotEmpty
-        | Reason::CommandNotExecutable
-        | Reason::ToolDisabled
-        | Reason::ApprovalDecided
-        | Reason::NoCommandHistory
-        | Reason::ProcessEnded
-        | Reason::StdinClosed
-        | Reason::SandboxUnavailable => Code::FailedPrecondition,
-        // Allow more time, or request less.
-        Reason::Timeout => Code::DeadlineExceeded,
-        // Wait, then retry.
-        Reason::ResourceExhausted | Reason::NoSpace | Reason::TooManyFiles => {
-            Code::ResourceExhausted
-        }
-        // Retry later, or with another daemon.
-        Reason::Draining | Reason::StateLost => Code::Unavailable,
-        // Report to the operator, or check the server that was fetched from.
-        Reason::SandboxError | Reason::FetchError | Reason::Internal => Code::Internal,
-    }
 }
 
 fn truncate_message(text: &str) -> String {

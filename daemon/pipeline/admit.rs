@@ -38,6 +38,9 @@ impl Pipeline {
             None => metrics.record_admission(queued_at.elapsed()),
             Some(error) => {
                 let denied_by = context.record_rejection_in_span(error, queued_at);
+                context
+                    .access_log_entry
+                    .update(|fields| fields.denied_by = Some(denied_by.clone()));
                 metrics.count_admission_rejection(&denied_by);
             }
         }

@@ -7,6 +7,8 @@ use serde_json::{Map, Value};
 
 use super::{
     Pipeline,
+    audit::ToolCallAudit,
+    content::capture_arguments,
     context::CallContext,
     execute::{end_span, log_outcome, record_tool_call},
     policy_input::Authorization,
@@ -32,6 +34,7 @@ pub(crate) struct AuditedCall {
     span: Arc<OtelSpan>,
     name: &'static str,
     metrics: Metrics,
+    audit: Option<ToolCallAudit>,
     started_at: Instant,
 }
 
@@ -48,6 +51,15 @@ impl Pipeline {
         let session = self.open_session(&context).await?;
         let common_record_fields =
             records::common_record_fields(name, &context, workspace_context.workspace.name());
+        let span = self.start_span(name, &context, &workspace_context);
+        capture_arguments(self.telemetry.capture(), &span, &record_params);
+        let mut audit = ToolCallAudit::begin(
+            self.telemetry.audit(),
+            &context,
+            (name, workspace_context.workspace.name()),
+            &record_params,
+            authorization.allowed_by.clone(),
+        );
         let started = records::started_record(
             &common_record_fields,
             &context,
@@ -55,15 +67,19 @@ impl Pipeline {
             authorization.allowed_by,
         );
         let step = session.begin_step(started).map_err(|error| state_failure(&error))?;
+        if let Some(audit) = &mut audit {
+            audit.set_step(step.number());
+        }
 
         Ok(AuditedCall {
             common_record_fields,
-            span: Arc::new(self.start_span(name, &context, &workspace_context)),
+            span: Arc::new(span),
             activity: workspace_context.activity.begin(),
             session,
             step,
             name,
             metrics: self.telemetry.metrics().clone(),
+            audit,
             started_at: Instant::now(),
         })
     }
@@ -92,6 +108,9 @@ impl AuditedCall {
             tracing::error!(%error, "cannot record the end of a call");
         }
 
+        if let Some(audit) = self.audit {
+            audit.end(duration, &result);
+        }
         record_tool_call(&self.metrics, self.name, duration, &result);
         end_span(self.span, &result);
         log_outcome(&result);

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::{
     Pipeline,
     access::principal::Principal,
+    audit::audit_denial,
     await_approval::approved_authorization,
     context::CallContext,
     policy::{
@@ -233,6 +234,8 @@ impl Pipeline {
         error: Error,
     ) -> Error {
         self.telemetry.metrics().count_policy_denial(denied_by);
+        let call = (request.tool, request.workspace.as_str());
+        audit_denial(self.telemetry.audit(), context, call, denied_by, &error);
         self.record_denial(context, request, denied_by).await;
         self.emit_rejected_span(context, request.tool, &error, denied_by);
         error
@@ -302,6 +305,8 @@ impl Pipeline {
         let denied_by = error.reason.name();
         if let Ok(workspace_context) = self.resolve_workspace(context) {
             let workspace = workspace_context.workspace.name();
+            let call = (tool, workspace);
+            audit_denial(self.telemetry.audit(), context, call, denied_by, error);
             let fields = records::common_record_fields(tool, context, workspace);
             self.append_record(context, records::denied_record(&fields, denied_by)).await;
         }

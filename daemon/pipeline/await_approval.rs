@@ -9,14 +9,16 @@ use super::{
     Pipeline,
     approval::{
         preview::ApprovalPreview,
-        request::{Approval, ApprovalRequest, allowed_by},
+        request::{Approval, ApprovalRecorder, ApprovalRequest, allowed_by},
     },
+    audit::{call_record, report_end},
     context::CallContext,
     policy_input::{Authorization, PolicyInput, ReauthorizationInput},
     records,
 };
 use crate::daemon::{
     error::{Error, Reason},
+    fd_exhaustion::FdRetry,
     store::{
         approvals::{ApprovalEnd, ApprovalEndState, ApprovalRecord},
         session::Session,
@@ -50,7 +52,7 @@ impl Pipeline {
         let snapshot = Arc::clone(&policy_input.snapshot);
         let workspace = Arc::clone(&self.resolve_workspace(context)?.workspace);
         let session = self.open_session(context).await?;
-        let identities = path_identities(&workspace, &policy_input).await?;
+        let identities = path_identities(&workspace, &policy_input, context.deadline).await?;
         let request = self.approval_request(context, policy_input, required_by, session);
         let policy_request = Arc::clone(&request.policy_request);
 
@@ -73,11 +75,15 @@ impl Pipeline {
             ApprovalEndState::Denied
             | ApprovalEndState::Expired
             | ApprovalEndState::Withdrawn
-            | ApprovalEndState::Lost => return Err(not_approved_error(&ended.record, end)),
+            | ApprovalEndState::Lost => {
+                let error = not_approved_error(&ended.record, end);
+                report_end(&context.access_log_entry, Some(error.reason.name()));
+                return Err(error);
+            }
         }
 
         let approved_cwd = identities.cwd();
-        if let Some(path) = changed_path(workspace, identities).await? {
+        if let Some(path) = changed_path(workspace, identities, context.deadline).await? {
             let error = replaced_while_pending_error(path.as_str());
             return Err(self
                 .reject(context, &policy_request, DENIED_BY_REPLACED_DIRECTORY, error)
@@ -137,11 +143,15 @@ impl Pipeline {
 
         ApprovalRequest {
             approval: Approval { record, suggested_pattern: policy_input.suggested_pattern },
-            common_record_fields: records::common_record_fields(
-                call.tool,
-                context,
-                &call.workspace,
-            ),
+            recorder: ApprovalRecorder {
+                common_record_fields: records::common_record_fields(
+                    call.tool,
+                    context,
+                    &call.workspace,
+                ),
+                audit: self.telemetry.audit().clone(),
+                call: call_record(context, call.tool, &call.workspace),
+            },
             policy_request: call,
             preview,
             held_bytes: policy_input.held_bytes,
@@ -183,23 +193,38 @@ pub(super) fn approved_authorization(
 async fn path_identities(
     workspace: &Arc<Workspace>,
     policy_input: &PolicyInput,
+    deadline: Option<Instant>,
 ) -> Result<PathIdentities, Error> {
     let files: Vec<_> =
         policy_input.files.iter().filter_map(|file| workspace.resolve(file).ok()).collect();
     let (workspace, cwd) = (Arc::clone(workspace), policy_input.cwd.clone());
-
-    let captured =
-        task::spawn_blocking(move || PathIdentities::capture(&workspace, cwd.as_ref(), &files));
-    captured.await.map_err(Error::internal)?
+    look_at_paths(deadline, move || PathIdentities::capture(&workspace, cwd.as_ref(), &files)).await
 }
 
 /// Returns a path on which a directory was replaced since `identities` were captured.
 async fn changed_path(
     workspace: Arc<Workspace>,
     identities: PathIdentities,
+    deadline: Option<Instant>,
 ) -> Result<Option<RelativePath>, Error> {
-    let compared = task::spawn_blocking(move || identities.first_changed(&workspace).cloned());
-    compared.await.map_err(Error::internal)
+    look_at_paths(deadline, move || Ok(identities.first_changed(&workspace)?.cloned())).await
+}
+
+/// Runs `look` on a blocking thread. Retries while file descriptors are exhausted: a person has
+/// decided, or will decide, on this call.
+async fn look_at_paths<T: Send + 'static>(
+    deadline: Option<Instant>,
+    look: impl Fn() -> Result<T, Error> + Send + Sync + 'static,
+) -> Result<T, Error> {
+    let look = Arc::new(look);
+    let mut attempts = FdRetry::with_deadline(deadline);
+    loop {
+        let look = Arc::clone(&look);
+        match task::spawn_blocking(move || look()).await.map_err(Error::internal)? {
+            Err(error) if attempts.should_retry(&error).await => {}
+            result => return result,
+        }
+    }
 }
 
 fn not_approved_error(record: &ApprovalRecord, end: &ApprovalEnd) -> Error {

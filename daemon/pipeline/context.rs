@@ -6,6 +6,7 @@ use std::{
 };
 
 use opentelemetry::{Context, KeyValue, trace::TraceContextExt as _};
+use serde_json::Value;
 use tokio::sync::watch;
 
 use super::{access::principal::Principal, observer::CallObserver, policy::request::DialectCall};
@@ -115,6 +116,15 @@ impl CallContext {
             parent_span,
             access_log_entry,
         })
+    }
+
+    /// Notes what an RPC that calls no tool is about, for the audit log.
+    pub(crate) fn note_params<const N: usize>(&self, params: [(&str, Option<&str>); N]) {
+        let params = params
+            .into_iter()
+            .filter_map(|(name, value)| Some((name.to_owned(), Value::from(value?))));
+        let params = Value::Object(params.collect());
+        self.access_log_entry.update(|fields| fields.params = Some(params));
     }
 
     /// Returns the channel to notify when the command of the call has written output.

@@ -6,11 +6,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use prost::Message;
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use super::{Pipeline, StartedCall, policy::request::DialectCall, records};
+use super::{
+    Pipeline, StartedCall,
+    audit::ToolCallAudit,
+    content::{ResponseToJson, capture_result},
+    policy::request::DialectCall,
+    records,
+};
 use crate::daemon::{
     error::{Error, LEADS_OUT, Reason},
     task,
@@ -22,6 +29,25 @@ use crate::daemon::{
     tool::{Tool, ToolContext, ToolOutput},
     workspace::Workspace,
 };
+
+/// What the end of a call is reported to, beside its records.
+struct CallEnd<T: Tool> {
+    access_log_entry: AccessLogEntry,
+    audit: Option<ToolCallAudit>,
+    response_to_json: Option<ResponseToJson<T>>,
+}
+
+impl<T: Tool> StartedCall<T>
+where
+    T::Response: Message,
+{
+    /// Lets the span have the result of the call, if content is captured.
+    pub(super) fn with_result_capture(mut self) -> Self {
+        self.response_to_json =
+            Some(|catalog, response| catalog.tool(T::NAME)?.redacted_response(response).ok());
+        self
+    }
+}
 
 impl<T: Tool> StartedCall<T> {
     /// Runs the tool in a task that outlives the caller. Returns the task and the token that
@@ -44,7 +70,11 @@ impl<T: Tool> StartedCall<T> {
             self.params,
             self.tool_context,
             context.dialect_call(),
-            context.access_log_entry,
+            CallEnd {
+                access_log_entry: context.access_log_entry,
+                audit: self.audit,
+                response_to_json: self.response_to_json,
+            },
         );
 
         let task = task::spawn_tracked(T::NAME, work.instrument(log_span));
@@ -62,7 +92,7 @@ impl Pipeline {
         params: T::Params,
         context: ToolContext,
         dialect_call: Option<Arc<DialectCall>>,
-        access_log_entry: AccessLogEntry,
+        end: CallEnd<T>,
     ) -> Result<T::Response, Error> {
         let common_fields = context.common_record_fields.clone();
         let (session, step) = (Arc::clone(&context.session), context.step);
@@ -91,13 +121,22 @@ impl Pipeline {
         let event = records::tool_event_record(&common_fields, dialect_call, &result);
         let duration = started_at.elapsed();
         let finished = records::finished_record(&common_fields, dialect_call, duration, &result);
-        access_log_entry.update(|fields| fields.outcome = Some(records::outcome_name(&result)));
+        let outcome = records::outcome_name(&result);
+        end.access_log_entry.update(|fields| fields.outcome = Some(outcome));
         for record in event.into_iter().chain([finished]) {
             if let Err(error) = session.record(step, record) {
                 tracing::error!(%error, "cannot record the end of a call");
             }
         }
+        if let Some(audit) = end.audit {
+            audit.end(duration, &result);
+        }
         record_tool_call(self.telemetry.metrics(), tool, duration, &result);
+        if let Ok(output) = &result {
+            capture_result(self.telemetry.capture(), &span, || {
+                end.response_to_json.and_then(|to_json| to_json(&self.catalog, &output.response))
+            });
+        }
         end_span(span, &result);
         log_outcome(&result);
 

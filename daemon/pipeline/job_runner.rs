@@ -37,7 +37,8 @@ use crate::daemon::{
     },
     task,
     telemetry::{
-        access_log::{AccessLogEntry, AccessLogFields, CallCompletion},
+        access_log::{AccessLogEntry, CallRecord},
+        audit::AuditEvent,
         propagation::{from_traceparent, to_traceparent},
     },
     tool::{CallApproval, JobContext},
@@ -192,8 +193,13 @@ impl Pipeline {
             ended: SystemTime::now(),
         };
         let dialect = dialect::find(&job.dialect).ok();
-        if self.telemetry.logs_calls() {
-            log_job(&job, dialect.map(|dialect| dialect.name), state, &timing);
+        let audit = self.telemetry.audit();
+        if self.telemetry.logs_calls() || audit.is_enabled() {
+            let record = job_record(&job, dialect.map(|dialect| dialect.name), state, &timing);
+            if self.telemetry.logs_calls() {
+                record.log();
+            }
+            audit.record(AuditEvent::JobEnded, || record);
         }
 
         let envelope = envelope::build(&timing, dialect, &invocation, result, &exit_info);
@@ -451,9 +457,14 @@ impl Pipeline {
     }
 }
 
-/// Writes the access log entry of a job that has ended.
-fn log_job(job: &Job, dialect: Option<&'static str>, state: JobState, call: &CallTiming<'_>) {
-    let access_log_fields = AccessLogFields {
+/// The record of a job that has ended.
+fn job_record(
+    job: &Job,
+    dialect: Option<&'static str>,
+    state: JobState,
+    call: &CallTiming<'_>,
+) -> CallRecord {
+    let mut record = CallRecord {
         principal: Some(job.principal.clone()),
         workspace: Some(job.workspace.clone()),
         session: Some(job.session.clone()),
@@ -464,17 +475,11 @@ fn log_job(job: &Job, dialect: Option<&'static str>, state: JobState, call: &Cal
         called_name: dialect.is_some().then(|| job.tool.clone()),
         dialect,
         outcome: Some(state.name().to_owned()),
+        trace_id: job.trace.split('-').nth(1).map(str::to_owned),
+        ..CallRecord::default()
     };
-
-    let duration = call.ended.duration_since(call.started);
-    access_log_fields.log(CallCompletion {
-        method: None,
-        call_id: None,
-        trace_id: None,
-        status: None,
-        reason: None,
-        duration: duration.unwrap_or_default(),
-    });
+    record.set_duration(call.ended.duration_since(call.started).unwrap_or_default());
+    record
 }
 
 pub(super) fn params_lost_error(id: &str, error: &io::Error) -> Error {

@@ -23,10 +23,12 @@ pub(crate) mod access;
 pub(crate) mod admission;
 mod admit;
 pub(crate) mod approval;
+mod audit;
 pub(crate) mod audited;
 mod authorization;
 mod await_approval;
 mod await_job;
+mod content;
 pub(crate) mod context;
 mod dyn_tool;
 pub(crate) mod envelope;
@@ -71,6 +73,8 @@ use self::{
     access::{AccessControl, principal::Principal},
     admission::{Admission, AdmissionControl, AdmissionRequest, WaitDeadline},
     approval::pending::PendingApprovals,
+    audit::ToolCallAudit,
+    content::{ResponseToJson, capture_arguments},
     context::CallContext,
     idempotency::{Claim, Idempotency},
     jobs::JobRegistry,
@@ -164,6 +168,10 @@ struct StartedCall<T: Tool> {
     /// Cancels the tool at once.
     abandon_token: CancellationToken,
     task_token: TaskTrackerToken,
+    /// The line of the call in the audit log, if there is one.
+    audit: Option<ToolCallAudit>,
+    /// How the span gets the response, if it has content.
+    response_to_json: Option<ResponseToJson<T>>,
 }
 
 impl Pipeline {
@@ -263,7 +271,7 @@ impl Pipeline {
 
         let started = self.start_call::<T>(context, validated, None).await?;
         let timeout = started.timeout;
-        let (task, abandon_token) = started.spawn(self);
+        let (task, abandon_token) = started.with_result_capture().spawn(self);
 
         // The guard is dropped with the caller's future, which cancels the tool.
         await_with_timeout::<T>(task, timeout, abandon_token.drop_guard()).await
@@ -382,15 +390,26 @@ impl Pipeline {
 
         let start_permit = &admitted.admission.start_permit;
         let session = self.open_session_releasing_start_permit(context, Some(start_permit)).await?;
+        let span = self.start_span(tool, context, workspace_context);
+        capture_arguments(self.telemetry.capture(), &span, &authorized.record_params);
+        let allowed_by = authorized.authorization.allowed_by.clone();
+        let mut audit = ToolCallAudit::begin(
+            self.telemetry.audit(),
+            context,
+            (tool, workspace),
+            &authorized.record_params,
+            allowed_by.clone(),
+        );
         let record = records::started_record(
             &common_record_fields,
             context,
             authorized.record_params,
-            authorized.authorization.allowed_by.clone(),
+            allowed_by,
         );
         let step = session.begin_step(record).map_err(|error| state_failure(&error))?;
-
-        let span = self.start_span(tool, context, workspace_context);
+        if let Some(audit) = &mut audit {
+            audit.set_step(step.number());
+        }
         if let Some(by) = &authorized.authorization.allowed_by {
             span.set_text(semconv::ALLOWED_BY, by);
         }
@@ -411,6 +430,7 @@ impl Pipeline {
             call_timeout: context.timeout,
             max_artifact_bytes: context.max_artifact_bytes,
             in_default_shell: context.in_default_shell,
+            is_custom_tool: context.alias.is_some(),
             approved_cwd: authorized.authorization.approved_cwd,
             job: context.job.clone(),
             output_written: context.output_notifier(),
@@ -428,6 +448,8 @@ impl Pipeline {
             tool_context,
             abandon_token,
             task_token: admitted.task_token,
+            audit,
+            response_to_json: None,
         })
     }
 

@@ -210,7 +210,7 @@ impl Pipeline {
         }
 
         let timeout = started.timeout;
-        let (task, abandon_token) = started.spawn(&self);
+        let (task, abandon_token) = started.with_result_capture().spawn(&self);
         let guard = abandon_token.clone().drop_guard();
         let mut work = pin!(await_with_timeout::<T>(task, timeout, guard));
         let result = tokio::select! {

@@ -117,6 +117,7 @@ impl Pipeline {
         context: &CallContext,
         id: &str,
     ) -> Result<LiveOrEndedJob, Error> {
+        context.access_log_entry.update(|fields| fields.job_id = Some(id.to_owned()));
         let workspace = self.resolve_workspace(context)?.workspace.name();
         let found = self.jobs.find(workspace, id).await?;
         let job = found.job();

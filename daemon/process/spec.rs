@@ -93,7 +93,7 @@ impl Program {
     }
 
     /// Returns the arguments, starting with the program's name.
-    fn argv(&self) -> Vec<CString> {
+    pub(crate) fn argv(&self) -> Vec<CString> {
         match self {
             Self::Shell(text) => vec![c"/bin/sh".to_owned(), c"-c".to_owned(), text.clone()],
             Self::DefaultShell(text) => {

@@ -69,6 +69,10 @@ pub(super) const ETC_FILES: &[&str] = &[
 const RESOLV_CONF: &str = "resolv.conf";
 /// Largest file that is copied, in bytes. Caches of the dynamic linker take a tenth of it.
 const MAX_COPIED_FILE_BYTES: u64 = 2 << 20;
+/// Git's check of who owns a repository is off (safe.directory in git-config(1)). It protects a user
+/// from repositories of other users, and in a sandbox there are none: only files of the workspace
+/// whose owners have no name there, such as those of an `emptyDir` volume.
+const GITCONFIG: &str = "[safe]\n\tdirectory = *\n";
 /// Further users and groups. Commands cannot change to either. Root is named because archives and
 /// packages name it as the owner of files.
 const EXTRA_PASSWD_LINES: &str = "root:x:0:0:root:/root:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
@@ -122,12 +126,13 @@ impl EtcFiles {
         }
 
         let SandboxIdentity { uid, gid, .. } = identity;
-        let generated: [(&str, String); 6] = [
+        let generated: [(&str, String); 7] = [
             ("passwd", format!("{SANDBOX_USER}:x:{uid}:{gid}:agent:{SANDBOX_HOME}:/bin/sh\n{EXTRA_PASSWD_LINES}")),
             ("group", format!("{SANDBOX_USER}:x:{gid}:\n{EXTRA_GROUP_LINES}")),
             ("nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n".to_owned()),
             ("hosts", "127.0.0.1 localhost jig\n::1 localhost ip6-localhost ip6-loopback\n".to_owned()),
             ("hostname", "jig\n".to_owned()),
+            ("gitconfig", GITCONFIG.to_owned()),
             ("shells", "/bin/sh\n/bin/bash\n".to_owned()),
         ];
         let generated = generated

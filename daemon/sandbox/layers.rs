@@ -161,9 +161,9 @@ impl Isolation {
         let (applied, detail, remedy) = match (self.landlock_abi, self.level) {
             (0, _) => (
                 false,
-                "the kernel does not support Landlock; the mounts are the only file boundary"
-                    .to_owned(),
-                "use Linux 5.13 or newer with landlock in the boot parameter lsm=",
+                "Landlock is not available; the mounts are the only file boundary".to_owned(),
+                "use Linux 5.13 or newer with landlock in the boot parameter lsm=; in a container, a seccomp \
+                 profile that allows the landlock_* calls",
             ),
             (abi, IsolationLevel::L0) => (
                 false,

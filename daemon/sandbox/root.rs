@@ -311,7 +311,7 @@ fn system_mounts() -> Result<Vec<RootMount>, StageFailure> {
 
     for (name, number) in DEVICE_NODES.iter().chain([&TERMINAL_DEVICE]) {
         let path = Path::new("/dev").join(name);
-        let metadata = fs::metadata(&path).map_err(|error| io_failure(&error, name))?;
+        let metadata = fs::metadata(&path).map_err(|error| source_failure(&error, &path))?;
         let device = metadata.rdev();
         let is_character = metadata.file_type().is_char_device();
         if !is_character || (rustix::fs::major(device), rustix::fs::minor(device)) != *number {

@@ -36,6 +36,7 @@ use super::{
     stage::{Stage, StageFailure},
     wire::{MeasurementBounds, RunMeasurement},
 };
+use crate::daemon::sys::arch::VFORK_SYSCALL;
 
 /// Descriptors that one scan examines at most, to bound its time.
 const MAX_SCANNED_DESCRIPTORS: usize = 16 * 1024;
@@ -165,22 +166,31 @@ impl ProcessUsage {
     /// Splits memory that several processes share (proc_pid_smaps(5)), and leaves out what `files`
     /// has counted. If the process cannot be inspected, all its memory counts as its own.
     fn with_proportional_share(self, files: &MemoryFiles) -> Self {
-        match read_lossy(format!("/proc/{}/smaps_rollup", self.process.pid)) {
+        match Self::read_proportional(self.process.pid, files) {
+            Ok((private_bytes, shared_bytes)) => Self { private_bytes, shared_bytes, ..self },
             Err(error) if error.kind() == ErrorKind::PermissionDenied => self,
             // The process has ended and releases its memory.
             Err(_) => Self { private_bytes: 0, page_table_bytes: 0, shared_bytes: 0, ..self },
-            Ok(rollup) => {
-                let bytes = |name: &str| kibibytes(&rollup, name).unwrap_or(0);
-                let shared = bytes("Pss_Shmem:");
-                let already_counted =
-                    if shared > 0 { files.mapped_bytes(self.process.pid) } else { 0 };
-                Self {
-                    private_bytes: bytes("Pss_Anon:") + bytes("SwapPss:"),
-                    shared_bytes: shared.saturating_sub(already_counted),
-                    ..self
-                }
-            }
         }
+    }
+
+    /// Returns a process's parts of anonymous memory, and of memory files that are not in `files`.
+    fn read_proportional(pid: i32, files: &MemoryFiles) -> io::Result<(u64, u64)> {
+        let read = || {
+            let rollup = read_lossy(format!("/proc/{pid}/smaps_rollup"))?;
+            let bytes = |name: &str| kibibytes(&rollup, name).unwrap_or(0);
+            Ok::<_, io::Error>((bytes("Pss_Anon:") + bytes("SwapPss:"), bytes("Pss_Shmem:")))
+        };
+        let (private, before) = read()?;
+        if before == 0 {
+            return Ok((private, 0));
+        }
+
+        let already_counted = files.mapped_bytes(pid);
+        // Read again: the parts change while another process maps the same files, and a process
+        // that has ended in between shows no mappings.
+        let (_, after) = read()?;
+        Ok((private, before.min(after).saturating_sub(already_counted)))
     }
 }
 
@@ -214,7 +224,7 @@ fn waits_for_vfork_child(call: &str) -> bool {
 
     let has = |flag: i32| flags.is_some_and(|flags| flags & u64::from(flag.cast_unsigned()) != 0);
     match number {
-        Some(libc::SYS_vfork) => true,
+        Some(_) if number == VFORK_SYSCALL => true,
         // With other flags, clone(2) makes no child of this thread.
         Some(libc::SYS_clone) => {
             has(libc::CLONE_VM)
@@ -410,19 +420,22 @@ mod tests {
 
     #[test]
     fn only_a_parent_of_a_vfork_child_waits_for_it() {
-        for (call, expected) in [
-            ("58 0x0 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7f00", true),
-            ("56 0x4111 0x7f00 0x0 0x0 0x0 0x0 0x7ffe 0x7f00", true), // posix_spawn(3)
-            ("56 0x4011 0x7f00", false),                              // memory is copied
-            ("56 0x111 0x7f00", false),                               // does not wait
-            ("56 0xc111 0x7f00", false),                              // a sibling
-            ("56 0x14911 0x7f00", false),                             // a thread
-            ("0 0x4111 0x7f00", false),
-            ("running", false),
-            ("-1 0x7ffe 0x7f00", false),
-            ("", false),
+        let clone =
+            |flags: &str| format!("{} {flags} 0x7f00 0x0 0x0 0x0 0x0 0x7f", libc::SYS_clone);
+        for (flags, expected) in [
+            ("0x4111", true),   // posix_spawn(3)
+            ("0x4011", false),  // memory is copied
+            ("0x111", false),   // does not wait
+            ("0xc111", false),  // a sibling
+            ("0x14911", false), // a thread
         ] {
-            assert_eq!(waits_for_vfork_child(call), expected, "{call}");
+            assert_eq!(waits_for_vfork_child(&clone(flags)), expected, "{flags}");
+        }
+
+        let vfork = VFORK_SYSCALL.map(|number| format!("{number} 0x0 0x0 0x0 0x0 0x0 0x0 0x7f"));
+        assert!(vfork.is_none_or(|call| waits_for_vfork_child(&call)));
+        for call in ["0 0x4111 0x7f00", "running", "-1 0x7ffe 0x7f00", ""] {
+            assert!(!waits_for_vfork_child(call), "{call}");
         }
     }
 }

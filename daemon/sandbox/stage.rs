@@ -169,8 +169,8 @@ impl Stage {
                 "the container runtime masks /proc: in Kubernetes set hostUsers: false and procMount: Unmasked, elsewhere unmask it for this container"
             }
             Self::NoNamespaces => {
-                "meet the requirements of L2 or L3, or those of L1: Linux 6.12 with landlock in the boot parameter lsm=, the workspace and binds at their own \
-                 paths, no protected paths, system files that do not belong to the commands' user, and a directory for temporary files (TMPDIR) \
+                "meet the requirements of L2 or L3, or those of L1: Linux 6.12 with landlock in the boot parameter lsm=, in a container a \
+                 seccomp profile that allows the landlock_* calls, the workspace and binds at their own paths, no protected paths, system files that do not belong to the commands' user, and a directory for temporary files (TMPDIR) \
                  outside the workspace"
             }
             Self::PersistentHome => {
@@ -190,7 +190,9 @@ impl Stage {
             Self::TemplateNamespaces | Self::RunNamespaces => {
                 "raise the sysctls user.max_*_namespaces and kernel.pid_max, or use a seccomp profile that allows clone with namespace flags"
             }
-            Self::Seccomp => "use a kernel with CONFIG_SECCOMP_FILTER",
+            Self::Seccomp => {
+                "use a kernel with CONFIG_SECCOMP_FILTER; in a container, a seccomp profile that allows the call seccomp"
+            }
             Self::Landlock => {
                 "the kernel offers Landlock but refused a call: check the boot parameter lsm= and the container's seccomp profile"
             }

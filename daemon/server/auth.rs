@@ -27,7 +27,11 @@ use crate::daemon::{
         access::{PeerOrigin, credentials::Credentials, principal::Principal},
     },
     task::BoxFuture,
-    telemetry::semconv,
+    telemetry::{
+        access_log::{CallRecord, ReportedEnd},
+        audit::AuditEvent,
+        semconv,
+    },
 };
 
 /// Methods that need no key: probes (of Kubernetes, say) have none.
@@ -36,6 +40,9 @@ pub(super) const PUBLIC_METHOD_PREFIX: &str = "grpc.health.v1.Health/";
 const LONG_POLL_METHOD: &str = "jig.v1.JobService/WaitJob";
 /// Alternative to `authorization` for the key.
 pub(super) const API_KEY_HEADER: &str = "x-api-key";
+
+/// `denied_by` of a call that the role of its key does not include.
+const DENIED_BY_ROLE: &str = "key:role";
 
 /// Layer that authenticates calls.
 #[derive(Debug, Clone)]
@@ -104,6 +111,7 @@ where
             }
             Err(error) => {
                 self.pipeline.telemetry.metrics().count_auth_failure(error.reason.name());
+                audit_rejection(&self.pipeline, request.extensions().get(), &error);
                 Box::pin(future::ready(Ok(to_status(&error).into_http())))
             }
         }
@@ -121,8 +129,33 @@ pub(super) fn check_caller(
     let identified = identify_caller(pipeline, key, extensions.get());
     let identified = identified.inspect_err(|error| {
         pipeline.telemetry.metrics().count_auth_failure(error.reason.name());
+        pipeline.telemetry.audit().record(AuditEvent::AuthFailed, || CallRecord {
+            reason: Some(error.reason.name().to_owned()),
+            peer: extensions.get::<PeerInfo>().and_then(|peer| peer.address.to_text()),
+            ..CallRecord::default()
+        });
     });
     identified.map(|principal| principal.name().to_owned())
+}
+
+/// Reports a request that was not authenticated, or whose caller has too low a role.
+fn audit_rejection(pipeline: &Pipeline, trace: Option<&RequestTrace>, error: &Error) {
+    let audit = pipeline.telemetry.audit();
+    let reason = error.reason.name();
+    let Some(entry) = trace.map(|trace| &trace.access_log_entry).filter(|_| audit.is_enabled())
+    else {
+        return;
+    };
+
+    entry.update(|fields| fields.reported = Some(ReportedEnd(Some(reason))));
+    let record = CallRecord { reason: Some(reason.to_owned()), ..entry.snapshot() };
+    match record.principal {
+        None => audit.record(AuditEvent::AuthFailed, || record),
+        Some(_) => audit.record(AuditEvent::CallDenied, || CallRecord {
+            denied_by: Some(DENIED_BY_ROLE.to_owned()),
+            ..record
+        }),
+    }
 }
 
 /// Authenticates a request and checks the role of its caller.

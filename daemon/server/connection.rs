@@ -110,6 +110,17 @@ pub(crate) enum PeerAddress {
     Unknown,
 }
 
+impl PeerAddress {
+    /// The address as text. `None` if it is unknown.
+    pub(super) fn to_text(&self) -> Option<String> {
+        match self {
+            Self::Tcp(address) => Some(address.to_string()),
+            Self::Unix(path) => Some(format!("unix:{}", path.as_ref()?.display())),
+            Self::Unknown => None,
+        }
+    }
+}
+
 impl Socket {
     /// The process or user at the other end, as far as the kernel identifies it.
     pub(super) fn origin(&self) -> PeerOrigin {

@@ -29,6 +29,7 @@ pub(crate) mod peer;
 mod protocol_servers;
 mod revocation;
 mod served_addresses;
+pub(crate) mod service_manager;
 pub(crate) mod tls;
 mod trace;
 
@@ -54,6 +55,7 @@ use self::{
     listener::Listeners,
     protocol_servers::{GrpcServices, ProtocolServers, ProtocolSettings},
     served_addresses::ServedAddresses,
+    service_manager::ServiceManager,
     trace::STANDARD_METHODS,
 };
 use crate::{
@@ -141,6 +143,7 @@ pub(crate) async fn serve(
     trigger: ShutdownTrigger,
     times: ShutdownTimes,
     announce: bool,
+    service_manager: ServiceManager,
 ) -> io::Result<()> {
     let ServerContext {
         pipeline,
@@ -179,12 +182,14 @@ pub(crate) async fn serve(
         addresses.print()?;
     }
     addresses.log();
+    service_manager.ready(&pipeline.workspaces);
     if let Some(state_lost) = state_lost {
         spawn_state_watch(health.clone(), state_lost);
     }
     let keeper_watch = spawn_keeper_watch(health.clone(), sandboxes, can_run_commands);
 
     let mut second_signal = trigger.wait().await;
+    service_manager.stopping();
     health.update(|conditions| conditions.is_draining = true).await;
     let is_forced = wait_before_drain(times.delay, &mut second_signal).await;
     keeper_watch.abort();

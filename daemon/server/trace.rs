@@ -21,16 +21,21 @@ use tower::{Layer, Service};
 use ulid::Ulid;
 
 use super::connection::{PeerAddress, PeerInfo};
-use crate::daemon::{
-    grpc::metadata::RequestTrace,
-    http::connect::ConnectCall,
-    task::BoxFuture,
-    telemetry::{
-        Telemetry,
-        access_log::{AccessLogEntry, CallCompletion},
-        metrics::{ActiveGuard, Metrics, RpcMeasurement},
-        semconv,
-        spans::OtelSpan,
+use crate::{
+    api::reason::code_name,
+    daemon::{
+        grpc::metadata::RequestTrace,
+        http::connect::ConnectCall,
+        task::BoxFuture,
+        telemetry::{
+            Telemetry,
+            access_log::AccessLogEntry,
+            audit::{AuditEvent, AuditLog},
+            metrics::{ActiveGuard, Metrics, RpcMeasurement},
+            propagation::CallerContext,
+            semconv,
+            spans::OtelSpan,
+        },
     },
 };
 
@@ -78,13 +83,13 @@ struct PendingMeasurement {
     _active: ActiveGuard,
 }
 
-/// The access log entry of a call, written when the call ends.
+/// The lines of a call in the access log and in the audit log, written when the call ends.
 #[derive(Debug)]
 struct PendingLogEntry {
     /// Facts that the layers and the pipeline add while the call runs.
     access_log_entry: AccessLogEntry,
-    method: String,
-    call_id: String,
+    logs_call: bool,
+    audit: AuditLog,
     context: Context,
     started: Instant,
 }
@@ -121,12 +126,41 @@ impl TraceLayer {
         })
     }
 
-    /// Starts the span of a call, as a child of `parent`. Returns `None` for standard services.
+    /// Starts the lines of a call. Returns `None` if calls are not logged.
+    fn start_log_entry(
+        &self,
+        request: &Request<Body>,
+        call_id: &str,
+        access_log_entry: &AccessLogEntry,
+        context: &Context,
+    ) -> Option<PendingLogEntry> {
+        let (logs_call, audit) = (self.telemetry.logs_calls(), self.telemetry.audit());
+        if !logs_call && !audit.is_enabled() {
+            return None;
+        }
+
+        let peer = request.extensions().get::<PeerInfo>();
+        access_log_entry.update(|fields| {
+            fields.method = Some(request.uri().path().trim_start_matches('/').to_owned());
+            fields.call_id = Some(call_id.to_owned());
+            fields.trace_id = Some(context.span().span_context().trace_id().to_string());
+            fields.peer = peer.and_then(|peer| peer.address.to_text());
+        });
+        Some(PendingLogEntry {
+            access_log_entry: access_log_entry.clone(),
+            logs_call,
+            audit: audit.clone(),
+            context: context.clone(),
+            started: Instant::now(),
+        })
+    }
+
+    /// Starts the span of a call. Returns `None` for standard services.
     fn start_span(
         &self,
         request: &Request<Body>,
         call_id: &str,
-        parent: &Context,
+        CallerContext { parent, link }: &CallerContext,
     ) -> Option<OtelSpan> {
         let method = request.uri().path().trim_start_matches('/');
         if STANDARD_METHODS.contains(&method) {
@@ -149,7 +183,8 @@ impl TraceLayer {
         attributes.extend(address_attributes(request.uri(), peer.map(|peer| &peer.address)));
 
         let tracer = self.telemetry.tracer();
-        let span = OtelSpan::start(tracer, name, SpanKind::Server, attributes, parent);
+        let (kind, link) = (SpanKind::Server, link.clone());
+        let span = OtelSpan::start_linked(tracer, name, kind, attributes, parent, link);
         if !is_known {
             span.set_text(semconv::RPC_METHOD_ORIGINAL, method);
         }
@@ -222,20 +257,14 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let call_id = Ulid::generate().to_string();
-        let parent = self.layer.telemetry.propagators().extract(request.headers());
-        let span = self.layer.start_span(&request, &call_id, &parent);
+        let caller = self.layer.telemetry.caller_context(request.headers());
+        let span = self.layer.start_span(&request, &call_id, &caller);
         let measurement = self.layer.start_measurement(&request);
-        let context = span.as_ref().map_or(parent, |span| span.context().clone());
+        let context = span.as_ref().map_or(caller.parent, |span| span.context().clone());
 
         let access_log_entry = AccessLogEntry::default();
-        let is_logged = self.layer.telemetry.logs_calls() && span.is_some();
-        let log_entry = is_logged.then(|| PendingLogEntry {
-            access_log_entry: access_log_entry.clone(),
-            method: request.uri().path().trim_start_matches('/').to_owned(),
-            call_id: call_id.clone(),
-            context: context.clone(),
-            started: Instant::now(),
-        });
+        let log_entry = self.layer.start_log_entry(&request, &call_id, &access_log_entry, &context);
+        let log_entry = log_entry.filter(|_| span.is_some());
         let trace = RequestTrace { call_id: call_id.clone(), context, access_log_entry };
         request.extensions_mut().insert(trace);
 
@@ -310,18 +339,18 @@ impl PendingLogEntry {
     fn log(self, code: Code, trailers: &HeaderMap) {
         let status = Status::from_header_map(trailers).filter(|_| code != Code::Ok);
         let info = status.and_then(|status| status.get_details_error_info());
-        let reason = info.map(|info| info.reason);
-        let trace_id = self.context.span().span_context().trace_id().to_string();
-        // The exported log record gets the ids of the current context.
-        let _attached = self.context.attach();
-        self.access_log_entry.snapshot().log(CallCompletion {
-            method: Some(&self.method),
-            call_id: Some(&self.call_id),
-            trace_id: Some(&trace_id),
-            status: Some(code_name(code)),
-            reason: reason.as_deref(),
-            duration: self.started.elapsed(),
-        });
+        let mut record = self.access_log_entry.snapshot();
+        record.status = Some(code_name(code));
+        record.reason = info.map(|info| info.reason);
+        record.set_duration(self.started.elapsed());
+        if self.logs_call {
+            // The exported log record gets the ids of the current context.
+            let _attached = self.context.attach();
+            record.log();
+        }
+        if !record.is_reported() {
+            self.audit.record(AuditEvent::Call, || record);
+        }
     }
 }
 
@@ -364,27 +393,4 @@ impl HttpBody for TracedBody {
 
 fn grpc_status(headers: &HeaderMap) -> Option<Code> {
     headers.get("grpc-status").map(|value| Code::from_bytes(value.as_bytes()))
-}
-
-/// Name of a code, as the semantic conventions of OpenTelemetry write it.
-fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "CANCELLED",
-        Code::Unknown => "UNKNOWN",
-        Code::InvalidArgument => "INVALID_ARGUMENT",
-        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        Code::NotFound => "NOT_FOUND",
-        Code::AlreadyExists => "ALREADY_EXISTS",
-        Code::PermissionDenied => "PERMISSION_DENIED",
-        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        Code::FailedPrecondition => "FAILED_PRECONDITION",
-        Code::Aborted => "ABORTED",
-        Code::OutOfRange => "OUT_OF_RANGE",
-        Code::Unimplemented => "UNIMPLEMENTED",
-        Code::Internal => "INTERNAL",
-        Code::Unavailable => "UNAVAILABLE",
-        Code::DataLoss => "DATA_LOSS",
-        Code::Unauthenticated => "UNAUTHENTICATED",
-    }
 }

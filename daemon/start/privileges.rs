@@ -77,12 +77,15 @@ pub(super) fn raise_descriptor_limit() -> io::Result<()> {
 
 /// Confines the daemon with Landlock to its own files and the system files that it reads.
 ///
-/// Its own files are the workspaces, the state directory, the sockets, the cgroups of its runs, and
+/// Its own files are the workspaces, the state directory, that of the audit log, the sockets, the cgroups of its runs, and
 /// the files of the configuration, keys and TLS. Must be called while the process has a single thread.
 pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()> {
     let workspaces = config.workspaces.iter();
     let workspaces = workspaces.map(|workspace| (workspace.path.as_path(), PathAccess::Write));
     let state = (config.state_dir.as_path(), PathAccess::Write);
+    // The audit log is rotated: its directory gets new files.
+    let audit = config.telemetry.audit.iter();
+    let audit = audit.filter_map(|audit| Some((parent_dir(&audit.path)?, PathAccess::Write)));
     let cgroups = cgroups.map(|cgroups| (cgroups, PathAccess::Write));
 
     let sockets = config.listeners.iter().filter_map(|listener| match &listener.address {
@@ -99,7 +102,8 @@ pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()>
         keys.chain(config.config_path.as_deref()).chain(tls).flat_map(symlink_chain).collect();
     let read = reloaded.iter().filter_map(|file| Some((parent_dir(file)?, PathAccess::Read)));
 
-    let own: Vec<_> = workspaces.chain(sockets).chain([state]).chain(cgroups).chain(read).collect();
+    let own: Vec<_> =
+        workspaces.chain(sockets).chain([state]).chain(audit).chain(cgroups).chain(read).collect();
     if !restrict_with_landlock(&own)? {
         tracing::warn!(
             remedy = "use Linux 5.19 or newer with landlock in the boot parameter lsm=",

@@ -19,8 +19,9 @@ use super::tls_reload::TlsReloader;
 use crate::daemon::{
     config::{Config, ConfigError, WorkspaceConfig, args::Args, reload::ReloadedConfig},
     pipeline::{Pipeline, access::unknown_names, policy::decision::CompiledPolicy},
-    server::tls::ListenerTls,
+    server::{service_manager::ServiceManager, tls::ListenerTls},
     task,
+    telemetry::audit::AuditEvent,
 };
 
 /// Handles SIGHUP. The signal is caught from the moment that this value exists.
@@ -35,11 +36,16 @@ pub(super) struct ConfigReloader {
     /// The workspaces that the daemon serves, whatever the file says by now.
     workspaces: Arc<[WorkspaceConfig]>,
     has_terminal: bool,
+    service_manager: ServiceManager,
 }
 
 impl ConfigReloader {
     /// Catches SIGHUP from now on. `args` are the arguments that `config` was loaded from.
-    pub(super) fn install(args: Args, config: &Config) -> io::Result<Self> {
+    pub(super) fn install(
+        args: Args,
+        config: &Config,
+        service_manager: ServiceManager,
+    ) -> io::Result<Self> {
         Ok(Self {
             args,
             sighup: signal(SignalKind::hangup())?,
@@ -47,6 +53,7 @@ impl ConfigReloader {
             unconfigured_tools: config.unconfigured_tools(),
             workspaces: config.workspaces.clone().into(),
             has_terminal: has_terminal(),
+            service_manager,
         })
     }
 
@@ -63,15 +70,23 @@ impl ConfigReloader {
                     tracing::info!(?ended, "the terminal was closed: shutting down");
                     return;
                 }
+                self.service_manager.reloading();
+                let audit = pipeline.telemetry.audit();
+                audit.reopen();
                 tls.reload().await;
-                if let Err(problems) = self.reload(&pipeline).await {
-                    for problem in problems {
-                        tracing::error!(
-                            problem,
-                            "the configuration cannot be reloaded: the old one stays in effect"
-                        );
-                    }
+                let reloaded = self.reload(&pipeline).await;
+                audit.report(
+                    AuditEvent::ConfigReloaded,
+                    [("status", if reloaded.is_ok() { "success" } else { "error" }.into())],
+                );
+                let problems = reloaded.err().unwrap_or_default();
+                for problem in &problems {
+                    tracing::error!(
+                        problem,
+                        "the configuration cannot be reloaded: the old one stays in effect"
+                    );
                 }
+                self.service_manager.reloaded(problems.first().map(String::as_str));
             }
         });
     }

@@ -36,7 +36,10 @@ use crate::daemon::{
     },
     process::registry::ProcessRegistry,
     sandbox::{level::Isolation, plan::NetworkMode},
-    server::{self, ServerContext, ShutdownTrigger, listener::Listeners, peer},
+    server::{
+        self, ServerContext, ShutdownTrigger, listener::Listeners, peer,
+        service_manager::ServiceManager,
+    },
     store::{
         approvals::ApprovalTable,
         database::{Database, DatabaseError},
@@ -48,7 +51,10 @@ use crate::daemon::{
         state_dir::StateDir,
     },
     task::{self, available_cores},
-    telemetry::{Telemetry, TelemetrySettings},
+    telemetry::{
+        Telemetry, TelemetrySettings,
+        audit::{AuditEvent, AuditLog},
+    },
     tool::{FileLimiters, LimitedFetcher, RunSettings, WorkspaceContext},
     workspace::Workspace,
 };
@@ -73,12 +79,17 @@ pub(super) async fn serve(
     listeners: Listeners,
     shutdown: ShutdownTrigger,
     reload: Option<ConfigReloader>,
+    service_manager: ServiceManager,
 ) -> Result<(), StartError> {
     let PreparedDaemon { config, mode, started, workspaces, store, keeper } = prepared;
     let is_embedded = mode == StartMode::Embedded;
     let StartedKeeper { process, environment } = keeper;
+    let audit = open_audit_log(&config)?;
     let telemetry = Telemetry::start(TelemetrySettings {
-        logs_calls: config.log_calls,
+        audit,
+        capture: config.telemetry.capture,
+        remote_context: config.telemetry.remote_context,
+        logs_calls: config.telemetry.log_calls,
         serves_metrics: config.metrics_listener.is_some(),
         started: started.1,
     });
@@ -116,13 +127,33 @@ pub(super) async fn serve(
     let sandboxes = Arc::clone(&probed.sandboxes);
     observed_metrics::observe(&pipeline, &sandboxes);
     let context = server_context(&config, pipeline, probed, isolation, proxy, started, state_lost);
-    let served =
-        server::serve(listeners, context, shutdown, config.shutdown_times, !is_embedded).await;
+    let served = server::serve(
+        listeners,
+        context,
+        shutdown,
+        config.shutdown_times,
+        !is_embedded,
+        service_manager,
+    )
+    .await;
 
     sandboxes.close();
     telemetry.flush().await;
     tracing::info!("ended");
     served.map_err(io_error("serving"))
+}
+
+/// Opens the audit log, if there is one, and reports the start of the daemon.
+fn open_audit_log(config: &Config) -> Result<AuditLog, StartError> {
+    let Some(settings) = config.telemetry.audit.clone() else {
+        return Ok(AuditLog::default());
+    };
+    let audit = AuditLog::open(settings).map_err(io_error("opening the audit log"))?;
+    audit.report(
+        AuditEvent::DaemonStarted,
+        [("version", env!("CARGO_PKG_VERSION").into()), ("pid", std::process::id().into())],
+    );
+    Ok(audit)
 }
 
 fn server_context(

@@ -18,6 +18,7 @@
     reason = "the kernel takes registers: the call, not the type, gives a number its meaning"
 )]
 
+pub(crate) mod arch;
 pub(crate) mod bpf;
 pub(crate) mod denied_syscalls;
 pub(crate) mod exec;

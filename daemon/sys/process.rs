@@ -1,7 +1,6 @@
 //! Creates processes: by copying a single-threaded process, or sharing the parent's memory.
 
 use std::{
-    arch::asm,
     ffi::c_void,
     os::fd::{BorrowedFd, FromRawFd as _, OwnedFd},
 };
@@ -14,6 +13,7 @@ use rustix::{
 
 use super::{
     Errno,
+    arch::clone_onto_stack,
     syscall::{result_of, syscall},
 };
 
@@ -145,35 +145,11 @@ pub(super) unsafe fn spawn_sharing_memory(
         None => std::ptr::null_mut(),
     };
 
-    let result: isize;
-    // SAFETY: clone(2) with a stack of its own. In the child rax is 0 and every other register as
-    // here, so it calls `entry` with `argument` on the new stack. The caller has aligned the top of
-    // that stack as the ABI requires before a call. `entry` never returns; ud2 would end the process
-    // if it did. In the parent the sequence falls through. rcx and r11 are overwritten by the system
-    // call.
-    unsafe {
-        asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "xor ebp, ebp",
-            "mov rdi, r13",
-            "call r12",
-            "ud2",
-            "2:",
-            inlateout("rax") libc::SYS_clone as isize => result,
-            in("rdi") flags as u32 as usize,
-            in("rsi") stack_top,
-            in("rdx") pidfd_pointer,
-            in("r10") 0,
-            in("r8") 0,
-            in("r12") entry,
-            in("r13") argument,
-            lateout("rcx") _,
-            lateout("r11") _,
-        );
-    }
-
+    // SAFETY: the caller guarantees the stack, the argument and the entry; the kernel writes the
+    // descriptor to `pidfd`, which outlives the call.
+    let result = unsafe {
+        clone_onto_stack(flags as u32 as usize, stack_top, pidfd_pointer, entry, argument)
+    };
     let child = result_of(result)?;
     i32::try_from(child).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)
 }

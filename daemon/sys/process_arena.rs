@@ -15,15 +15,16 @@ use rustix::{
 
 use super::{
     Errno,
+    arch::MAX_PAGE_BYTES,
     process::{Namespaces, spawn_sharing_memory},
 };
 
 /// Size of each of the two stacks. Pages are allocated on use, so unused ones cost address space
 /// only.
 const STACK_BYTES: usize = 256 * 1024;
-/// Size of the inaccessible page below each stack: an overflow kills the process instead of
-/// corrupting its neighbour.
-const GUARD_BYTES: usize = 4096;
+/// Size of the inaccessible area below each stack: an overflow kills the process instead of
+/// corrupting its neighbour. At least one page, whatever the kernel's page size.
+const GUARD_BYTES: usize = MAX_PAGE_BYTES;
 /// Maximum length of a request in one message. Longer ones come as a memory file.
 pub(crate) const MAX_INLINE_IMAGE_BYTES: usize = 64 * 1024;
 
@@ -71,7 +72,7 @@ unsafe impl<S: Sync> Sync for SharedArea<S> {}
 impl<S: Sync + 'static> ProcessArena<S> {
     const SHARED_AREA_OFFSET: usize = 2 * (GUARD_BYTES + STACK_BYTES);
     const IMAGE_OFFSET: usize =
-        (Self::SHARED_AREA_OFFSET + size_of::<SharedArea<S>>()).next_multiple_of(4096);
+        (Self::SHARED_AREA_OFFSET + size_of::<SharedArea<S>>()).next_multiple_of(MAX_PAGE_BYTES);
     const MAPPING_BYTES: usize = Self::IMAGE_OFFSET + size_of::<ImageBuffer>();
 
     /// Maps the memory. No page is touched until a process is started.

@@ -1,7 +1,6 @@
 //! Signals: resets their state, and relays them into a sandbox.
 
 use std::{
-    arch::naked_asm,
     os::fd::{AsRawFd as _, BorrowedFd},
     sync::atomic::{AtomicI32, Ordering},
 };
@@ -10,7 +9,9 @@ use nix::sys::signal::SigSet;
 use rustix::process::Pid;
 
 use super::{
-    Errno, from_nix,
+    Errno,
+    arch::restore_context,
+    from_nix,
     process::{kill_all, kill_group},
     syscall::syscall,
 };
@@ -25,7 +26,7 @@ pub(crate) const PARENT_DEATH_SIGNAL: i32 = libc::SIGUSR1;
 static COMMAND_GROUP: AtomicI32 = AtomicI32::new(2);
 
 const LAST_SIGNAL: i32 = 64;
-/// Size of the kernel's signal set on x86-64, in bytes.
+/// Size of the kernel's signal set, in bytes.
 const SIGNAL_SET_BYTES: usize = 8;
 
 #[repr(C)]
@@ -202,10 +203,4 @@ extern "C" fn relay_or_kill_all(_signal: i32, info: &QueuedSignalInfo, _context:
         None | Some(libc::SIGKILL) => kill_all(libc::SIGKILL),
         Some(signal) => kill_group(COMMAND_GROUP.load(Ordering::Relaxed), signal),
     };
-}
-
-/// Returns from a handler: rt_sigreturn(2), number 15.
-#[unsafe(naked)]
-extern "C" fn restore_context() {
-    naked_asm!("mov eax, 15", "syscall")
 }

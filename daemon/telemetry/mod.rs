@@ -5,6 +5,8 @@
 //! rendered for Prometheus.
 
 pub(crate) mod access_log;
+pub(crate) mod audit;
+pub(crate) mod content;
 mod environment;
 mod export;
 mod log_export;
@@ -23,6 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use http::HeaderMap;
 use opentelemetry::{
     InstrumentationScope, KeyValue, metrics::MeterProvider as _, trace::TracerProvider as _,
 };
@@ -36,13 +39,16 @@ use opentelemetry_sdk::{
 use tokio::{sync::oneshot, time::timeout};
 
 use self::{
+    audit::{AuditEvent, AuditLog},
+    content::ContentCapture,
     environment::{OtelEnvironment, Signal},
     export::{ExportStats, ItemCounter},
     metrics::{Metrics, table},
     prometheus_text::PrometheusText,
-    propagation::Propagators,
+    propagation::{CallerContext, Propagators, RemoteContextTrust},
     resource::detect_resource,
 };
+use crate::daemon::task;
 
 /// How long the export of the last telemetry may take at shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -60,13 +66,22 @@ pub(crate) struct Telemetry {
     /// Set if metrics are served to Prometheus.
     prometheus: Option<PrometheusText>,
     stats: SignalStats,
+    audit: AuditLog,
     logs_calls: bool,
+    capture: ContentCapture,
     propagators: Propagators,
+    remote_context: RemoteContextTrust,
 }
 
 /// What the configuration says about telemetry.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct TelemetrySettings {
+    /// The audit log (`--audit-log`), opened.
+    pub(crate) audit: AuditLog,
+    /// Whether spans have the content of calls (`--capture-content`).
+    pub(crate) capture: ContentCapture,
+    /// How far the trace context of callers is trusted (`--trust-remote-context`).
+    pub(crate) remote_context: RemoteContextTrust,
     /// Whether each call is logged (`--log-calls`).
     pub(crate) logs_calls: bool,
     /// Whether metrics are served to Prometheus (`--metrics-listen`).
@@ -114,6 +129,7 @@ impl Telemetry {
             Metrics::new(meters.meter_with_scope(scope), settings.started)
         });
         stats.observe_lost(&metrics);
+        settings.audit.observe(&metrics);
 
         Self {
             traces,
@@ -123,8 +139,11 @@ impl Telemetry {
             metrics,
             prometheus,
             stats,
+            audit: settings.audit,
             logs_calls: settings.logs_calls,
+            capture: settings.capture,
             propagators: Propagators::from_environment(),
+            remote_context: settings.remote_context,
         }
     }
 
@@ -153,14 +172,34 @@ impl Telemetry {
         self.logs_calls
     }
 
+    /// The audit log (`--audit-log`).
+    pub(crate) fn audit(&self) -> &AuditLog {
+        &self.audit
+    }
+
+    /// Whether spans have the content of calls (`--capture-content`).
+    pub(crate) fn capture(&self) -> ContentCapture {
+        self.capture
+    }
+
+    /// Extracts the context of a caller from its headers, as far as it is trusted.
+    pub(crate) fn caller_context(&self, headers: &HeaderMap) -> CallerContext {
+        self.propagators.extract_trusted(headers, self.remote_context)
+    }
+
     /// The propagators of trace context and baggage.
     pub(crate) fn propagators(&self) -> Propagators {
         self.propagators
     }
 
-    /// Exports the remaining telemetry.
+    /// Ends the audit log, and exports the remaining telemetry.
     pub(crate) async fn flush(self) {
-        let Self { traces, logs, meters, stats, .. } = self;
+        let Self { traces, logs, meters, stats, audit, .. } = self;
+        audit.report(AuditEvent::DaemonStopped, []);
+        let closed = task::spawn_blocking(move || audit.close());
+        if let Err(error) = closed.await {
+            tracing::error!(%error, "the audit log was not closed");
+        }
         log_export::stop();
         let (traced, logged, metered) = tokio::join!(
             flush_bounded(move || traces.shutdown_with_timeout(FLUSH_TIMEOUT)),

@@ -7,6 +7,7 @@ use http::HeaderMap;
 use opentelemetry::{
     Context,
     propagation::{Extractor, Injector, TextMapPropagator as _},
+    trace::{SpanContext, TraceContextExt as _},
 };
 use opentelemetry_sdk::propagation::{BaggagePropagator, TraceContextPropagator};
 
@@ -18,6 +19,27 @@ const PROPAGATORS_VARIABLE: &str = "OTEL_PROPAGATORS";
 pub(crate) struct Propagators {
     trace_context: bool,
     baggage: bool,
+}
+
+/// What the daemon does with the trace context and the baggage of a caller.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum RemoteContextTrust {
+    /// Continues the caller's trace.
+    #[default]
+    Parent,
+    /// Starts a trace of its own, with a link to the caller's span. Baggage is ignored.
+    Link,
+    /// Starts a trace of its own.
+    Ignore,
+}
+
+/// The context of a caller, as far as the daemon trusts it.
+#[derive(Debug, Default)]
+pub(crate) struct CallerContext {
+    /// The parent of the call's span, with baggage. Empty for a trace of its own.
+    pub(crate) parent: Context,
+    /// The span that the call's span links to.
+    pub(crate) link: Option<SpanContext>,
 }
 
 struct HeaderExtractor<'a>(&'a HeaderMap);
@@ -86,10 +108,29 @@ impl Propagators {
         (propagators, unknown)
     }
 
+    /// Extracts the context of a caller, as far as `trust` allows.
+    pub(crate) fn extract_trusted(
+        self,
+        headers: &HeaderMap,
+        trust: RemoteContextTrust,
+    ) -> CallerContext {
+        match trust {
+            RemoteContextTrust::Parent => {
+                CallerContext { parent: self.extract(headers), link: None }
+            }
+            RemoteContextTrust::Link => {
+                let span = self.extract(headers).span().span_context().clone();
+                let link = Some(span).filter(SpanContext::is_valid);
+                CallerContext { parent: Context::new(), link }
+            }
+            RemoteContextTrust::Ignore => CallerContext::default(),
+        }
+    }
+
     /// Extracts the context of a call (W3C Trace Context, W3C Baggage).
     ///
     /// Returns an empty context if the headers are missing or malformed.
-    pub(crate) fn extract(self, headers: &HeaderMap) -> Context {
+    fn extract(self, headers: &HeaderMap) -> Context {
         let mut context = Context::new();
         if self.trace_context {
             context = TraceContextPropagator::new()

@@ -24,9 +24,12 @@ pub(crate) const GEN_AI_TOOL_NAME: &str = "gen_ai.tool.name";
 pub(crate) const GEN_AI_TOOL_TYPE: &str = "gen_ai.tool.type";
 pub(crate) const GEN_AI_CONVERSATION_ID: &str = "gen_ai.conversation.id";
 pub(crate) const GEN_AI_TOOL_CALL_ID: &str = "gen_ai.tool.call.id";
+pub(crate) const GEN_AI_TOOL_CALL_ARGUMENTS: &str = "gen_ai.tool.call.arguments";
+pub(crate) const GEN_AI_TOOL_CALL_RESULT: &str = "gen_ai.tool.call.result";
 
 // Process spans (release candidate).
 pub(crate) const PROCESS_EXECUTABLE_NAME: &str = "process.executable.name";
+pub(crate) const PROCESS_COMMAND_ARGS: &str = "process.command_args";
 pub(crate) const PROCESS_PID: &str = "process.pid";
 pub(crate) const PROCESS_VPID: &str = "process.vpid";
 pub(crate) const PROCESS_EXIT_CODE: &str = "process.exit.code";

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use opentelemetry::{
     Context, KeyValue,
-    trace::{SpanKind, Status, TraceContextExt as _, Tracer as _},
+    trace::{Link, SpanContext, SpanKind, Status, TraceContextExt as _, Tracer as _},
 };
 use opentelemetry_sdk::trace::SdkTracer;
 
@@ -33,7 +33,22 @@ impl OtelSpan {
         attributes: Vec<KeyValue>,
         parent: &Context,
     ) -> Self {
-        let builder = tracer.span_builder(name).with_kind(kind).with_attributes(attributes);
+        Self::start_linked(tracer, name, kind, attributes, parent, None)
+    }
+
+    /// As [`Self::start`], with a link to another span.
+    pub(crate) fn start_linked(
+        tracer: &SdkTracer,
+        name: impl Into<Cow<'static, str>>,
+        kind: SpanKind,
+        attributes: Vec<KeyValue>,
+        parent: &Context,
+        link: Option<SpanContext>,
+    ) -> Self {
+        let mut builder = tracer.span_builder(name).with_kind(kind).with_attributes(attributes);
+        if let Some(link) = link {
+            builder = builder.with_links(vec![Link::with_context(link)]);
+        }
         let span = builder.start_with_context(tracer, parent);
         Self { context: parent.with_span(span), ended: false }
     }

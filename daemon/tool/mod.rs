@@ -294,6 +294,8 @@ pub(crate) struct ToolContext {
     pub(crate) max_artifact_bytes: Option<u64>,
     /// Whether the command runs in the default shell: bash, or `/bin/sh` if there is none.
     pub(crate) in_default_shell: bool,
+    /// Whether the call is one of a custom tool.
+    pub(crate) is_custom_tool: bool,
     /// Device and inode of the directory that the command was approved to start in.
     pub(crate) approved_cwd: Option<(u64, u64)>,
     /// The job that makes the call, if any.

@@ -36,7 +36,7 @@ use crate::{
         },
         sandbox::{image::TerminalSize, limits::RunLimits},
         store::{artifact_writer::ArtifactWriter, session::StreamName},
-        telemetry::semconv::process_error,
+        telemetry::{content::truncated_list, semconv::process_error},
         workspace::RelativePath,
     },
 };
@@ -317,12 +317,24 @@ fn start_process_span(context: &ToolContext, cwd: &Path, spec: &mut CommandSpec)
         &spec.limits,
         workspace_context,
     );
+    if let Some(args) = command_args(context, &spec.program) {
+        process.set_command_args(args);
+    }
 
     for (name, value) in telemetry.propagators().child_variables(process.context()) {
         spec.environment.set_default(&name, value);
     }
     proxied_run::set_proxy_variables(workspace_context, &mut spec.environment);
     process
+}
+
+/// The command line for the span, if content is captured. A custom tool has none: its parameters may
+/// be secret.
+fn command_args(context: &ToolContext, program: &Program) -> Option<opentelemetry::Value> {
+    let max_bytes = context.telemetry.capture().max_bytes().filter(|_| !context.is_custom_tool)?;
+    let argv = program.argv();
+    let texts: Vec<_> = argv.iter().map(|text| text.to_string_lossy().into_owned()).collect();
+    Some(truncated_list(&texts, max_bytes))
 }
 
 /// The output of a command that ended, with the fields of its record.

@@ -5,6 +5,7 @@ use std::{
     fs,
     os::unix::fs::{MetadataExt as _, chown, symlink},
     path::Path,
+    time::Duration,
 };
 
 use jig::api::v1::{Decision, DeletePathRequest, RunRequest, StartRequest};
@@ -13,7 +14,7 @@ use tonic::Status;
 
 use super::{
     ASK_POLICY, decide, decide_request, records_of_type, spawn_write, start_with_policy,
-    wait_for_pending_approval, write_request,
+    wait_for_pending_approval, wait_for_pending_approvals, write_request,
 };
 use crate::support::{Daemon, Refusal, eventually, promptly, shell, snapshot_tree};
 
@@ -148,6 +149,49 @@ async fn case_n9_approved_change_does_not_touch_a_replaced_directory() {
 }
 
 #[tokio::test]
+async fn approved_changes_can_create_the_same_directory() {
+    let daemon = start_with_directories(ASK_POLICY).await;
+    let names = ["first", "second", "third"];
+    let calls = names.map(|name| {
+        let path = format!("a/new/directory/{name}");
+        spawn_write(&daemon, write_request(&path, "text"))
+    });
+    for approval in wait_for_pending_approvals(&daemon, names.len()).await {
+        decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
+    }
+    for call in calls {
+        promptly("the call ends", call).await.unwrap().unwrap();
+    }
+    for name in names {
+        assert!(daemon.file("a/new/directory").join(name).exists(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn case_n9_approved_change_does_not_touch_a_directory_in_place_of_a_link() {
+    let daemon = start_with_directories(ASK_POLICY).await;
+    symlink("b", daemon.file("a/link")).unwrap();
+    let call = spawn_write(&daemon, write_request("a/link/b/ran", "text"));
+    let swap: Swap = |daemon| {
+        replace_path(&daemon.file("a/link"), || {
+            fs::rename(daemon.file("evil"), daemon.file("a/link")).unwrap()
+        })
+    };
+    assert_call_is_denied(&daemon, swap, call).await;
+}
+
+#[tokio::test]
+async fn case_n9_approved_deletion_does_not_remove_a_new_directory() {
+    let daemon = start_with_directories(ASK_POLICY).await;
+    let mut tools = daemon.tools();
+    let request = DeletePathRequest { path: "a/new".to_owned(), recursive: Some(true) };
+    let call = tokio::spawn(async move { tools.delete_path(request).await.map(drop) });
+    let swap: Swap = |daemon| fs::rename(daemon.file("evil"), daemon.file("a/new")).unwrap();
+    assert_call_is_denied(&daemon, swap, call).await;
+    assert!(daemon.file("a/new/b/kept").exists());
+}
+
+#[tokio::test]
 async fn case_n9_daemon_rejects_commands_in_linked_directories() {
     let daemon = start_with_directories(ASK_POLICY).await;
     symlink("a", daemon.file("link")).unwrap();
@@ -209,5 +253,31 @@ async fn case_n9_command_does_not_enter_a_directory_replaced_after_approval() {
 
         let mut paths = snapshot_tree(&daemon.workspace()).into_keys();
         assert_eq!(paths.find(|path| path.ends_with("asked-ran")), None);
+    }
+}
+
+#[tokio::test]
+async fn descriptor_shortage_is_not_a_replaced_directory() {
+    let daemon = start_with_directories(ASK_POLICY).await;
+    for is_brief in [true, false] {
+        let call = daemon.spawn_run(approved_request());
+        let approval = wait_for_pending_approval(&daemon).await;
+        let usual_limit = daemon.set_descriptor_limit(3);
+        decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
+        if is_brief {
+            // Less than all pauses between the retries.
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            daemon.set_descriptor_limit(usual_limit);
+        }
+        let ended = promptly("the call ends", call).await.unwrap();
+        daemon.set_descriptor_limit(usual_limit);
+        if is_brief {
+            assert_eq!(ended.unwrap().exit_code, Some(0));
+            fs::remove_file(daemon.file("a/b/ran")).unwrap();
+        } else {
+            let refusal = Refusal::from_status(&ended.unwrap_err());
+            assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED", "{refusal:?}");
+            assert!(!daemon.file("a/b/ran").exists());
+        }
     }
 }

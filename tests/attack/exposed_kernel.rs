@@ -1,6 +1,8 @@
 //! Parts of the kernel that commands hardly need, and parts with known flaws.
 
-use crate::support::{Daemon, Setup, argv, check_answers, compile_in_workspace};
+use crate::support::{
+    Daemon, FOREIGN_CALL_ANSWERS, Setup, argv, check_answers, compile_in_workspace,
+};
 
 /// Setups whose commands can create sockets: at L3 and L2, as root and as another user, without a
 /// network and in the host's.
@@ -169,8 +171,7 @@ const KERNEL_FLAW_ANSWERS: &[(&str, &str)] = &[
     ("AF_ALG, more bits", "EAFNOSUPPORT"),
     ("AF_ALG pair", "EAFNOSUPPORT"),
     ("io_uring, which makes sockets", "ENOSYS"),
-    // A kernel without 32-bit calls sends SIGSEGV before it runs any filter.
-    ("AF_ALG by a 32-bit call", "SIGSYS|SIGSEGV"),
+    ("AF_ALG by a 32-bit call", FOREIGN_CALL_ANSWERS),
     ("AF_ALG by an x32 call", "ENOSYS|SIGSYS"),
     // Dirty Frag.
     ("AF_RXRPC", "EAFNOSUPPORT"),

@@ -48,16 +48,6 @@ install_chromium() {
   fi
 }
 
-# install_go_program NAME PACKAGE VERSION: installs a program into the directory `bin`, unless it has this version.
-install_go_program() {
-  # `go version -m` prints the module of the program, and its version.
-  if [[ $(go version -m "$tools/bin/$1" 2>/dev/null) =~ mod[[:space:]][^[:space:]]+[[:space:]]"$3"[[:space:]] ]]; then
-    return
-  fi
-  echo "installing $1 $3"
-  GOBIN="$tools/bin" timeout 900 go install "$2@$3"
-}
-
 # install_packages NAME [TO]: installs the packages that the files of tests/clients/NAME list, into a directory of their own: npm removes files that it
 # did not install.
 install_packages() {

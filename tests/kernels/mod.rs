@@ -1,5 +1,7 @@
 //! Kernels other than the host's, in virtual machines: the isolation that the daemon gives on them,
-//! and the attacks.
+//! and the attacks. Machines with an arm64 processor are in [`arm64`].
+
+mod arm64;
 
 use std::{
     fs,

@@ -1,24 +1,26 @@
 #!/usr/bin/env bash
-# Makes the ramdisk of a virtual machine: ramdisk.sh OUT TESTS PROGRAMS KERNELS BINARY...
+# Makes the ramdisk of a virtual machine: ramdisk.sh ARCHITECTURE OUT PROGRAMS KERNELS BINARY...
 #
+# ARCHITECTURE is amd64, which is that of this machine, or arm64.
 # The ramdisk is written to OUT. It contains:
-# - TESTS, the program with the tests, as /tests
 # - PROGRAMS, a directory of compiled C programs, as /programs
 # - the modules in KERNELS as /modules
-# - each BINARY at its path on this machine
-# - the everyday programs of this machine with their libraries
-# TESTS and each BINARY are stripped of debug information.
+# - each BINARY at its path on this machine, without debug information
+# - smoke.sh as /smoke
+# - everyday programs with their libraries: those of this machine, or for arm64 those beside KERNELS
 #
-# /tests gets the arguments after `--` on the kernel's command line.
+# The words after `--` on the kernel's command line are the program to run, by its path, and its arguments.
 set -euo pipefail
 
-out=$1
-tests=$2
+architecture=$1
+out=$2
 programs=$3
 kernels=$4
 shift 4
-packages=(acl attr bash coreutils dash e2fsprogs findutils grep iproute2 iputils-ping libc-bin mawk mount procps sed util-linux util-linux-extra)
+strip="strip"
+[[ $architecture == amd64 ]] || strip=aarch64-linux-gnu-strip
 
+scripts=$(dirname "${BASH_SOURCE[0]}")
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 mkdir -p "$root"/{dev,etc,home,proc,root,run,sys,tmp,usr/{bin,sbin,lib,lib64},var}
@@ -32,36 +34,47 @@ add_file() {
   [[ -e $target || -L $target ]] || cp -P --preserve=mode "$1" "$target"
 }
 
-# add_stripped FILE TARGET: copies a program without debug information to TARGET.
-add_stripped() {
-  mkdir -p "$root$(dirname "$2")"
-  strip -o "$root$2" "$1"
+# add_everyday_programs BINARY...: copies the everyday programs of this machine, with their libraries and those of each BINARY.
+add_everyday_programs() {
+  local everyday=() packages file name library
+  mapfile -t packages <"$scripts/everyday-packages"
+  while read -r file; do
+    if [[ $file =~ /s?bin/ && -f $file && -x $file ]]; then
+      everyday+=("$file")
+      add_file "$file"
+    fi
+  done < <(dpkg -L "${packages[@]}" 2>/dev/null)
+  add_file "$(command -v busybox)"
+  for name in sh awk; do add_file "$(command -v "$name")"; done
+  [[ ! -L /etc/alternatives/awk ]] || { mkdir -p "$root/etc/alternatives" && cp -P /etc/alternatives/awk "$root/etc/alternatives/"; }
+
+  # ldd reports an error and fails for a file that is no dynamic program. It indents the lines with libraries; the others name the programs.
+  { ldd "${everyday[@]}" "$@" 2>/dev/null || true; } | grep $'^\t' | grep -o '/[^ ):]*' | sort -u | while read -r library; do
+    [[ ! -e $library ]] || { add_file "$library" && add_file "$(realpath "$library")"; }
+  done
+  cp "$(command -v busybox)" "$root/busybox"
 }
 
-everyday=()
-while read -r file; do
-  if [[ $file =~ /s?bin/ && -f $file && -x $file ]]; then
-    everyday+=("$file")
-    add_file "$file"
-  fi
-done < <(dpkg -L "${packages[@]}" 2>/dev/null)
-add_file "$(command -v busybox)"
-for name in sh awk; do add_file "$(command -v "$name")"; done
-[[ ! -L /etc/alternatives/awk ]] || { mkdir -p "$root/etc/alternatives" && cp -P /etc/alternatives/awk "$root/etc/alternatives/"; }
+if [[ $architecture == amd64 ]]; then
+  add_everyday_programs "$@"
+else
+  cp -a "$(dirname "$kernels")/root/usr/." "$root/usr/"
+  cp "$root/usr/bin/busybox" "$root/busybox"
+fi
 
-add_stripped "$tests" /tests
-for binary; do add_stripped "$binary" "$binary"; done
+for binary; do
+  mkdir -p "$root$(dirname "$binary")"
+  "$strip" -o "$root$binary" "$binary"
+done
+cp "$scripts/smoke.sh" "$root/smoke"
 cp -r "$programs" "$root/programs"
 mkdir "$root/modules"
 cp -r "$kernels"/*.modules "$root/modules/"
 
-# ldd reports an error and fails for a file that is no dynamic program. It indents the lines with libraries; the others name the programs.
-{ ldd "${everyday[@]}" "$tests" "$@" 2>/dev/null || true; } | grep $'^\t' | grep -o '/[^ ):]*' | sort -u | while read -r library; do
-  [[ ! -e $library ]] || { add_file "$library" && add_file "$(realpath "$library")"; }
-done
-for file in group ld.so.cache ld.so.conf nsswitch.conf passwd protocols services; do [[ ! -e /etc/$file ]] || add_file "/etc/$file"; done
+files=(group nsswitch.conf passwd protocols services)
+[[ $architecture != amd64 ]] || files+=(ld.so.cache ld.so.conf)
+for file in "${files[@]}"; do [[ ! -e /etc/$file ]] || add_file "/etc/$file"; done
 
-cp "$(command -v busybox)" "$root/busybox"
 cat >"$root/init" <<'INIT'
 #!/busybox sh
 # The kernel unpacks the ramdisk into its first root, which pivot_root(2) cannot replace.
@@ -109,7 +122,7 @@ if [ -e /dev/loop-control ]; then
   export TMPDIR=/var/tmp
 fi
 export JIG_TEST_GUEST="$(uname -r)" JIG_TEST_PROGRAMS=/programs JIG_TEST_TIMEOUT_SEC=120 RUST_BACKTRACE=0
-/tests "$@"
+"$@"
 echo "guest: exit code $?"
 busybox poweroff -f
 SECOND

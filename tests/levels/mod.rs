@@ -6,6 +6,8 @@ mod chown_workspace;
 mod containers;
 /// Hosts on which a step fails, or whose resources are exhausted.
 mod host_failures;
+/// The shipped Kubernetes manifests, and the images that they name.
+mod kubernetes;
 /// Attempts of a command at L1 to reach the daemon.
 mod l1_neighbours;
 /// L2: a masked `/proc`.

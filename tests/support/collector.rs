@@ -148,6 +148,12 @@ impl Collector {
         collector
     }
 
+    /// The received spans.
+    pub(crate) fn spans(&self) -> Vec<Span> {
+        let received = self.0.lock().unwrap();
+        received.spans.iter().map(|(_, span)| span.clone()).collect()
+    }
+
     /// The received spans of a trace.
     pub(crate) fn spans_of_trace(&self, id: &str) -> Vec<Span> {
         let received = self.0.lock().unwrap();

@@ -1,7 +1,7 @@
 //! Virtual machines with Debian's kernels, under software emulation. Tests run in them that need a
-//! kernel other than the host's, or a kernel of their own.
+//! kernel other than the host's, a kernel of their own, or an arm64 processor.
 //!
-//! The same test program runs on both sides. On the host, a test boots the machine, which runs only
+//! The same tests run on both sides. On the host, a test boots the machine, which runs only
 //! that test; in the machine, the test executes its body.
 //!
 //! ```ignore
@@ -18,12 +18,15 @@ use std::{
     env,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
+use tokio::sync::Semaphore;
 
 use super::{
+    arm64_programs::Arm64Programs,
     build_cache::{build_if_stale, run_setup_script, tools_directory},
     program::{compile_all, program_sources},
     setup::daemon_binary,
@@ -32,7 +35,9 @@ use super::{
 };
 
 /// Time limit of a machine: several times the duration of the slowest test on a slow host.
-const GUEST_TIMEOUT: Duration = Duration::from_secs(900);
+const GUEST_TIMEOUT: Duration = Duration::from_secs(1800);
+/// Machines that run at once. One alone uses little more than one CPU.
+const MAX_GUESTS: usize = 2;
 const MANIFEST_DIR: &str = env!("CARGO_MANIFEST_DIR");
 
 /// The kernel of a machine.
@@ -42,13 +47,25 @@ pub(crate) enum Kernel {
     Debian12,
     /// Linux 6.12 of Debian 13.
     Debian13,
+    /// As [`Self::Debian13`] with pages of 16 KiB, which only arm64 has.
+    Debian13WithPagesOf16KiB,
+}
+
+/// The processor of a machine, and the programs for it.
+#[derive(Debug, Clone)]
+enum Processor {
+    /// That of the host.
+    Amd64,
+    Arm64(Arc<Arm64Programs>),
 }
 
 /// A machine to boot.
 #[derive(Debug, Clone)]
 pub(crate) struct Guest {
     kernel: Kernel,
+    processor: Processor,
     options: Vec<String>,
+    has_systemd: bool,
 }
 
 /// The console output of a machine.
@@ -56,7 +73,7 @@ pub(crate) struct Guest {
 pub(crate) struct GuestOutput(String);
 
 pub(crate) fn guest(kernel: Kernel) -> Guest {
-    Guest { kernel, options: Vec::new() }
+    Guest { kernel, processor: Processor::Amd64, options: Vec::new(), has_systemd: false }
 }
 
 /// Whether this process runs in a machine.
@@ -69,21 +86,28 @@ impl Kernel {
         match self {
             Self::Debian12 => "6.1",
             Self::Debian13 => "6.12",
+            Self::Debian13WithPagesOf16KiB => "6.12-16k",
         }
-    }
-
-    fn image(self) -> PathBuf {
-        let image = tools_directory().join("kernels").join(self.version());
-        run_setup_script("tests/kernels/install.sh");
-        assert!(image.exists(), "{} is missing", image.display());
-        image
     }
 }
 
 impl Guest {
+    /// Gives the machine an arm64 processor, and these programs.
+    pub(crate) fn on_arm64(mut self, programs: &Arc<Arm64Programs>) -> Self {
+        self.processor = Processor::Arm64(Arc::clone(programs));
+        self
+    }
+
     /// Adds an option to the kernel's command line.
     pub(crate) fn kernel_option(mut self, option: &str) -> Self {
         self.options.push(option.to_owned());
+        self
+    }
+
+    /// Boots systemd as process 1, with the units of `deploy/systemd` installed. The tests run as a
+    /// service.
+    pub(crate) fn with_systemd(mut self) -> Self {
+        self.has_systemd = true;
         self
     }
 
@@ -104,30 +128,38 @@ impl Guest {
         true
     }
 
-    /// Boots the machine, runs the tests that `arguments` select, and waits until it halts. Boots
-    /// it a second time if its kernel crashed while it patched its own code: on emulated CPUs such
-    /// a change is not atomic, as it is on real ones.
+    /// Boots the machine and runs the tests that `arguments` select.
     pub(crate) async fn boot(&self, arguments: &[&str]) -> GuestOutput {
-        let _lock = MachineLock::acquire(true).await;
-        let output = self.boot_once(arguments).await;
-
-        if output.0.contains("Oops: int3") { self.boot_once(arguments).await } else { output }
+        let tests = self.processor.tests();
+        self.boot_program(&tests, arguments).await
     }
 
-    async fn boot_once(&self, arguments: &[&str]) -> GuestOutput {
-        let image = self.kernel.image();
-        let options = [
-            // On a loaded host the kernel finds the emulated clock unstable. The code that it then
-            // patches has crashed it under emulation.
-            "console=ttyS0 quiet panic=-1 lsm=landlock,yama tsc=reliable",
-            &self.options.join(" "),
-            "--",
-            &arguments.join(" "),
-        ];
+    /// Boots the machine, runs a program with `arguments`, and waits until it halts. Boots it a
+    /// second time if its kernel crashed while it patched its own code: on emulated CPUs such a
+    /// change is not atomic, as it is on real ones.
+    pub(crate) async fn boot_program(&self, program: &Path, arguments: &[&str]) -> GuestOutput {
+        let words: Vec<&str> =
+            [program.to_str().unwrap()].into_iter().chain(arguments.iter().copied()).collect();
+        static RUNNING: Semaphore = Semaphore::const_new(MAX_GUESTS);
+        let _one_of_few = RUNNING.acquire().await.unwrap();
+        let _lock = MachineLock::acquire(false).await;
+        let output = self.boot_once(&words).await;
 
-        let ramdisk = build_ramdisk();
+        if output.0.contains("Oops: int3") { self.boot_once(&words).await } else { output }
+    }
+
+    async fn boot_once(&self, words: &[&str]) -> GuestOutput {
+        run_setup_script("tests/kernels/install.sh");
+        let image = self.processor.kernels().join(self.kernel.version());
+        let options = [self.processor.kernel_options(), &self.options.join(" ")];
+        let options = [&options.join(" "), "--", &words.join(" ")];
+
+        let base = build_ramdisk(&self.processor);
+        let ramdisk = if self.has_systemd { build_systemd_ramdisk(&base) } else { base };
         let start = Instant::now();
-        let mut machine = Command::new("qemu-system-x86_64")
+        let (emulator, hardware) = self.processor.emulator();
+        let mut machine = Command::new(emulator)
+            .args(hardware)
             .args(["-accel", "tcg,thread=multi", "-m", "2048", "-smp", "2"])
             .args(["-display", "none", "-monitor", "none", "-serial", "stdio"])
             .args(["-no-reboot", "-net", "none"])
@@ -140,7 +172,7 @@ impl Guest {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("qemu-system-x86_64 is needed");
+            .unwrap_or_else(|error| panic!("{emulator} is needed: {error}"));
 
         let mut output = machine.stdout.take().unwrap();
         let reader = tokio::task::spawn_blocking(move || {
@@ -186,23 +218,104 @@ impl GuestOutput {
     }
 }
 
+impl Processor {
+    /// The name of the processor in Debian.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Amd64 => "amd64",
+            Self::Arm64(_) => "arm64",
+        }
+    }
+
+    /// The C compiler of the host for this processor.
+    fn compiler(&self) -> &'static str {
+        match self {
+            Self::Amd64 => "gcc",
+            Self::Arm64(_) => "aarch64-linux-gnu-gcc",
+        }
+    }
+
+    /// The program that emulates the processor, and the hardware that it emulates.
+    fn emulator(&self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::Amd64 => ("qemu-system-x86_64", &[]),
+            // It has pages of 4, 16 and 64 KiB, and executes 32-bit programs.
+            Self::Arm64(_) => {
+                ("qemu-system-aarch64", &["-machine", "virt,gic-version=3", "-cpu", "neoverse-n1"])
+            }
+        }
+    }
+
+    fn kernel_options(&self) -> &'static str {
+        match self {
+            // On a loaded host the kernel finds the emulated clock unstable. The code that it then
+            // patches has crashed it under emulation.
+            Self::Amd64 => "console=ttyS0 quiet panic=-1 lsm=landlock,yama tsc=reliable",
+            Self::Arm64(_) => "console=ttyAMA0 quiet panic=-1 lsm=landlock,yama",
+        }
+    }
+
+    /// Directory of the kernels for this processor.
+    fn kernels(&self) -> PathBuf {
+        match self {
+            Self::Amd64 => tools_directory().join("kernels"),
+            Self::Arm64(_) => tools_directory().join("arm64/kernels"),
+        }
+    }
+
+    /// Path of the integration tests.
+    fn tests(&self) -> PathBuf {
+        match self {
+            Self::Amd64 => env::current_exe().unwrap(),
+            Self::Arm64(programs) => programs.tests.as_ref().unwrap().integration.clone(),
+        }
+    }
+
+    /// Programs of this package that the machine has, at their paths on the host.
+    fn programs(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Amd64 => {
+                vec![self.tests(), daemon_binary().to_owned(), env!("CARGO_BIN_EXE_jig").into()]
+            }
+            Self::Arm64(programs) => programs.paths().into_iter().map(Path::to_owned).collect(),
+        }
+    }
+}
+
 /// Path of the ramdisk, which is rebuilt when one of its parts has changed.
-fn build_ramdisk() -> PathBuf {
-    let (tests, script) =
-        (env::current_exe().unwrap(), Path::new(MANIFEST_DIR).join("tests/kernels/ramdisk.sh"));
+fn build_ramdisk(processor: &Processor) -> PathBuf {
+    let (programs, kernels) = (processor.programs(), processor.kernels());
+    let scripts = Path::new(MANIFEST_DIR).join("tests/kernels");
+    let sources = program_sources();
+    let parts: Vec<&Path> =
+        [&scripts, &kernels, &sources].into_iter().chain(&programs).map(PathBuf::as_path).collect();
+
+    // Machines with fewer programs have a ramdisk of their own.
+    let name = format!("ramdisk-{}-{}", processor.name(), programs.len());
+    build_if_stale(&name, &parts, |to| {
+        let compiled = TempDir::with_prefix("jig-test-programs-").unwrap();
+        compile_all(processor.compiler(), compiled.path());
+        let status = Command::new(scripts.join("ramdisk.sh"))
+            .arg(processor.name())
+            .args([to, compiled.path(), &kernels])
+            .args(&programs)
+            .status()
+            .unwrap();
+        assert!(status.success(), "ramdisk.sh failed");
+    })
+}
+
+/// Path of the ramdisk with systemd and the shipped units, for the processor of this machine.
+fn build_systemd_ramdisk(base: &Path) -> PathBuf {
+    let manifest = Path::new(MANIFEST_DIR);
+    let (script, units) =
+        (manifest.join("tests/systemd/ramdisk.sh"), manifest.join("deploy/systemd"));
     let client = Path::new(env!("CARGO_BIN_EXE_jig"));
-    let kernels = tools_directory().join("kernels");
-    build_if_stale(
-        "ramdisk",
-        &[&tests, &script, daemon_binary(), client, &program_sources(), &kernels],
-        |to| {
-            let programs = TempDir::with_prefix("jig-test-programs-").unwrap();
-            compile_all(programs.path());
-            let status = Command::new(&script)
-                .args([to, &tests, programs.path(), &kernels, daemon_binary(), client])
-                .status()
-                .unwrap();
-            assert!(status.success(), "ramdisk.sh failed");
-        },
-    )
+    build_if_stale("ramdisk-systemd", &[base, &script, &units], |to| {
+        let status = Command::new(&script)
+            .args([to, base, &units, daemon_binary(), client])
+            .status()
+            .unwrap();
+        assert!(status.success(), "ramdisk.sh failed");
+    })
 }

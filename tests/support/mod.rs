@@ -1,6 +1,7 @@
 //! Support for tests: starts daemons, calls them, and inspects processes, files and spans.
 
 mod access_list;
+mod arm64_programs;
 mod build_cache;
 mod call;
 mod certificates;
@@ -28,13 +29,15 @@ mod wait;
 mod watched_process;
 
 pub(crate) use access_list::build_access_list;
+pub(crate) use arm64_programs::Arm64Programs;
 pub(crate) use build_cache::{build_if_stale, run_setup_script, tools_directory};
 pub(crate) use call::{Refusal, argv, describe_status, shell, with_metadata};
 pub(crate) use certificates::{CertificateAuthority, CertificateFiles, Validity, write_key};
 pub(crate) use collector::{Collector, attribute_text, hex};
 pub(crate) use connection_proxy::ConnectionProxy;
 pub(crate) use container::{
-    Container, DOCKER_CAPABILITIES, DOCKER_SECCOMP, SeccompProfile, stripped_binary,
+    Container, DOCKER_CAPABILITIES, DOCKER_SECCOMP, JIGD_SECCOMP, MASKED_PATHS, READ_ONLY_PATHS,
+    SeccompProfile, USER_NAMESPACE_RANGE, stripped_binary,
 };
 pub(crate) use curl::{CurlResponse, curl, curl_command, parse_curl_response};
 pub(crate) use daemon::{Daemon, lazy_channel, tool_client};
@@ -46,7 +49,9 @@ pub(crate) use process_table::{
     Mark, count_marked_processes, descendants, find_descendant, is_alive, session_processes,
     status_field,
 };
-pub(crate) use program::{HostProgram, check_answers, check_no_leftovers, compile_in_workspace};
+pub(crate) use program::{
+    FOREIGN_CALL_ANSWERS, HostProgram, check_answers, check_no_leftovers, compile_in_workspace,
+};
 pub(crate) use pseudo_terminal::open_pseudo_terminal;
 pub(crate) use raw_codec::RawCodec;
 pub(crate) use scale::full_size;

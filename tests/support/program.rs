@@ -14,6 +14,11 @@ use tempfile::TempDir;
 
 use super::{Daemon, copy_program};
 
+/// Answers to a 32-bit call: the filter kills the process. A kernel without 32-bit calls sends
+/// SIGSEGV on x86-64, before it runs any filter, and executes no 32-bit program on arm64.
+pub(crate) const FOREIGN_CALL_ANSWERS: &str =
+    if cfg!(target_arch = "x86_64") { "SIGSYS|SIGSEGV" } else { "SIGSYS|ENOEXEC" };
+
 /// A program that the test runs outside any sandbox.
 #[derive(Debug)]
 pub(crate) struct HostProgram {
@@ -87,12 +92,11 @@ pub(crate) fn check_no_leftovers(response: &RunResponse) {
 }
 
 /// Compiles all programs into a directory.
-pub(super) fn compile_all(directory: &Path) {
+pub(super) fn compile_all(compiler: &str, directory: &Path) {
     for entry in fs::read_dir(program_sources()).unwrap() {
         let source = entry.unwrap().path();
         if source.extension().is_some_and(|extension| extension == "c") {
-            let name = source.file_stem().unwrap().to_str().unwrap();
-            compile_to(name, &directory.join(name));
+            compile(compiler, &source, &directory.join(source.file_stem().unwrap()));
         }
     }
 }
@@ -104,16 +108,17 @@ pub(super) fn program_sources() -> PathBuf {
 
 /// Compiles a program. Where there is no compiler, copies it from `$JIG_TEST_PROGRAMS`.
 fn compile_to(name: &str, path: &Path) {
-    if let Some(directory) = env::var_os("JIG_TEST_PROGRAMS") {
-        copy_program(&PathBuf::from(directory).join(name), path);
-        return;
+    match env::var_os("JIG_TEST_PROGRAMS") {
+        Some(directory) => copy_program(&PathBuf::from(directory).join(name), path),
+        None => compile("gcc", &program_sources().join(name).with_extension("c"), path),
     }
+}
 
-    let source = program_sources().join(name).with_extension("c");
-    let output = Command::new("gcc")
+fn compile(compiler: &str, source: &Path, path: &Path) {
+    let output = Command::new(compiler)
         .args(["-std=gnu17", "-O1", "-Wall", "-Werror", "-static", "-pthread", "-o"])
-        .args([path, &source])
+        .args([path, source])
         .output()
-        .expect("gcc is needed to compile the test programs");
+        .unwrap_or_else(|error| panic!("{compiler} compiles the test programs: {error}"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -12,7 +12,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
-    sync::Arc,
+    sync::{Arc, LazyLock},
     thread,
 };
 
@@ -25,7 +25,10 @@ use super::{
     wait::{MachineLock, wait_timeout},
 };
 
-const DAEMON_BINARY: &str = env!("CARGO_BIN_EXE_jigd");
+/// The daemon that tests start. `JIG_TEST_JIGD` names another one, such as that of an archive.
+static DAEMON_BINARY: LazyLock<PathBuf> = LazyLock::new(|| {
+    env::var_os("JIG_TEST_JIGD").map_or_else(|| env!("CARGO_BIN_EXE_jigd").into(), PathBuf::from)
+});
 /// A secret in the environment of each daemon.
 pub(crate) const SECRET_VARIABLE: (&str, &str) = ("JIG_TEST_SECRET", "in-the-daemons-environment");
 /// The standard input of each daemon.
@@ -269,7 +272,7 @@ impl Setup {
         chown(directory.root.path(), self.user, self.user).unwrap();
         if self.user.is_some() {
             // Other users may have no access to the build's directory.
-            copy_program(Path::new(DAEMON_BINARY), &directory.binary_copy());
+            copy_program(daemon_binary(), &directory.binary_copy());
         }
 
         self.start_in(directory).await
@@ -336,7 +339,7 @@ impl Setup {
 
     fn command(&self, directory: &DaemonDirectory) -> Command {
         let binary = match self.user {
-            None => PathBuf::from(DAEMON_BINARY),
+            None => daemon_binary().to_owned(),
             Some(_) => directory.binary_copy(),
         };
         let mut command_line = self.wrapper.clone();
@@ -394,7 +397,7 @@ impl DaemonDirectory {
 
 /// Runs `jigd` with arguments that make it exit.
 pub(crate) fn run_jigd(arguments: &[&str]) -> Output {
-    Command::new(DAEMON_BINARY).args(arguments).env_clear().stdin(Stdio::null()).output().unwrap()
+    Command::new(daemon_binary()).args(arguments).env_clear().stdin(Stdio::null()).output().unwrap()
 }
 
 /// Copies a program for execution, in a process of its own. If this process wrote the copy, a child
@@ -406,7 +409,7 @@ pub(crate) fn copy_program(from: &Path, to: &Path) {
 }
 
 pub(crate) fn daemon_binary() -> &'static Path {
-    Path::new(DAEMON_BINARY)
+    DAEMON_BINARY.as_path()
 }
 
 async fn read_addresses(

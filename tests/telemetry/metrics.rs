@@ -10,9 +10,12 @@ use jig::api::v1::{
 };
 use rustix::process::Signal;
 
-use crate::support::{
-    CurlResponse, Daemon, KeyFile, Refusal, Setup, argv, curl, eventually, parse_curl_response,
-    promptly, shell, start_request, with_key,
+use crate::{
+    audit::AuditDirectory,
+    support::{
+        CurlResponse, Daemon, KeyFile, Refusal, Setup, argv, curl, eventually, parse_curl_response,
+        promptly, shell, start_request, with_key,
+    },
 };
 
 const PAGE: &str = include_str!("../../docs/telemetry.md");
@@ -191,7 +194,18 @@ async fn every_documented_metric_is_emitted_and_no_other() {
     let key = keys.add_key("tester", "admin", &[]);
     let setup = Setup::new().workspace_table(config);
     let setup = setup.arguments(&["--keys", &keys.path().display().to_string()]);
-    let (daemon, address) = start_with_metrics(setup).await;
+    let audit = AuditDirectory::new();
+    let (daemon, address) = start_with_metrics(audit.of(setup)).await;
+    // A rate needs a value before the first failure.
+    let text = scrape(&address).await;
+    for sample in [
+        "jig_auth_failures_total{jig_reason=\"UNAUTHENTICATED\"} 0",
+        "jig_policy_denials_total{jig_denied_by=\"rule\"} 0",
+        "jig_admission_rejected_total{jig_denied_by=\"limit:concurrency\"} 0",
+        "jig_process_limits_exceeded_total{jig_limit_exceeded=\"output\"} 0",
+    ] {
+        assert!(text.lines().any(|line| line == sample), "{sample}\n{text}");
+    }
     make_calls(&daemon, &key).await;
 
     let expected = documented_families();
@@ -223,6 +237,7 @@ async fn every_documented_metric_is_emitted_and_no_other() {
     ] {
         assert_eq!(value(&text, sample), count, "{sample}\n{text}");
     }
+    assert!(value(&text, "jig_audit_written_total") > 5.0, "{text}");
     assert!(value(&text, "process_memory_usage_bytes") > 1e6, "{text}");
     assert!(value(&text, "process_cpu_time_seconds_total") > 0.0, "{text}");
     // No principals, paths, ids or names of programs.

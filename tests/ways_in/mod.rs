@@ -1,6 +1,7 @@
 //! One table: the same call by every way in has the same effect, record, span and error.
 
 mod roles;
+mod telemetry;
 mod way;
 
 use jig::api::v1::{

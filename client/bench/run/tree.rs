@@ -15,7 +15,8 @@ use crate::cli_error::CliError;
 
 /// Maximum time until the remains of runs are gone.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval of the checks. Usage that stays the same for one interval counts as idle.
+/// Interval of the checks. A daemon whose processes, descriptors and mounts stay the same for one
+/// interval counts as idle.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Number of idle sandboxes of an idle daemon.
 const MIN_IDLE_SANDBOXES: u32 = 2;
@@ -45,15 +46,15 @@ impl ProcessTreeUsage {
         daemon: i32,
     ) -> Result<Self, CliError> {
         let deadline = Instant::now() + SETTLE_TIMEOUT;
-        let mut last = None;
+        let mut last_counts = None;
         loop {
             let counts = runtime.block_on(client.get_info())?.counts.unwrap_or_default();
             if counts.runs_active == 0 && counts.sandboxes_idle >= MIN_IDLE_SANDBOXES {
-                let now = Some(Self::measure(daemon).map_err(unreadable_process_error)?);
-                if let (Some(now), true) = (now, now == last) {
+                let now = Self::measure(daemon).map_err(unreadable_process_error)?;
+                if last_counts == Some(now.counts()) {
                     return Ok(now);
                 }
-                last = now;
+                last_counts = Some(now.counts());
             }
 
             if Instant::now() > deadline {
@@ -61,6 +62,12 @@ impl ProcessTreeUsage {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
+    }
+
+    /// Returns what only the daemon changes. The proportional size also changes whenever another
+    /// process of the same program starts or ends.
+    fn counts(&self) -> [usize; 4] {
+        [self.descriptors, self.processes, self.zombies, self.mounts]
     }
 
     fn measure(daemon: i32) -> io::Result<Self> {

@@ -303,6 +303,7 @@ impl ApprovalServiceHandler {
         let decider = context.principal.name();
         let is_visible = |record: &ApprovalRecord| scope.contains_approval(record);
         let (id, comment) = (&request.approval_id, request.comment);
+        context.access_log_entry.update(|fields| fields.approval_id = Some(id.clone()));
         let (approval, rule) =
             self.0.approvals.decide(id, is_visible, decider, decision, comment).await?;
         Ok(DecideApprovalResponse {
@@ -332,6 +333,7 @@ impl ApprovalServiceHandler {
         };
 
         context.principal.require_tool(&request.tool)?;
+        let pattern_text = request.pattern.clone();
         let pattern = parse_pattern(request.pattern).await?;
         let verb = match action {
             PolicyAction::Allow => "allow",
@@ -341,6 +343,12 @@ impl ApprovalServiceHandler {
         let name =
             if request.name.is_empty() { format!("{verb} {}", request.tool) } else { request.name };
 
+        context.note_params([
+            ("name", Some(&name)),
+            ("tool", Some(&request.tool)),
+            ("action", Some(verb)),
+            ("pattern", pattern_text.as_deref()),
+        ]);
         let workspace = self.0.resolve_workspace(&context)?.workspace.name().to_owned();
         let scope = BTreeSet::from([workspace]);
         let rule = self.0.policy.add(Rule {
@@ -378,6 +386,7 @@ impl ApprovalServiceHandler {
             return Err(Error::invalid(violations));
         }
 
+        context.note_params([("rule_id", Some(&request.rule_id))]);
         let scope = CallerScope::for_call(&self.0, &context)?;
         let expires = request.lifetime_sec.map(|seconds| match seconds {
             0 => None,
@@ -396,6 +405,7 @@ impl ApprovalServiceHandler {
         request: DeleteRuleRequest,
     ) -> Result<DeleteRuleResponse, Error> {
         let request = self.validate("DeleteRuleRequest", request)?;
+        context.note_params([("rule_id", Some(&request.rule_id))]);
         let scope = CallerScope::for_call(&self.0, &context)?;
         let is_visible = |rule: &Rule| scope.contains_rule(rule);
         self.0.policy.remove(&request.rule_id, is_visible).await?;

@@ -80,6 +80,8 @@ impl JobService for JobServiceHandler {
 
             let work = async move |is_unfinished: bool| {
                 let submitted = pipeline.submit_job(&context, submission, is_unfinished).await?;
+                let id = submitted.id.clone();
+                context.access_log_entry.update(|fields| fields.job_id = Some(id));
                 Ok(SubmitJobResponse { job: Some(wire_job_summary(&submitted, &pipeline.jobs)) })
             };
             // Detached: a client that disconnects must not leave a job half submitted.

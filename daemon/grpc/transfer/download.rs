@@ -62,6 +62,7 @@ pub(super) async fn download(
     let sent_request = request.clone();
     let request = pipeline.catalog.check("jig.v1.DownloadRequest", request)?;
     let workspace = Arc::clone(&pipeline.resolve_workspace(&context)?.workspace);
+    context.note_params([("path", Some(&request.path))]);
     let path = workspace.resolve(&request.path)?;
     let (tool, message) = (ReadFile::NAME, "jig.v1.DownloadRequest");
     pipeline.authorize_as(tool, &context, message, &sent_request, path.as_str()).await?;

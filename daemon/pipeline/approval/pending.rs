@@ -20,7 +20,7 @@ use super::{
     quota::ApprovalQuota,
     request::{
         Approval, ApprovalDecision, ApprovalRequest, ApprovalResolution, ResolveOutcome,
-        decided_record, lost_call_fields, requested_record, rule_pattern_for,
+        decided_record, lost_call_fields, rule_pattern_for,
     },
 };
 use crate::daemon::{
@@ -178,15 +178,14 @@ impl PendingApprovals {
         let stored = self.table.insert_pending(approval.record.clone()).await;
         stored.map_err(|error| state_database_error(&error))?;
 
-        let common_record_fields = request.common_record_fields;
-        let recorded =
-            session.record_without_step(requested_record(&approval.record, &common_record_fields));
+        let recorder = request.recorder;
+        let recorded = recorder.record_requested(&session, &approval.record);
         let pending = Arc::new(PendingApproval::new(
             Arc::new(approval),
             request.policy_request,
             request.preview,
             session,
-            common_record_fields,
+            recorder,
         ));
         if let Err(error) = recorded {
             // No approver has seen the call yet.

@@ -2,12 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use serde_json::{Map, Value};
 use tokio::{sync::watch, time::sleep};
 
 use super::{
     preview::ApprovalPreview,
-    request::{Approval, ApprovalResolution, ResolveOutcome, decided_record},
+    request::{Approval, ApprovalRecorder, ApprovalResolution, ResolveOutcome},
 };
 use crate::daemon::{
     error::Error,
@@ -35,7 +34,7 @@ pub(super) struct PendingApproval {
     /// The full parameters, for clients that get one approval.
     pub(super) preview: ApprovalPreview,
     pub(super) session: Arc<Session>,
-    pub(super) common_record_fields: Map<String, Value>,
+    recorder: ApprovalRecorder,
     /// How the wait ended. Locked while an end is stored.
     resolution: tokio::sync::Mutex<Option<Arc<Approval>>>,
     /// The same, observed by the waiting call.
@@ -48,14 +47,14 @@ impl PendingApproval {
         policy_request: Arc<PolicyRequest>,
         preview: ApprovalPreview,
         session: Arc<Session>,
-        common_record_fields: Map<String, Value>,
+        recorder: ApprovalRecorder,
     ) -> Self {
         Self {
             approval,
             policy_request,
             preview,
             session,
-            common_record_fields,
+            recorder,
             resolution: tokio::sync::Mutex::default(),
             resolved: watch::Sender::new(None),
         }
@@ -120,10 +119,7 @@ impl PendingApproval {
             record: ApprovalRecord { end: Some(stored_end), ..self.approval.record.clone() },
             suggested_pattern: None,
         });
-        if let Err(error) = self
-            .session
-            .record_without_step(decided_record(&approval.record, &self.common_record_fields))
-        {
+        if let Err(error) = self.recorder.record_decided(&self.session, &approval.record) {
             tracing::error!(%error, "cannot record the end of an approval");
         }
 

@@ -1,6 +1,7 @@
 //! The data of an approval, and its records in the session.
 
 use std::{
+    io,
     sync::Arc,
     time::{Instant, SystemTime},
 };
@@ -21,7 +22,11 @@ use crate::daemon::{
         session::Session,
         unix_millis,
     },
-    telemetry::logs::rfc3339_micros,
+    telemetry::{
+        access_log::CallRecord,
+        audit::{AuditEvent, AuditLog},
+        logs::rfc3339_micros,
+    },
 };
 
 /// An approval, as clients see it.
@@ -44,7 +49,7 @@ pub(crate) struct ApprovalRequest {
     /// Approximate memory that the call holds.
     pub(crate) held_bytes: usize,
     pub(crate) session: Arc<Session>,
-    pub(crate) common_record_fields: Map<String, Value>,
+    pub(crate) recorder: ApprovalRecorder,
     /// When the wait expires.
     pub(crate) expires_at: Instant,
     /// Limit on pending approvals in the workspace.
@@ -53,6 +58,15 @@ pub(crate) struct ApprovalRequest {
     pub(crate) policy_snapshot: Arc<PolicySnapshot>,
     /// Follows the progress of the call.
     pub(crate) observer: Option<CallObserver>,
+}
+
+/// Writes the records of an approval, and its lines in the audit log.
+#[derive(Debug)]
+pub(crate) struct ApprovalRecorder {
+    pub(crate) common_record_fields: Map<String, Value>,
+    pub(crate) audit: AuditLog,
+    /// The call that waits.
+    pub(crate) call: CallRecord,
 }
 
 #[derive(Debug)]
@@ -121,8 +135,50 @@ impl ApprovalResolution {
     }
 }
 
+impl ApprovalRecorder {
+    /// Records that a decision was requested.
+    pub(super) fn record_requested(
+        &self,
+        session: &Session,
+        record: &ApprovalRecord,
+    ) -> io::Result<()> {
+        self.audit_event(AuditEvent::ApprovalRequested, record);
+        session.record_without_step(requested_record(record, &self.common_record_fields))
+    }
+
+    /// Records the end of an approval.
+    pub(super) fn record_decided(
+        &self,
+        session: &Session,
+        record: &ApprovalRecord,
+    ) -> io::Result<()> {
+        self.audit_event(AuditEvent::ApprovalDecided, record);
+        session.record_without_step(decided_record(record, &self.common_record_fields))
+    }
+
+    fn audit_event(&self, event: AuditEvent, record: &ApprovalRecord) {
+        self.audit.record_with(event, || {
+            let end = record.end.as_ref();
+            let call = CallRecord {
+                approval_id: Some(record.id.clone()),
+                outcome: end.map(|end| end.state.name().to_lowercase()),
+                ..self.call.clone()
+            };
+            let details = [
+                ("required_by", Some(record.required_by.as_str())),
+                ("decided_by", end.map(|end| end.ended_by.as_str())),
+                ("rule_id", end.map(|end| end.rule_id.as_str()).filter(|id| !id.is_empty())),
+            ];
+            let details = details
+                .into_iter()
+                .filter_map(|(name, value)| Some((name.to_owned(), value?.into())));
+            (call, details.collect())
+        });
+    }
+}
+
 /// The record `approval_requested`.
-pub(super) fn requested_record(
+fn requested_record(
     record: &ApprovalRecord,
     common_fields: &Map<String, Value>,
 ) -> Map<String, Value> {

@@ -144,7 +144,7 @@ where
     T::Response: Message + Default,
 {
     let (step, timeout) = (started.tool_context.step.number(), started.timeout);
-    let (task, abandon_token) = started.spawn(pipeline);
+    let (task, abandon_token) = started.with_result_capture().spawn(pipeline);
     let guard = abandon_token.clone().drop_guard();
 
     let pipeline = Arc::clone(pipeline);

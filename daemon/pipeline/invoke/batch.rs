@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         Pipeline,
+        audit::audit_unstarted,
         context::{CallContext, InvokeOrigin},
         envelope::{self, CallTiming, CommandExitInfo},
         job_submission::{JobSubmission, job_validation_cost},
@@ -213,6 +214,10 @@ impl Pipeline {
     ) -> InvokeResponse {
         let dialect = context.invoke_origin.as_ref().and_then(|origin| origin.dialect);
         let tool = invocation.tool.as_str();
+        if let Ok(workspace_context) = self.resolve_workspace(context) {
+            let call = (tool, workspace_context.workspace.name());
+            audit_unstarted(self.telemetry.audit(), context, call, &error);
+        }
         if let Some((dialect, record_params)) = dialect.zip(record_params) {
             let duration = started.elapsed().unwrap_or_default();
             let error = &error;

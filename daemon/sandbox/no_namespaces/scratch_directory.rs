@@ -2,7 +2,7 @@
 //! higher levels.
 
 use std::{
-    ffi::{CString, OsStr},
+    ffi::{CStr, CString, OsStr},
     fs::{self, DirBuilder},
     io,
     os::{
@@ -37,6 +37,14 @@ const MIN_LEFTOVER_AGE: Duration = Duration::from_secs(60);
 /// holds.
 const MAX_NAMES_PER_PASS: usize = 4096;
 const SCRATCH_SUBDIRECTORIES: [&str; 2] = ["home", "tmp"];
+/// Variables that are set, unless one of that name is (git-config(1)).
+const GIT_VARIABLES: [(&[u8], &[&CStr]); 2] = [
+    (b"GIT_CONFIG_NOSYSTEM=", &[c"GIT_CONFIG_NOSYSTEM=1"]),
+    (
+        b"GIT_CONFIG_COUNT=",
+        &[c"GIT_CONFIG_COUNT=1", c"GIT_CONFIG_KEY_0=safe.directory", c"GIT_CONFIG_VALUE_0=*"],
+    ),
+];
 
 /// An unused path for a scratch directory in `directory`.
 pub(super) fn new_path(directory: &Path) -> io::Result<PathBuf> {
@@ -82,7 +90,8 @@ pub(super) fn remove_leftovers(directory: &Path) -> io::Result<()> {
 /// Makes a command use the directory at `path`: sets `HOME` and `TMPDIR`, unless the request
 /// changed them from the defaults of every command.
 ///
-/// Git fails if it cannot read its settings in `/etc`, so a variable makes it ignore them.
+/// Git fails if it cannot read its settings in `/etc`, so a variable makes it ignore them. Others
+/// replace the `gitconfig` of higher levels.
 pub(in super::super) fn redirect_to_scratch(command: &ExecRequest, path: &OsStr) -> ExecRequest {
     let mut redirected = command.clone();
     for variable in &mut redirected.envp {
@@ -99,9 +108,10 @@ pub(in super::super) fn redirect_to_scratch(command: &ExecRequest, path: &OsStr)
         }
     }
 
-    let is_set = |variable: &CString| variable.to_bytes().starts_with(b"GIT_CONFIG_NOSYSTEM=");
-    if !redirected.envp.iter().any(is_set) {
-        redirected.envp.push(c"GIT_CONFIG_NOSYSTEM=1".to_owned());
+    for (name, variables) in GIT_VARIABLES {
+        if !redirected.envp.iter().any(|variable| variable.to_bytes().starts_with(name)) {
+            redirected.envp.extend(variables.iter().map(|variable| (*variable).to_owned()));
+        }
     }
     redirected
 }

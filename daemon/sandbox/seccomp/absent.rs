@@ -2,7 +2,10 @@
 //! as on a kernel without them, because programs then fall back to older calls. EPERM would make
 //! many programs fail.
 
-use super::allowed::{SyscallGroup, recent};
+use super::{
+    allowed::{SyscallGroup, recent},
+    arch,
+};
 
 pub(super) const ABSENT_SYSCALLS: &[SyscallGroup] = &[
     SyscallGroup {
@@ -20,7 +23,7 @@ pub(super) const ABSENT_SYSCALLS: &[SyscallGroup] = &[
             libc::SYS_io_setup,
             libc::SYS_io_submit,
             libc::SYS_io_getevents,
-            recent::IO_PGETEVENTS,
+            arch::IO_PGETEVENTS,
             libc::SYS_io_cancel,
             libc::SYS_io_destroy,
         ],

@@ -2,7 +2,8 @@
 //!
 //! It is an allowlist. A call returns EPERM unless it is in [`allowed`] or its arguments are
 //! accepted here. A call in [`absent`], or newer than the lists, returns ENOSYS, so that programs
-//! fall back to older calls.
+//! fall back to older calls. Calls that only one architecture has are in [`arch`]; a call of another
+//! architecture, such as a 32-bit one, kills the process.
 //!
 //! The filter is loaded in two parts, because the kernel compiles a filter each time that it is
 //! loaded. The template loads the large part once, which still permits the calls that building a
@@ -28,16 +29,21 @@
 
 mod absent;
 mod allowed;
+mod arch;
+mod file_bits;
 pub(super) mod no_namespaces;
 mod program;
 mod sockets;
+#[cfg(test)]
+mod tests;
 
 use self::{
     absent::ABSENT_SYSCALLS,
-    allowed::{ALLOWED_SYSCALLS, LAST_KNOWN_SYSCALL},
+    allowed::{ALLOWED_SYSCALLS, LAST_KNOWN_SYSCALL, recent},
+    file_bits::{BLOCK_DEVICE, CHARACTER_DEVICE, CREATE_FLAGS, FILE_TYPE, SET_ID_BITS},
     program::{
         ArgumentCondition, ArgumentDecision, ArgumentTest, REFUSE_EPERM, SyscallAction,
-        SyscallVerdict, assemble,
+        SyscallVerdict, assemble, refuse_if,
     },
 };
 use crate::daemon::sys::{Errno, bpf::Instruction};
@@ -45,27 +51,10 @@ use crate::daemon::sys::{Errno, bpf::Instruction};
 /// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. CLONE_NEWTIME does not fit in
 /// clone(2)'s flags.
 const NAMESPACE_FLAGS: u32 = 0x7e02_0000;
-/// S_ISUID and S_ISGID. On an id-mapped workspace, a file with one of them would belong to its
-/// owner on the host, perhaps root.
-const SET_ID_BITS: u32 = 0o6000;
-/// S_IFMT, S_IFCHR, S_IFBLK.
-const FILE_TYPE: u32 = 0o170_000;
-const CHARACTER_DEVICE: u32 = 0o020_000;
-const BLOCK_DEVICE: u32 = 0o060_000;
-/// O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY. Without either, open(2) ignores its
-/// mode.
-const CREATE_FLAGS: u32 = 0o100 | 0o20_000_000;
 /// Flags of clone(2) that decide whether a thread shares its process's descriptors.
 const THREAD_FLAGS: u32 = (libc::CLONE_THREAD | libc::CLONE_FILES).cast_unsigned();
 /// Not in the libc crate yet.
 const PR_SET_MEMORY_MERGE: u32 = 67;
-
-/// Refuses a call if one of these conditions holds.
-macro_rules! refuse_if {
-    ($($condition:expr),+ $(,)?) => {
-        SyscallAction::Decide(ArgumentDecision { tests: &[$(ArgumentTest { all: &[$condition], then: REFUSE_EPERM }),+], otherwise: SyscallVerdict::Allow })
-    };
-}
 
 /// Refuses calls whose target is the init (1 as the second argument), as a process or a group, or
 /// all processes of a user.
@@ -155,24 +144,9 @@ const ARGUMENT_DECIDED_SYSCALLS: &[(i64, SyscallAction)] = &[
             otherwise: REFUSE_EPERM,
         }),
     ),
-    (libc::SYS_chmod, refuse_if!(ArgumentCondition::AnyOf(1, SET_ID_BITS))),
     (libc::SYS_fchmod, refuse_if!(ArgumentCondition::AnyOf(1, SET_ID_BITS))),
     (libc::SYS_fchmodat, refuse_if!(ArgumentCondition::AnyOf(2, SET_ID_BITS))),
-    (libc::SYS_fchmodat2, refuse_if!(ArgumentCondition::AnyOf(2, SET_ID_BITS))),
-    (libc::SYS_creat, refuse_if!(ArgumentCondition::AnyOf(1, SET_ID_BITS))),
-    (
-        libc::SYS_open,
-        SyscallAction::Decide(ArgumentDecision {
-            tests: &[ArgumentTest {
-                all: &[
-                    ArgumentCondition::AnyOf(1, CREATE_FLAGS),
-                    ArgumentCondition::AnyOf(2, SET_ID_BITS),
-                ],
-                then: REFUSE_EPERM,
-            }],
-            otherwise: SyscallVerdict::Allow,
-        }),
-    ),
+    (recent::FCHMODAT2, refuse_if!(ArgumentCondition::AnyOf(2, SET_ID_BITS))),
     (
         libc::SYS_openat,
         SyscallAction::Decide(ArgumentDecision {
@@ -187,14 +161,6 @@ const ARGUMENT_DECIDED_SYSCALLS: &[(i64, SyscallAction)] = &[
         }),
     ),
     (
-        libc::SYS_mknod,
-        refuse_if!(
-            ArgumentCondition::MaskedEquals(1, FILE_TYPE, CHARACTER_DEVICE),
-            ArgumentCondition::MaskedEquals(1, FILE_TYPE, BLOCK_DEVICE),
-            ArgumentCondition::AnyOf(1, SET_ID_BITS),
-        ),
-    ),
-    (
         libc::SYS_mknodat,
         refuse_if!(
             ArgumentCondition::MaskedEquals(2, FILE_TYPE, CHARACTER_DEVICE),
@@ -202,7 +168,6 @@ const ARGUMENT_DECIDED_SYSCALLS: &[(i64, SyscallAction)] = &[
             ArgumentCondition::AnyOf(2, SET_ID_BITS),
         ),
     ),
-    (libc::SYS_mkdir, SyscallAction::Allow),
     (libc::SYS_mkdirat, SyscallAction::Allow),
     // Process 1 is the sandbox's init. Limiting, starving or moving it would affect the daemon,
     // which waits for it.
@@ -229,8 +194,7 @@ const INSPECTION_SYSCALLS: &[i64] = &[
 ];
 
 /// Calls that change the owner of files, with the index of the argument for the user.
-const CHOWN_SYSCALLS: &[(i64, u32)] =
-    &[(libc::SYS_chown, 1), (libc::SYS_lchown, 1), (libc::SYS_fchown, 1), (libc::SYS_fchownat, 2)];
+const CHOWN_SYSCALLS: &[(i64, u32)] = &[(libc::SYS_fchown, 1), (libc::SYS_fchownat, 2)];
 
 /// Allows only the files' own user and group. Other ids are not mapped in this namespace, and the
 /// kernel would return EINVAL, which fakeroot and others do not expect. EPERM is what an ordinary
@@ -292,7 +256,7 @@ impl SeccompFilters {
                 set(*number, SyscallAction::Allow);
             }
         }
-        for (number, argument) in CHOWN_SYSCALLS {
+        for (number, argument) in CHOWN_SYSCALLS.iter().chain(arch::CHOWN_SYSCALLS) {
             set(*number, chown_only_to(user, *argument));
         }
         for (number, _) in BUILD_SYSCALLS {
@@ -319,14 +283,16 @@ fn action_table() -> Vec<SyscallAction> {
         vec![SyscallAction::Refuse(Errno::PERM); action_index(LAST_KNOWN_SYSCALL) + 1];
     let allowed = ALLOWED_SYSCALLS
         .iter()
+        .chain(arch::ALLOWED_SYSCALLS)
         .flat_map(|group| group.calls)
         .map(|number| (*number, SyscallAction::Allow));
     let absent = ABSENT_SYSCALLS
         .iter()
         .flat_map(|group| group.calls)
         .map(|number| (*number, SyscallAction::Refuse(Errno::NOSYS)));
+    let decided = ARGUMENT_DECIDED_SYSCALLS.iter().chain(arch::ARGUMENT_DECIDED_SYSCALLS).copied();
 
-    for (number, action) in allowed.chain(absent).chain(ARGUMENT_DECIDED_SYSCALLS.iter().copied()) {
+    for (number, action) in allowed.chain(absent).chain(decided) {
         if let Some(entry) = actions.get_mut(action_index(number)) {
             *entry = action;
         }

@@ -111,8 +111,44 @@ impl Metrics {
             policy_denials: counter(&meter, &table::POLICY_DENIALS),
             meter,
         })));
+        metrics.start_failures_at_zero();
         metrics.observe_daemon(started);
         metrics
+    }
+
+    /// Starts the counters of failures at zero. Scrapers compute a rate from two values, and would
+    /// not see the failures before the first scrape that has a value.
+    fn start_failures_at_zero(&self) {
+        let Some(all) = &self.0 else { return };
+        let series: [(_, _, &[&str]); 4] = [
+            (&all.auth_failures, semconv::REASON, &["UNAUTHENTICATED", "FORBIDDEN"]),
+            (
+                &all.policy_denials,
+                semconv::DENIED_BY,
+                &["policy", "rule", "risk", "approval", "key"],
+            ),
+            (
+                &all.admission_rejected,
+                semconv::DENIED_BY,
+                &[
+                    "limit:concurrency",
+                    "limit:queue",
+                    "limit:queue_timeout",
+                    "limit:pending_bytes",
+                    "limit:rate",
+                ],
+            ),
+            (
+                &all.limits_exceeded,
+                semconv::LIMIT_EXCEEDED,
+                &["cpu", "memory", "pids", "open_files", "epoll", "disk", "output"],
+            ),
+        ];
+        for (counter, attribute, values) in series {
+            for value in values {
+                counter.add(0, &[KeyValue::new(attribute, *value)]);
+            }
+        }
     }
 
     /// Observes the process of the daemon, which started at `started`.

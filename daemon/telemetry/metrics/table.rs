@@ -145,6 +145,10 @@ metrics! {
         "size of the state directory's parts";
     TELEMETRY_LOST = "jig.telemetry.lost", Counter, "{item}", [semconv::SIGNAL],
         "spans and log records that the collector did not accept";
+    AUDIT_WRITTEN = "jig.audit.written", Counter, "{line}", [],
+        "lines of the audit log that were written";
+    AUDIT_LOST = "jig.audit.lost", Counter, "{line}", [],
+        "lines of the audit log that were lost";
     DAEMON_CPU_TIME = "process.cpu.time", Counter, "s", [semconv::CPU_MODE],
         "CPU time of the daemon";
     DAEMON_MEMORY = "process.memory.usage", UpDownCounter, "By", [],

@@ -76,6 +76,11 @@ impl ProcessSpan {
         }
     }
 
+    /// Sets the command line, if content is captured.
+    pub(super) fn set_command_args(&self, args: opentelemetry::Value) {
+        self.span.set(semconv::PROCESS_COMMAND_ARGS, args);
+    }
+
     /// The trace context that the command's environment carries.
     pub(super) fn context(&self) -> &opentelemetry::Context {
         self.span.context()

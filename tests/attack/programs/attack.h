@@ -36,6 +36,21 @@ static inline void answer(const char *attempt, long result)
 // A system call by its number, without a wrapper of the C library.
 #define CALL(name, ...) syscall(SYS_##name, ##__VA_ARGS__)
 
+// Calls that x86-64 has in an older form. Other architectures make them by the newer form alone.
+#ifdef __x86_64__
+#define CHMOD(path, mode) CALL(chmod, path, mode)
+#define CHOWN(path, user, group) CALL(chown, path, user, group)
+#define CREAT(path, mode) CALL(creat, path, mode)
+#define MKNOD(path, mode, device) CALL(mknod, path, mode, device)
+#define OPEN(path, flags, mode) CALL(open, path, flags, mode)
+#else
+#define CHMOD(path, mode) CALL(fchmodat, AT_FDCWD, path, mode)
+#define CHOWN(path, user, group) CALL(fchownat, AT_FDCWD, path, user, group, 0)
+#define CREAT(path, mode) CALL(openat, AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, mode)
+#define MKNOD(path, mode, device) CALL(mknodat, AT_FDCWD, path, mode, device)
+#define OPEN(path, flags, mode) CALL(openat, AT_FDCWD, path, flags, mode)
+#endif
+
 // Connects a non-blocking socket. No answer within a second is ETIMEDOUT, which is not a prompt failure.
 static inline long connect_promptly(int end, const void *address, socklen_t length)
 {

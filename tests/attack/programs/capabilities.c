@@ -35,6 +35,6 @@ int main(void)
     gid_t root = 0;
     answer("setgroups", CALL(setgroups, 1, &root));
     answer("setgroups to none", CALL(setgroups, 0, NULL));
-    answer("chown", CALL(chown, "capabilities", 0, 0));
+    answer("chown", CHOWN("capabilities", 0, 0));
     return 0;
 }

@@ -1,46 +1,12 @@
 // Entry points of known kernel flaws, by name: Copy Fail (CVE-2026-31431), Dirty Frag (CVE-2026-43284, CVE-2026-43500)
 // and Fragnesia (CVE-2026-46300). Each flaw writes to the page cache of files that the user may only read.
-#include "attack.h"
+#include "foreign.h"
 #include <linux/netlink.h>
 #include <linux/udp.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
 #define AF_RXRPC_FAMILY 33
-
-// Prints the answer of a call that a child process makes, or how the child ended.
-static void in_child(const char *attempt, long (*call)(void))
-{
-    fflush(stdout);
-    pid_t child = fork();
-    if (child == 0) {
-        answer(attempt, call());
-        _exit(0);
-    }
-    int status;
-    waitpid(child, &status, 0);
-    if (WIFSIGNALED(status))
-        printf("%s: SIG%s\n", attempt, sigabbrev_np(WTERMSIG(status)));
-}
-
-static long socketcall(void)
-{
-    // SYS_SOCKET with arguments at a 32-bit address.
-    unsigned *socket = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
-    socket[0] = AF_ALG, socket[1] = SOCK_SEQPACKET, socket[2] = 0;
-    long result;
-    __asm__ volatile("int $0x80"
-                     : "=a"(result)
-                     : "a"(102), "b"(1), "c"(socket)
-                     : "memory", "r8", "r9", "r10", "r11");
-    errno = result < 0 ? -result : 0;
-    return result < 0 ? -1 : result;
-}
-
-static long x32_socket(void)
-{
-    return syscall(0x40000000 | SYS_socket, AF_ALG, SOCK_SEQPACKET, 0);
-}
 
 int main(void)
 {
@@ -49,8 +15,8 @@ int main(void)
     answer("AF_ALG, more bits", CALL(socket, 0x100000000 | AF_ALG, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     answer("AF_ALG pair", CALL(socketpair, AF_ALG, SOCK_SEQPACKET, 0, pair));
     answer("io_uring, which makes sockets", CALL(io_uring_setup, 1, NULL));
-    in_child("AF_ALG by a 32-bit call", socketcall);
-    in_child("AF_ALG by an x32 call", x32_socket);
+    try_foreign_socket("AF_ALG by a 32-bit call", AF_ALG, SOCK_SEQPACKET);
+    in_child("AF_ALG by an x32 call", 0x40000000 | SYS_socket, AF_ALG, SOCK_SEQPACKET, 0);
 
     answer("AF_RXRPC", CALL(socket, AF_RXRPC_FAMILY, SOCK_DGRAM, AF_INET));
     answer("AF_RXRPC over IPv6", CALL(socket, AF_RXRPC_FAMILY, SOCK_DGRAM, AF_INET6));

@@ -30,9 +30,11 @@ int main(void)
     TRY(reboot, 0xfee1dead, 672274793, 0, NULL);
     TRY(acct, NULL);
     TRY(syslog, 3, page, sizeof page);
+#ifdef __x86_64__
     TRY(iopl, 3);
     TRY(ioperm, 0, 8, 1);
     TRY(modify_ldt, 0, page, sizeof page);
+#endif
     TRY(vhangup);
     TRY(fanotify_init, 0, 0);
     TRY(settimeofday, &(struct timeval){1, 1}, NULL);

@@ -41,9 +41,11 @@ int main(int argc, char **argv)
     answer("tracer", prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY));
     answer("subreaper", prctl(PR_SET_CHILD_SUBREAPER, 1));
     answer("death signal", prctl(PR_SET_PDEATHSIG, SIGTERM));
+#ifdef __x86_64__
     unsigned long base;
     answer("base of a segment", CALL(arch_prctl, 0x1004 /* ARCH_GET_GS */, &base));
     answer("segment in the kernel", CALL(arch_prctl, 0x1001 /* ARCH_SET_GS */, 0xffffffff80000000UL));
+#endif
     answer("keep capabilities", prctl(PR_SET_KEEPCAPS, 1));
     answer("ambient capability", prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, 21, 0, 0));
     answer("new privileges", prctl(PR_SET_NO_NEW_PRIVS, 0));

@@ -132,13 +132,13 @@ const PODS: &[(&str, bool, [Option<&str>; 3])] = &[
     ),
 ];
 
-fn podman_command() -> Command {
+pub(super) fn podman_command() -> Command {
     let mut podman = Command::new("podman");
     podman.env("CONTAINERS_CONF", CONTAINERS_CONF);
     podman
 }
 
-fn run_successfully(command: &mut Command) -> Output {
+pub(super) fn run_successfully(command: &mut Command) -> Output {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {output:?}");
     output
@@ -188,7 +188,7 @@ fn import_image() {
     run_successfully(podman_command().args(["import", "--change", path]).arg(&archive).arg(IMAGE));
 }
 
-fn create_directory() -> TempDir {
+pub(super) fn create_directory() -> TempDir {
     tempfile::Builder::new()
         .prefix("jig-test-podman-")
         .permissions(fs::Permissions::from_mode(0o755))

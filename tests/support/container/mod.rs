@@ -18,24 +18,8 @@ use super::{Setup, build_if_stale, copy_program, daemon_binary, run_setup_script
 pub(crate) const DOCKER_SECCOMP: &str = include_str!("docker_seccomp.json");
 /// Path of the installed Podman's seccomp profile.
 const PODMAN_SECCOMP: &str = "/usr/share/containers/seccomp.json";
-/// System calls that a `Localhost` profile for the daemon allows in addition.
-const LOCALHOST_EXTRA_CALLS: &[&str] = &[
-    "clone",
-    "clone3",
-    "unshare",
-    "setns",
-    "mount",
-    "umount",
-    "umount2",
-    "pivot_root",
-    "open_tree",
-    "move_mount",
-    "mount_setattr",
-    "fsopen",
-    "fsconfig",
-    "fsmount",
-    "sethostname",
-];
+/// The shipped profile for the daemon, which Kubernetes applies as `Localhost`.
+pub(crate) const JIGD_SECCOMP: &str = include_str!("../../../deploy/profiles/jigd-seccomp.json");
 /// Docker's default capabilities of root.
 pub(crate) const DOCKER_CAPABILITIES: &[&str] = &[
     "CAP_AUDIT_WRITE",
@@ -70,7 +54,7 @@ const PODMAN_CAPABILITIES: &[&str] = &[
 /// First host user id of a container's own user namespace, and the number of ids.
 pub(crate) const USER_NAMESPACE_RANGE: (u32, u32) = (200_000, 65_536);
 /// Paths that container runtimes mask.
-const MASKED_PATHS: &[&str] = &[
+pub(crate) const MASKED_PATHS: &[&str] = &[
     "/proc/acpi",
     "/proc/asound",
     "/proc/interrupts",
@@ -85,7 +69,7 @@ const MASKED_PATHS: &[&str] = &[
     "/sys/firmware",
 ];
 /// Paths that container runtimes make read-only.
-const READ_ONLY_PATHS: &[&str] =
+pub(crate) const READ_ONLY_PATHS: &[&str] =
     &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 /// Placeholder in a configuration for the directory of the test's daemon, which is not known yet.
 const DIRECTORY_PLACEHOLDER: &str = "@DIRECTORY@";
@@ -148,7 +132,7 @@ pub(crate) enum SeccompProfile {
     RuntimeDefault,
     /// Podman's.
     Podman,
-    /// Docker's profile plus the calls that the daemon needs.
+    /// The shipped profile for the daemon.
     Localhost,
 }
 
@@ -222,20 +206,12 @@ impl Container {
 
     fn seccomp(&self) -> Value {
         let (rules, errno) = match self.profile {
+            SeccompProfile::Localhost => return serde_json::from_str(JIGD_SECCOMP).unwrap(),
             SeccompProfile::Podman => (podman_rules(), 38),
-            SeccompProfile::RuntimeDefault
-            | SeccompProfile::Localhost
-            | SeccompProfile::Unconfined => {
+            SeccompProfile::RuntimeDefault | SeccompProfile::Unconfined => {
                 let data: Value = serde_json::from_str(DOCKER_SECCOMP).unwrap();
                 (data["rules"].clone(), 1)
             }
-        };
-
-        let extra_calls = match self.profile {
-            SeccompProfile::Localhost => LOCALHOST_EXTRA_CALLS,
-            SeccompProfile::RuntimeDefault
-            | SeccompProfile::Podman
-            | SeccompProfile::Unconfined => &[],
         };
 
         let all_and_any_granted = |names: &Value| {
@@ -247,20 +223,17 @@ impl Container {
             )
         };
 
-        let mut syscalls = vec![json!({"names": extra_calls, "action": "SCMP_ACT_ALLOW"})];
+        let mut syscalls = Vec::new();
         for rule in rules.as_array().unwrap() {
             if !all_and_any_granted(&rule["with"]).0 || all_and_any_granted(&rule["without"]).1 {
                 continue;
             }
             let mut rule = rule.clone();
-            let names = rule["names"].as_array_mut().unwrap();
-            names.retain(|name| !extra_calls.contains(&name.as_str().unwrap()));
             let fields = rule.as_object_mut().unwrap();
             fields.retain(|field, _| field != "with" && field != "without");
             syscalls.push(rule);
         }
 
-        syscalls.retain(|rule| rule["names"] != json!([]));
         json!({
             "defaultAction": "SCMP_ACT_ERRNO",
             "defaultErrnoRet": errno,
