@@ -2,6 +2,7 @@
 
 use std::{
     ffi::OsString,
+    fmt::Display,
     fs::{self, File},
     io::{self, Write as _},
     os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
@@ -17,6 +18,8 @@ use super::settings::AuditSettings;
 pub(super) struct AuditFile {
     settings: AuditSettings,
     pub(super) file: File,
+    /// Whether the last line of the file was cut.
+    is_cut: bool,
     /// Bytes of the current buffer that were written.
     pub(super) progress: usize,
     /// Whether the file was opened while a buffer was half written.
@@ -27,12 +30,18 @@ pub(super) struct AuditFile {
 impl AuditFile {
     pub(super) fn open(settings: AuditSettings) -> io::Result<Self> {
         let file = open_file(&settings.path)?;
-        Ok(Self { settings, file, progress: 0, is_new: false, rotation_fails: false })
+        let is_cut = is_cut(&file)?;
+        Ok(Self { settings, file, is_cut, progress: 0, is_new: false, rotation_fails: false })
     }
 
     /// Opens the path anew. If that fails, the old file stays open.
     pub(super) fn reopen(&mut self) -> io::Result<()> {
-        self.file = open_file(&self.settings.path)?;
+        self.replace(open_file(&self.settings.path)?)
+    }
+
+    fn replace(&mut self, file: File) -> io::Result<()> {
+        self.is_cut = is_cut(&file)?;
+        self.file = file;
         self.is_new = true;
         Ok(())
     }
@@ -49,6 +58,10 @@ impl AuditFile {
                 written.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
         }
 
+        if self.is_cut {
+            self.file.write_all(b"\n")?;
+            self.is_cut = false;
+        }
         while let Some(rest) = lines.get(self.progress..).filter(|rest| !rest.is_empty()) {
             match self.file.write(rest) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -98,57 +111,57 @@ impl AuditFile {
     }
 
     fn rotate(&mut self) -> io::Result<()> {
-        self.file.sync_data()?;
         let path = &self.settings.path;
-        for number in (1..self.settings.max_files).rev() {
-            rename_existing(&rotated_path(path, number), &rotated_path(path, number + 1))?;
+        if !path.try_exists()? {
+            return self.reopen();
         }
-        if self.settings.max_files == 0 {
-            fs::remove_file(path)?;
-        } else {
-            rename_existing(path, &rotated_path(path, 1))?;
+        self.file.sync_data()?;
+        // Opened before a file is renamed: each failed attempt would remove the oldest file.
+        let next_path = with_suffix(path, "next");
+        let next = open_file(&next_path)?;
+
+        let max_files = self.settings.max_files;
+        if max_files > 0 {
+            let exists = |number: &u32| with_suffix(path, number).exists();
+            let last = (1..max_files).take_while(exists).last().unwrap_or(0);
+            for number in (1..=last).rev() {
+                fs::rename(with_suffix(path, number), with_suffix(path, number + 1))?;
+            }
+            fs::rename(path, with_suffix(path, 1))?;
         }
-        self.reopen()
+        fs::rename(&next_path, path)?;
+        self.replace(next)
     }
 }
 
-/// The path of a rotated file; 1 is the newest.
-fn rotated_path(path: &Path, number: u32) -> PathBuf {
+/// The path with a suffix: a number for a rotated file, of which 1 is the newest.
+fn with_suffix(path: &Path, suffix: impl Display) -> PathBuf {
     let mut name = OsString::from(path);
-    name.push(format!(".{number}"));
+    name.push(format!(".{suffix}"));
     name.into()
 }
 
-fn rename_existing(from: &Path, to: &Path) -> io::Result<()> {
-    match fs::rename(from, to) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
-    }
-}
-
-/// Opens the file at `path` to append to it, and ends a line that was cut.
+/// Opens the file at `path` to append to it.
 ///
 /// Fails for symbolic links and for everything that is no file. Never blocks on a FIFO.
 fn open_file(path: &Path) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let mut file = File::options()
+    let file = File::options()
         .read(true)
         .append(true)
         .create(true)
         .mode(0o600)
         .custom_flags(i32::try_from(flags.bits()).map_err(io::Error::other)?)
         .open(path)?;
-
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
+    if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    if let Some(last) = metadata.len().checked_sub(1) {
-        let mut byte = [0];
-        file.read_exact_at(&mut byte, last)?;
-        if byte != *b"\n" {
-            file.write_all(b"\n")?;
-        }
-    }
     Ok(file)
+}
+
+fn is_cut(file: &File) -> io::Result<bool> {
+    let Some(last) = file.metadata()?.len().checked_sub(1) else { return Ok(false) };
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, last)?;
+    Ok(byte != *b"\n")
 }

@@ -104,6 +104,36 @@ fn files_are_rotated_by_size_and_the_oldest_are_removed() {
 }
 
 #[test]
+fn a_rotation_that_fails_removes_no_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("audit.jsonl");
+    let mut file = AuditFile::open(AuditSettings { max_bytes: 40, ..settings(&path) }).unwrap();
+    let mut append = |numbers: std::ops::Range<u32>| {
+        for number in numbers {
+            file.append(format!("{{\"sequence\":{number}}}\n").as_bytes()).unwrap();
+        }
+    };
+    append(10..18);
+    let names = || fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let rotated = ["audit.jsonl.1", "audit.jsonl.2", "audit.jsonl.3"];
+    let rotated = || rotated.map(|name| fs::read(directory.path().join(name)).unwrap());
+    let before = rotated();
+
+    // As with no free descriptor: the next file cannot be opened.
+    let next = directory.path().join("audit.jsonl.next");
+    fs::create_dir(&next).unwrap();
+    append(18..30);
+    assert_eq!(rotated(), before);
+    assert_eq!(lines(&path).len(), 14);
+
+    fs::remove_dir(&next).unwrap();
+    append(30..31);
+    assert_eq!(lines(&path)[0]["sequence"], 30);
+    assert_eq!(lines(&directory.path().join("audit.jsonl.1")).len(), 14);
+    assert_eq!(names().count(), 4);
+}
+
+#[test]
 fn a_renamed_or_removed_file_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let [path, old] = ["audit.jsonl", "old"].map(|name| directory.path().join(name));
