@@ -111,6 +111,7 @@ fn exit_code(error: &StartError) -> ExitCode {
         | StartError::Bind(_)
         | StartError::Workspace { .. }
         | StartError::Chown { .. }
+        | StartError::AuditLog { .. }
         | StartError::Home(_)
         | StartError::Isolation(_) => ExitCode::from(EXIT_CONFIG),
         StartError::Io { .. } => ExitCode::FAILURE,

@@ -1,6 +1,6 @@
 //! Errors that keep the daemon from starting.
 
-use std::io;
+use std::{io, path::PathBuf};
 
 use super::homes::HomeError;
 use crate::daemon::{
@@ -32,6 +32,9 @@ pub(crate) enum StartError {
         "--chown-workspace: {path} cannot be given to user {user}: {source}: the daemon needs CAP_CHOWN, that user in its user namespace, and a file system that takes owners"
     )]
     Chown { path: String, user: u32, source: io::Error },
+    /// The audit log cannot be opened.
+    #[error("--audit-log {}: {source}", path.display())]
+    AuditLog { path: PathBuf, source: io::Error },
     /// A persistent home directory cannot be created.
     #[error(transparent)]
     Home(#[from] HomeError),

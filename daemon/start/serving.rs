@@ -148,7 +148,9 @@ fn open_audit_log(config: &Config) -> Result<AuditLog, StartError> {
     let Some(settings) = config.telemetry.audit.clone() else {
         return Ok(AuditLog::default());
     };
-    let audit = AuditLog::open(settings).map_err(io_error("opening the audit log"))?;
+    let path = settings.path.clone();
+    let audit =
+        AuditLog::open(settings).map_err(|source| StartError::AuditLog { path, source })?;
     audit.report(
         AuditEvent::DaemonStarted,
         [("version", env!("CARGO_PKG_VERSION").into()), ("pid", std::process::id().into())],
