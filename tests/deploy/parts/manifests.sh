@@ -76,9 +76,11 @@ digest_with() {
 
 # Each wrong value gives one error that names it.
 try_wrong_values() {
-  local wrong expected
+  local wrong expected flag
   while IFS='|' read -r wrong expected; do
-    check "the chart rejects $wrong" 1 "$expected" helm template jig "$chart" --set "$wrong"
+    # Only --set-json can set an empty list.
+    [[ $wrong == *=\[\] ]] && flag=--set-json || flag=--set
+    check "the chart rejects $wrong" 1 "$expected" helm template jig "$chart" "$flag" "$wrong"
   done <<'WRONG'
 isolation.variant=strong|at '/isolation/variant': value must be one of 'hardened'
 replicas=-1|at '/replicas': minimum: got -1, want 0
@@ -90,6 +92,8 @@ workspaces[0].path=/srv|at '/workspaces/0': additional properties 'path' not all
 image.digest=latest|at '/image/digest': 'latest' does not match pattern
 keys.secretName=|keys.secretName: required
 tls.secretName=|tls.secretName: required
+networkPolicy.ingress=[]|at '/networkPolicy/ingress': minItems: got 0, want 1
+networkPolicy.metrics=[]|at '/networkPolicy/metrics': minItems: got 0, want 1
 scaleOut.enabled=true,workload=Deployment|scaleOut.enabled: needs mode standalone and workload StatefulSet
 autoscaling.enabled=true|autoscaling.enabled: needs mode standalone and workload Deployment
 metrics.podMonitor.enabled=true|metrics.podMonitor.enabled: needs metrics.enabled
