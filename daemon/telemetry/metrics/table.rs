@@ -128,7 +128,7 @@ metrics! {
     SANDBOX_BUILDS = "jig.sandbox.builds", Counter, "{sandbox}", [semconv::SANDBOX_SLOT],
         "sandboxes that were built";
     SANDBOX_FALLBACKS = "jig.sandbox.fallbacks", UpDownCounter, "{level}", [],
-        "isolation levels that workspaces could not use, so that they use a lower one";
+        "isolation levels from the minimum on that workspaces cannot use";
     AUTH_FAILURES = "jig.auth.failures", Counter, "{call}", [semconv::REASON],
         "RPCs that authentication or the role of the key rejected";
     POLICY_DENIALS = "jig.policy.denials", Counter, "{call}", [semconv::DENIED_BY],
