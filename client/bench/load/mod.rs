@@ -66,7 +66,7 @@ use crate::{cli_error::CliError, connection, global::GlobalArgs, output};
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(2);
 /// Part of the load during which the daemon may be ended. Afterwards one daemon serves to the end,
 /// so that its memory can be compared over time.
-const RESTARTS_UNTIL: f64 = 0.6;
+const RESTARTS_UNTIL: f64 = 0.3;
 /// Time in which an idle daemon ends the last processes of its commands.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
