@@ -74,3 +74,9 @@ for program in ["helm/helm", "kubectl/kubectl"]:
     target.chmod(0o755)
 PYTHON
 }
+
+# print_first_command FILE STARTED: prints the bytes of a file of a release, and the seconds since its installation began.
+print_first_command() {
+  awk -v "file=${1##*/}" -v "bytes=$(stat --format %s "$1")" -v "started=$2" -v "now=$EPOCHREALTIME" \
+    'BEGIN { printf "%s: %s bytes, the first command ended after %.1f s\n", file, bytes, now - started }'
+}

@@ -59,6 +59,28 @@ base_megabytes() {
   echo "$(($(podman images --quiet localhost/jig-base | head -1 | xargs podman image inspect --format '{{.Size}}') / 1000000)) MB"
 }
 
+# first_command: loads the image into an empty store, and runs a command in a container of it.
+first_command() (
+  archive=$scratch/jigd.tar
+  podman save --quiet --format oci-archive --output "$archive" localhost/jigd:test
+  started=$EPOCHREALTIME
+  store() {
+    podman --root "$scratch/store" --runroot "$scratch/runs" "$@"
+  }
+  store load --quiet --input "$archive"
+  container=$(store run --detach --network none --security-opt seccomp=deploy/profiles/jigd-seccomp.json --security-opt unmask=ALL \
+    --volume project:/workspace localhost/jigd:test)
+  for _ in {1..50}; do
+    store exec "$container" jig health >/dev/null 2>&1 && break
+    sleep 0.1
+  done
+  store exec "$container" jig run 'echo hello'
+  print_first_command "$archive" "$started" >"$scratch/first-command"
+  store exec "$container" jig info
+  store rm --force --time 1 "$container" >/dev/null
+  store system reset --force
+)
+
 label() {
   podman image inspect --format "{{index .Labels \"org.opencontainers.image.$1\"}} {{.Config.User}}" "localhost/$2:test"
 }
@@ -128,6 +150,8 @@ try_image() {
   check_function "its user owns nothing but its directories" 0 '^/var/lib/jig /workspace $' in_image sh -c 'find / -xdev -user 10001 2>/dev/null | sort | tr "\n" " "'
   check_function "commands have Git and Python" 0 'git version.*Python 3' in_image sh -c 'git --version; python3 --version'
   check_function "it has no logs and caches" 0 '^$' in_image sh -c 'find /var/log /var/cache/apt /var/lib/apt/lists /tmp -type f ! -name lock 2>/dev/null || true'
+  check_function "in an empty store, it runs a command at L3" 0 'hello.*L3' first_command
+  cat "$scratch/first-command"
   check_function "its labels name the version" 0 '^[0-9.]+ 10001:10001$' label version jigd
   check_function "the installer has three files and a link" 0 '^f 644 0 usr/share/doc/busybox-static/copyright .f 755 0 bin/cp .f 755 0 opt/jig/jig .l 777 0 opt/jig/jigd jig$' files_of_installer
   check_function "its labels name the user" 0 ' 10001:10001$' label title jig-installer

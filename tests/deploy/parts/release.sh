@@ -83,13 +83,16 @@ try_files() {
   check "the SBOM contains no path of this machine" 1 "" grep "$PWD" "$1/$name.cdx.json"
 }
 
-# try_empty_root DIST: the program alone, with busybox as the shell of commands. There is no libc.
+# try_empty_root DIST: the archive alone, with busybox as the shell of commands. There is no libc.
 try_empty_root() {
-  local root=$scratch/empty
+  local root=$scratch/empty archive=$1/jig-$version-linux-x86_64.tar.gz started
   mkdir -p "$root"/{etc,run,tmp,usr/bin,var/lib,srv/project}
-  cp -a "$scratch"/unpacked/bin/{jig,jigd} "$root/usr/bin/"
   cp "$(command -v busybox)" "$root/usr/bin/sh"
   ln -s usr/bin "$root/bin"
+  started=$EPOCHREALTIME
+  tar --extract --gzip --directory="$root/usr" --strip-components=1 --no-same-owner --file="$archive"
+  check "the archive runs a command in an empty system" 0 "^hello$" tests/deploy/release/enter_root "$root" sh -c "cd /srv/project && jig run 'echo hello'"
+  print_first_command "$archive" "$started"
   cat >"$root/try" <<'SCRIPT'
 export JIG_ADDRESS=unix:/run/jig.sock PATH=/usr/bin
 jigd --listen unix:/run/jig.sock --workspace /srv/project --state-dir /var/lib/jig &
@@ -113,13 +116,16 @@ SCRIPT
 
 # try_package DIST: the Debian package in Debian's smallest system.
 try_package() {
-  local root=$scratch/debian package
+  local root=$scratch/debian package started
   package=$(echo "$1"/jig_*_amd64.deb)
   mmdebstrap --quiet --variant=essential --include=adduser bookworm "$root" >/dev/null
   cp "$package" "$root/tmp/jig.deb"
   find "$root" -xdev | sort >"$scratch/before"
 
+  started=$EPOCHREALTIME
   check "dpkg installs the package" 0 "Setting up jig" chroot "$root" dpkg --install /tmp/jig.deb
+  check "a command runs in Debian" 0 "Debian GNU/Linux 12" tests/deploy/release/enter_root "$root" /bin/sh -c 'cd /srv && mkdir project && cd project && jig run "cat /usr/lib/os-release"'
+  print_first_command "$package" "$started"
   check "the package brings the daemon" 0 "^jigd $version" chroot "$root" jigd --version
   # shellcheck disable=SC2016 # dpkg-query expands it
   check "its configuration is kept at upgrades" 0 "/etc/jigd/jigd.toml" chroot "$root" dpkg-query --show --showformat '${Conffiles}' jig
@@ -128,7 +134,6 @@ try_package() {
   check "the manual page is there" 0 "" test -s "$root/usr/share/man/man1/jigd.1.gz"
   check "its configuration is valid" 0 "configuration: ok" tests/deploy/release/enter_root "$root" \
     /usr/bin/setpriv --reuid=jig --regid=jig --clear-groups jigd --check --config /etc/jigd/jigd.toml --state-dir /var/lib/jig/state
-  check "a command runs in Debian" 0 "Debian GNU/Linux 12" tests/deploy/release/enter_root "$root" /bin/sh -c 'cd /srv && mkdir project && cd project && jig run "cat /usr/lib/os-release"'
   rm -rf "$root/srv/project" "$root"/{busybox,old} "$root/root/.local"
 
   check "dpkg purges the package" 0 "Purging configuration files" chroot "$root" dpkg --purge jig
