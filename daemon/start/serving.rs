@@ -149,8 +149,7 @@ fn open_audit_log(config: &Config) -> Result<AuditLog, StartError> {
         return Ok(AuditLog::default());
     };
     let path = settings.path.clone();
-    let audit =
-        AuditLog::open(settings).map_err(|source| StartError::AuditLog { path, source })?;
+    let audit = AuditLog::open(settings).map_err(|source| StartError::AuditLog { path, source })?;
     audit.report(
         AuditEvent::DaemonStarted,
         [("version", env!("CARGO_PKG_VERSION").into()), ("pid", std::process::id().into())],
