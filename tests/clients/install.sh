@@ -41,11 +41,7 @@ install_tools() {
 
 # Installs the browser of the system, which has no copy in the tools directory.
 install_chromium() {
-  if ! command -v chromium >/dev/null; then
-    echo "installing Debian's package of Chromium"
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium
-  fi
+  command -v chromium >/dev/null || deploy/release/install-packages chromium
 }
 
 # install_packages NAME [TO]: installs the packages that the files of tests/clients/NAME list, into a directory of their own: npm removes files that it

@@ -2,19 +2,6 @@
 # Installs programs for the checks of `deploy/`.
 set -euo pipefail
 
-# install_packages_of_debian PACKAGE...: installs missing packages.
-install_packages_of_debian() {
-  local package missing=()
-  for package in "$@"; do
-    dpkg-query --show --showformat '${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
-  done
-  if [[ ${#missing[@]} != 0 ]]; then
-    echo "installing ${missing[*]}"
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=900 "${missing[@]}"
-  fi
-}
-
 # install_go_program NAME PACKAGE VERSION: installs a program into the directory `bin`, unless it has this version.
 install_go_program() {
   # `go version -m` prints the module of the program, and its version.

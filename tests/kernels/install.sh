@@ -15,10 +15,7 @@ command -v aarch64-linux-gnu-gcc >/dev/null || missing+=(gcc-aarch64-linux-gnu l
 command -v busybox >/dev/null || missing+=(busybox-static)
 command -v cpio >/dev/null || missing+=(cpio)
 command -v systemd-analyze >/dev/null || missing+=(systemd)
-if [[ ${#missing[@]} != 0 ]]; then
-  echo "installing ${missing[*]}"
-  apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=900 "${missing[@]}"
-fi
+deploy/release/install-packages "${missing[@]}"
 
 # add_kernel KERNELS NAME UNPACKED [MODULE...]: moves an unpacked kernel to KERNELS/NAME, and its listed modules to
 # KERNELS/NAME.modules. The guest loads the modules in this order.

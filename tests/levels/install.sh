@@ -7,8 +7,4 @@ missing=()
 for program in crun podman runc catatonit; do
   command -v "$program" >/dev/null || missing+=("$program")
 done
-if [[ ${#missing[@]} != 0 ]]; then
-  echo "installing ${missing[*]}"
-  apt-get update -qq
-  apt-get install -y --no-install-recommends "${missing[@]}"
-fi
+"$(dirname "${BASH_SOURCE[0]}")/../../deploy/release/install-packages" "${missing[@]}"

@@ -44,11 +44,7 @@ END
 [[ -x /usr/bin/python3 ]] || missing+=(python3)
 /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv python3-pip)
 [[ -x /usr/local/go/bin/go ]] || command -v go >/dev/null || missing+=(golang-go)
-if [[ ${#missing[@]} != 0 ]]; then
-  echo "installing ${missing[*]}"
-  apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
-fi
+deploy/release/install-packages "${missing[@]}"
 
 if [[ ! -d $tools/pytest ]]; then
   echo "installing pytest"

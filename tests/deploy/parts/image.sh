@@ -12,7 +12,7 @@ source tests/levels/kubernetes/revision.sh
 
 install_image() {
   tests/levels/kubernetes/install.sh
-  install_packages_of_debian jq
+  deploy/release/install-packages jq
 }
 
 # digest IMAGE: of the configuration, which contains the digests of all layers.

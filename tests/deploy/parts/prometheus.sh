@@ -5,7 +5,7 @@ set -euo pipefail
 source tests/deploy/telemetry/session.sh
 
 install_prometheus() {
-  install_packages_of_debian prometheus prometheus-blackbox-exporter
+  deploy/release/install-packages prometheus prometheus-blackbox-exporter
   install_session
   # Grafana's schema.
   go build -C tests/deploy/grafana -mod=readonly -o "$tools/bin/check-dashboard" .

@@ -15,9 +15,9 @@ cargo_deny=(
 cyclonedx_version=11.12.0
 
 install_release() {
-  install_packages_of_debian binutils busybox-static file mmdebstrap
+  deploy/release/install-packages binutils busybox-static file mmdebstrap
   if [[ -n ${JIG_FULL:-} ]]; then
-    install_packages_of_debian lintian
+    deploy/release/install-packages lintian
     deploy/release/install x86_64 aarch64
   else
     deploy/release/install x86_64

@@ -13,7 +13,7 @@ parent_span=00f067aa0ba902b7
 declare -A running=()
 
 install_session() {
-  install_packages_of_debian curl iproute2 openssl python3
+  deploy/release/install-packages curl iproute2 openssl python3
   source tests/clients/install.sh
   install_go_program grpcurl github.com/fullstorydev/grpcurl/cmd/grpcurl "$grpcurl_version"
   cargo build --locked --bin jigd --bin jig

@@ -15,7 +15,7 @@ export PATH="$tools/bin:$PATH" CONTAINERS_CONF=$PWD/tests/levels/podman/containe
 
 source tests/deploy/tools.sh
 source tests/deploy/kubernetes.sh
-install_packages_of_debian binutils buildah mmdebstrap
+deploy/release/install-packages binutils buildah mmdebstrap
 install_kubernetes_tools
 
 # A static program without a build for another target: only the last step differs from `cargo build`.
