@@ -4,7 +4,7 @@ use std::{
     ffi::OsStr,
     fs,
     os::unix::{ffi::OsStrExt as _, fs::symlink},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     sync::Once,
 };
@@ -13,7 +13,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use jig::api::v1::{ListFilesRequest, SearchRequest, SearchResponse};
 use serde_json::Value;
 
-use crate::support::Daemon;
+use crate::support::{Daemon, run_setup_script, tools_directory};
 
 /// A match: file, line, column, and the line without its ending.
 type Match = (String, u64, u64, String);
@@ -93,7 +93,7 @@ fn create_search_tree(root: &Path) {
 
 /// Runs ripgrep in `directory`. Returns its standard output.
 fn ripgrep(directory: &Path, arguments: &[String]) -> Vec<u8> {
-    let output = Command::new(ripgrep_path())
+    let output = Command::new(tools_directory().join("ripgrep/bin/rg"))
         .args(["--no-config", "--no-ignore-global"])
         .args(arguments)
         .current_dir(directory)
@@ -108,16 +108,12 @@ fn ripgrep(directory: &Path, arguments: &[String]) -> Vec<u8> {
     output.stdout
 }
 
-fn ripgrep_path() -> PathBuf {
-    let tools = std::env::var_os("JIG_TOOLS_DIR")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools"), PathBuf::from);
+/// Starts a daemon, after ripgrep is installed: the installation blocks the thread that answers the
+/// keepalive of the daemon's connections.
+async fn start_daemon_beside_ripgrep() -> Daemon {
     static INSTALLED: Once = Once::new();
-    INSTALLED.call_once(|| {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files/install.sh");
-        let status = Command::new(&script).stdin(Stdio::null()).status().unwrap();
-        assert!(status.success(), "{}: {status}", script.display());
-    });
-    tools.join("ripgrep/bin/rg")
+    INSTALLED.call_once(|| run_setup_script("tests/files/install.sh"));
+    Daemon::start().await
 }
 
 /// Ripgrep's matches for a request.
@@ -274,7 +270,7 @@ fn assert_matches(response: SearchResponse, request: &SearchRequest, expected: &
 
 #[tokio::test]
 async fn search_finds_what_ripgrep_finds() {
-    let daemon = Daemon::start().await;
+    let daemon = start_daemon_beside_ripgrep().await;
     create_search_tree(&daemon.workspace());
 
     let mut match_count = 0;
@@ -317,7 +313,7 @@ fn ripgrep_files(directory: &Path, request: &ListFilesRequest) -> Vec<String> {
 
 #[tokio::test]
 async fn list_files_lists_what_ripgrep_lists() {
-    let daemon = Daemon::start().await;
+    let daemon = start_daemon_beside_ripgrep().await;
     create_search_tree(&daemon.workspace());
 
     let mut file_count = 0;
@@ -366,7 +362,7 @@ async fn list_files_lists_what_ripgrep_lists() {
 
 #[tokio::test]
 async fn large_ignore_file_excludes_what_ripgrep_excludes() {
-    let daemon = Daemon::start().await;
+    let daemon = start_daemon_beside_ripgrep().await;
     let mut ignore = String::new();
     for number in 0..100_000 {
         ignore += &match number % 50 {

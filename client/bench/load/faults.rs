@@ -58,6 +58,7 @@ pub(super) enum Fault {
 impl Fault {
     /// All faults, in the order in which they take turns.
     const ALL: [Self; 10] = [
+        Self::ClockSetBack,
         Self::Kill,
         Self::Drain,
         Self::KillHelper,
@@ -67,7 +68,6 @@ impl Fault {
         Self::SlowReaders,
         Self::SilentCollector,
         Self::FullDisk,
-        Self::ClockSetBack,
     ];
 
     pub(super) fn label(self) -> &'static str {
