@@ -47,7 +47,8 @@ use self::{
 
 /// Exit code for invalid flags (EX_USAGE of sysexits.h).
 const EXIT_USAGE: u8 = 64;
-/// Exit code for an unusable configuration, or a sandbox that cannot be built (EX_CONFIG).
+/// Exit code for a start that fails until the configuration, a file or the machine changes
+/// (EX_CONFIG).
 const EXIT_CONFIG: u8 = 78;
 
 /// Runs the sandbox keeper and does not return, if this process was started as the keeper.
@@ -88,7 +89,7 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
             for line in error.to_string().lines() {
                 let _closed = writeln!(io::stderr(), "{program}: {line}");
             }
-            exit_code(&error)
+            if error.may_pass() { ExitCode::FAILURE } else { ExitCode::from(EXIT_CONFIG) }
         }
     }
 }
@@ -101,21 +102,6 @@ pub fn command(program: &'static str) -> clap::Command {
 fn parse_args(program: &'static str, arguments: Vec<OsString>) -> Result<Args, clap::Error> {
     let matches = command(program).no_binary_name(true).try_get_matches_from(arguments)?;
     Args::from_arg_matches(&matches)
-}
-
-fn exit_code(error: &StartError) -> ExitCode {
-    match error {
-        StartError::Config(_)
-        | StartError::State(_)
-        | StartError::Database(_)
-        | StartError::Bind(_)
-        | StartError::Workspace { .. }
-        | StartError::Chown { .. }
-        | StartError::AuditLog { .. }
-        | StartError::Home(_)
-        | StartError::Isolation(_) => ExitCode::from(EXIT_CONFIG),
-        StartError::Io { .. } => ExitCode::FAILURE,
-    }
 }
 
 /// Runs a daemon for the duration of `call`, which gets its address.

@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader},
+    net::TcpListener,
     os::unix::{
         fs::{PermissionsExt as _, symlink},
         process::CommandExt as _,
@@ -278,6 +279,19 @@ fn old_names_of_the_configuration_are_accepted_with_warnings() {
         78,
         &["[sandbox] has grace and stop_grace"],
     );
+}
+
+#[test]
+fn an_address_that_may_become_free_exits_1() {
+    let directory = tempfile::tempdir().unwrap();
+    let [workspace, state] =
+        ["w", "s"].map(|name| directory.path().join(name).display().to_string());
+    fs::create_dir(&workspace).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+
+    let arguments = ["--workspace", &workspace, "--state-dir", &state, "--listen", &address];
+    check_startup_failure(&arguments, 1, &[&address]);
 }
 
 #[test]

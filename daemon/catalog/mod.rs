@@ -38,7 +38,7 @@ use self::{
 pub(crate) use self::{
     json::{MAP_EXPECTED, map_from_entries, parse_number},
     policy_text::{CanonicalText, PolicyText, PolicyView},
-    redact::{truncate_params, truncate_to},
+    redact::{bound_to, truncate_params},
     request_limits::{MAX_PARAM_VALUES, MAX_REQUEST_BYTES, RequestLimits},
 };
 use crate::{

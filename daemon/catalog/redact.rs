@@ -52,7 +52,7 @@ pub(crate) fn truncate_params(params: Json) -> Json {
 }
 
 /// Truncates an object to about `max_bytes` as JSON, without a change of its shape if possible.
-pub(crate) fn truncate_to(mut params: Json, max_bytes: usize) -> Json {
+fn truncate_to(mut params: Json, max_bytes: usize) -> Json {
     for max_text_bytes in [max_bytes / 4, 512, 64] {
         if params.to_string().len() <= max_bytes {
             return params;
@@ -68,6 +68,13 @@ pub(crate) fn truncate_to(mut params: Json, max_bytes: usize) -> Json {
         }
     }
     params
+}
+
+/// As [`truncate_to`], but a value that is still larger becomes its size.
+pub(crate) fn bound_to(value: Json, max_bytes: usize) -> Json {
+    let value = truncate_to(value, max_bytes);
+    let bytes = value.to_string().len();
+    if bytes <= max_bytes { value } else { format!("<{bytes} bytes>").into() }
 }
 
 /// Truncates each text to about `max_bytes`.

@@ -35,7 +35,11 @@ impl Pipeline {
     ) {
         let metrics = self.telemetry.metrics();
         match rejection {
-            None => metrics.record_admission(queued_at.elapsed()),
+            None => {
+                // An earlier attempt of this call may have been rejected.
+                context.access_log_entry.update(|fields| fields.denied_by = None);
+                metrics.record_admission(queued_at.elapsed());
+            }
             Some(error) => {
                 let denied_by = context.record_rejection_in_span(error, queued_at);
                 context

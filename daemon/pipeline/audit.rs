@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{context::CallContext, records};
 use crate::daemon::{
-    catalog::truncate_to,
+    catalog::bound_to,
     error::Error,
     telemetry::{
         access_log::{AccessLogEntry, CallRecord, ReportedEnd},
@@ -99,7 +99,7 @@ impl ToolCallAudit {
         Some(Self {
             log: log.clone(),
             record: CallRecord {
-                params: Some(truncate_to(params.clone(), MAX_PARAMS_BYTES)),
+                params: Some(bound_to(params.clone(), MAX_PARAMS_BYTES)),
                 allowed_by,
                 ..call_record(context, tool, workspace)
             },

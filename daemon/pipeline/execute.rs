@@ -14,7 +14,7 @@ use tracing::Instrument as _;
 use super::{
     Pipeline, StartedCall,
     audit::ToolCallAudit,
-    content::{ResponseToJson, capture_result},
+    content::{ResponseToJson, capture_result, response_to_json},
     policy::request::DialectCall,
     records,
 };
@@ -43,8 +43,7 @@ where
 {
     /// Lets the span have the result of the call, if content is captured.
     pub(super) fn with_result_capture(mut self) -> Self {
-        self.response_to_json =
-            Some(|catalog, response| catalog.tool(T::NAME)?.redacted_response(response).ok());
+        self.response_to_json = Some(response_to_json::<T>);
         self
     }
 }
@@ -131,6 +130,10 @@ impl Pipeline {
         if let Some(audit) = end.audit {
             audit.end(duration, &result);
         }
+        drop(activity);
+        start_permit.release();
+        drop(permit);
+
         record_tool_call(self.telemetry.metrics(), tool, duration, &result);
         if let Ok(output) = &result {
             capture_result(self.telemetry.capture(), &span, || {
@@ -139,10 +142,6 @@ impl Pipeline {
         }
         end_span(span, &result);
         log_outcome(&result);
-
-        drop(activity);
-        start_permit.release();
-        drop(permit);
 
         result.map(|output| output.response)
     }

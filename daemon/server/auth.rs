@@ -110,8 +110,7 @@ where
                 })
             }
             Err(error) => {
-                self.pipeline.telemetry.metrics().count_auth_failure(error.reason.name());
-                audit_rejection(&self.pipeline, request.extensions().get(), &error);
+                report_rejection(&self.pipeline, request.extensions().get(), &error);
                 Box::pin(future::ready(Ok(to_status(&error).into_http())))
             }
         }
@@ -138,24 +137,29 @@ pub(super) fn check_caller(
     identified.map(|principal| principal.name().to_owned())
 }
 
-/// Reports a request that was not authenticated, or whose caller has too low a role.
-fn audit_rejection(pipeline: &Pipeline, trace: Option<&RequestTrace>, error: &Error) {
+/// Reports a request that was not authenticated, or whose caller has too low a role. A health check
+/// can exceed a limit instead.
+fn report_rejection(pipeline: &Pipeline, trace: Option<&RequestTrace>, error: &Error) {
+    if ![Reason::Unauthenticated, Reason::Forbidden].contains(&error.reason) {
+        return;
+    }
+    let is_denied = error.reason == Reason::Forbidden;
+    let event = if is_denied { AuditEvent::CallDenied } else { AuditEvent::AuthFailed };
     let audit = pipeline.telemetry.audit();
     let reason = error.reason.name();
+    pipeline.telemetry.metrics().count_auth_failure(reason);
     let Some(entry) = trace.map(|trace| &trace.access_log_entry).filter(|_| audit.is_enabled())
     else {
         return;
     };
 
     entry.update(|fields| fields.reported = Some(ReportedEnd(Some(reason))));
-    let record = CallRecord { reason: Some(reason.to_owned()), ..entry.snapshot() };
-    match record.principal {
-        None => audit.record(AuditEvent::AuthFailed, || record),
-        Some(_) => audit.record(AuditEvent::CallDenied, || CallRecord {
-            denied_by: Some(DENIED_BY_ROLE.to_owned()),
-            ..record
-        }),
-    }
+    let denied_by = is_denied.then(|| DENIED_BY_ROLE.to_owned());
+    audit.record(event, || CallRecord {
+        reason: Some(reason.to_owned()),
+        denied_by,
+        ..entry.snapshot()
+    });
 }
 
 /// Authenticates a request and checks the role of its caller.

@@ -77,7 +77,7 @@ struct SocketPath {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BindError {
     #[error("{setting} {address}: {problem}")]
-    Address { setting: &'static str, address: String, problem: String },
+    Address { setting: &'static str, address: String, problem: String, kind: io::ErrorKind },
     /// The problems of the files of TLS, or of inherited listeners.
     #[error("{}", .0.join("\n"))]
     Settings(Vec<String>),
@@ -117,7 +117,8 @@ impl Listeners {
     ) -> Result<(), BindError> {
         let failed = |error: io::Error| {
             let (address, problem) = (address.to_string(), bind_problem(&error));
-            BindError::Address { setting: protocol.setting(), address, problem }
+            let (setting, kind) = (protocol.setting(), error.kind());
+            BindError::Address { setting, address, problem, kind }
         };
         match address {
             ListenAddr::Tcp(address) => {

@@ -39,6 +39,8 @@ use crate::{
     },
 };
 
+/// Longest method in a line. Callers choose it, also those without a key.
+const MAX_METHOD_BYTES: usize = 256;
 /// Methods of the standard services. Their calls get no span: probes and tools call them
 /// constantly.
 pub(super) const STANDARD_METHODS: [&str; 4] = [
@@ -141,7 +143,9 @@ impl TraceLayer {
 
         let peer = request.extensions().get::<PeerInfo>();
         access_log_entry.update(|fields| {
-            fields.method = Some(request.uri().path().trim_start_matches('/').to_owned());
+            let method = request.uri().path().trim_start_matches('/');
+            let end = method.floor_char_boundary(MAX_METHOD_BYTES);
+            fields.method = method.get(..end).map(str::to_owned);
             fields.call_id = Some(call_id.to_owned());
             fields.trace_id = Some(context.span().span_context().trace_id().to_string());
             fields.peer = peer.and_then(|peer| peer.address.to_text());

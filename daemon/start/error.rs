@@ -6,7 +6,7 @@ use super::homes::HomeError;
 use crate::daemon::{
     config::ConfigError,
     server::listener::BindError,
-    store::{database, state_dir::StateDirError},
+    store::{database::DatabaseOpenError, state_dir::StateDirError},
 };
 
 /// Why the daemon did not start, or stopped with an error.
@@ -20,7 +20,7 @@ pub(crate) enum StartError {
     State(#[from] StateDirError),
     /// The database cannot be opened.
     #[error("{}", chain(.0))]
-    Database(#[from] database::DatabaseOpenError),
+    Database(#[from] DatabaseOpenError),
     /// An address cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -45,6 +45,35 @@ pub(crate) enum StartError {
     /// A system call failed while doing `what`.
     #[error("{what}: {}", chain(.source))]
     Io { what: &'static str, source: io::Error },
+}
+
+impl StartError {
+    /// Whether the same configuration can start later: a disk was full, or something was in use.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Config(_) | Self::Isolation(_) => false,
+            Self::State(error) => {
+                matches!(error, StateDirError::InUse { .. } | StateDirError::Full { .. })
+            }
+            Self::Database(error) => {
+                matches!(error, DatabaseOpenError::Busy { .. } | DatabaseOpenError::Full { .. })
+            }
+            Self::Bind(BindError::Address { kind, .. }) => *kind == io::ErrorKind::AddrInUse,
+            Self::Bind(BindError::Settings(_)) => false,
+            Self::Home(HomeError { source, .. })
+            | Self::Workspace { source, .. }
+            | Self::Chown { source, .. }
+            | Self::AuditLog { source, .. } => {
+                matches!(
+                    source.kind(),
+                    io::ErrorKind::StorageFull
+                        | io::ErrorKind::QuotaExceeded
+                        | io::ErrorKind::ResourceBusy
+                )
+            }
+            Self::Io { .. } => true,
+        }
+    }
 }
 
 /// Wraps an I/O error that happened while doing `what`.

@@ -32,7 +32,7 @@ const NAME_DIGEST_DIGITS: usize = 16;
 )]
 pub(crate) struct HomeError {
     workspace: String,
-    source: io::Error,
+    pub(super) source: io::Error,
 }
 
 /// Returns the home of each workspace with a persistent home, and creates missing ones.

@@ -113,6 +113,11 @@ pub(super) async fn serve(
     let (database, state_lost) = open_state(&store, is_embedded).await?;
     let pipeline =
         open_pipeline(&config, catalog, workspaces, store, database, telemetry.clone()).await?;
+    // A start that fails is no crash: it has neither line.
+    telemetry.audit().report(
+        AuditEvent::DaemonStarted,
+        [("version", env!("CARGO_PKG_VERSION").into()), ("pid", std::process::id().into())],
+    );
     pipeline.reserve_headroom();
     pipeline.drop_revoked_replies().await;
     pipeline.start_queued_jobs();
@@ -143,18 +148,13 @@ pub(super) async fn serve(
     served.map_err(io_error("serving"))
 }
 
-/// Opens the audit log, if there is one, and reports the start of the daemon.
+/// Opens the audit log, if there is one.
 fn open_audit_log(config: &Config) -> Result<AuditLog, StartError> {
     let Some(settings) = config.telemetry.audit.clone() else {
         return Ok(AuditLog::default());
     };
     let path = settings.path.clone();
-    let audit = AuditLog::open(settings).map_err(|source| StartError::AuditLog { path, source })?;
-    audit.report(
-        AuditEvent::DaemonStarted,
-        [("version", env!("CARGO_PKG_VERSION").into()), ("pid", std::process::id().into())],
-    );
-    Ok(audit)
+    AuditLog::open(settings).map_err(|source| StartError::AuditLog { path, source })
 }
 
 fn server_context(

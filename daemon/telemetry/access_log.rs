@@ -68,7 +68,7 @@ pub(crate) struct CallRecord {
     /// The step of the session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) step: Option<u64>,
-    /// The parameters, redacted and truncated.
+    /// The parameters of a tool call, redacted and truncated. Of another RPC, what it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) params: Option<Value>,
     /// The rule or the approval that allowed the call.

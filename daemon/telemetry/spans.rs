@@ -58,6 +58,11 @@ impl OtelSpan {
         &self.context
     }
 
+    /// Whether attributes have an effect: the span is sampled, and exported.
+    pub(crate) fn is_recording(&self) -> bool {
+        self.context.span().is_recording()
+    }
+
     pub(crate) fn set(&self, key: &'static str, value: impl Into<opentelemetry::Value>) {
         self.context.span().set_attribute(KeyValue::new(key, value));
     }

@@ -43,7 +43,7 @@ use crate::{
         dialect::{Dialect, DialectInvocation, DialectResponse, DialectTool, ResponseData},
         error::{Error, Reason},
         task,
-        telemetry::access_log::AccessLogEntry,
+        telemetry::access_log::{AccessLogEntry, ReportedEnd},
         tool::daemon_lost_error,
     },
 };
@@ -353,10 +353,15 @@ impl InvocationOutcome {
     }
 }
 
-/// Sets the outcome in the access log, unless the tool has set it and the call has no error.
+/// Sets the outcome in the access log, unless the tool has set it and the call has no error. The
+/// call has a line of its own if it failed after its tool: no other line says so.
 fn record_outcome(access_log_entry: &AccessLogEntry, response: &InvokeResponse) {
     let error_type = response.error.as_ref().map(|error| error.error_type.clone());
+    let reason = error_type.as_deref().and_then(|name| Reason::from_name(&name.to_uppercase()));
     access_log_entry.update(|fields| {
+        if reason.is_some_and(|reason| fields.reported != Some(ReportedEnd(Some(reason.name())))) {
+            fields.reported = None;
+        }
         let outcome = error_type.or_else(|| fields.outcome.take());
         fields.outcome = outcome.or_else(|| Some("success".to_owned()));
     });

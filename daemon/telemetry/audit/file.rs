@@ -9,7 +9,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::OFlags;
+use rustix::{
+    fs::{FlockOperation, OFlags, flock},
+    io::Errno,
+};
 
 use super::settings::AuditSettings;
 
@@ -84,6 +87,7 @@ impl AuditFile {
 
     /// Forgets a buffer that could not be written.
     pub(super) fn discard(&mut self) {
+        self.is_cut |= self.progress > 0;
         self.progress = 0;
     }
 
@@ -143,7 +147,8 @@ fn with_suffix(path: &Path, suffix: impl Display) -> PathBuf {
 
 /// Opens the file at `path` to append to it.
 ///
-/// Fails for symbolic links and for everything that is no file. Never blocks on a FIFO.
+/// Fails for symbolic links, for everything that is no file, and if another daemon writes the file:
+/// both would rotate it. Never blocks on a FIFO.
 fn open_file(path: &Path) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = File::options()
@@ -155,6 +160,11 @@ fn open_file(path: &Path) -> io::Result<File> {
         .open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
+    }
+    // Some file systems have no locks.
+    if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+        let problem = "another daemon writes it: give each daemon a file of its own";
+        return Err(io::Error::new(io::ErrorKind::ResourceBusy, problem));
     }
     Ok(file)
 }

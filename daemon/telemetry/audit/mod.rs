@@ -3,6 +3,7 @@
 //! Calls only append to a bounded queue. One thread writes the file. If the queue is full, lines are
 //! lost: they are counted, and the log reports their number as soon as it can.
 
+mod auth_failures;
 mod event;
 mod file;
 mod queue;

@@ -7,15 +7,16 @@ use std::{
         Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use serde_json::{Map, Value};
 
-use super::event::AuditEvent;
+use super::{auth_failures::AuthFailures, event::AuditEvent};
 use crate::daemon::telemetry::access_log::CallRecord;
 
-/// Lines that wait to be written. Each has at most a few kilobytes: parameters are truncated.
+/// Lines that wait to be written. Each has at most a few kilobytes: methods and parameters are
+/// truncated.
 pub(super) const MAX_QUEUED_LINES: usize = 4096;
 /// Delay before another attempt to write, on a full disk for example.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -37,6 +38,7 @@ pub(super) struct Queue {
     pub(super) lines: VecDeque<AuditLine>,
     /// Lost lines that the log does not report yet.
     pub(super) lost: u64,
+    auth_failures: AuthFailures,
     pub(super) reopen: bool,
     pub(super) closed: bool,
     pub(super) ended: bool,
@@ -71,8 +73,18 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn push(&self, line: AuditLine) {
+    pub(super) fn push(&self, mut line: AuditLine) {
         let mut queue = self.lock();
+        if line.event == AuditEvent::AuthFailed {
+            let has_room = queue.lines.len() < MAX_QUEUED_LINES / 2;
+            match queue.auth_failures.admit(Instant::now(), has_room) {
+                None => return,
+                Some(0) => {}
+                Some(omitted) => {
+                    line.details.insert("omitted".to_owned(), omitted.into());
+                }
+            }
+        }
         if queue.lines.len() >= MAX_QUEUED_LINES || queue.ended {
             queue.lost += 1;
             self.lost.fetch_add(1, Ordering::Relaxed);

@@ -85,6 +85,18 @@ fn links_and_fifos_are_refused() {
 }
 
 #[test]
+fn a_file_of_another_daemon_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("audit.jsonl");
+    let mut file = AuditFile::open(AuditSettings { max_bytes: 40, ..settings(&path) }).unwrap();
+    for _ in 0..10 {
+        file.append(b"{\"sequence\":1}\n").unwrap();
+        let refused = AuditFile::open(settings(&path)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ResourceBusy);
+    }
+}
+
+#[test]
 fn files_are_rotated_by_size_and_the_oldest_are_removed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("audit.jsonl");
@@ -169,6 +181,19 @@ fn a_half_written_line_is_whole_in_the_next_file() {
 
     file.append(two).unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"{\"b\":2}\n");
+}
+
+#[test]
+fn a_discarded_half_line_has_an_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("audit.jsonl");
+    let mut file = AuditFile::open(settings(&path)).unwrap();
+    file.file.write_all(b"{\"a\"").unwrap();
+    file.progress = 4;
+    file.discard();
+
+    file.append(b"{\"b\":2}\n").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"{\"a\"\n{\"b\":2}\n");
 }
 
 #[test]
