@@ -182,7 +182,7 @@ pub(crate) async fn serve(
         addresses.print()?;
     }
     addresses.log();
-    service_manager.ready(&pipeline.workspaces);
+    service_manager.ready(&pipeline.workspaces).await;
     if let Some(state_lost) = state_lost {
         spawn_state_watch(health.clone(), state_lost);
     }

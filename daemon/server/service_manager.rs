@@ -12,7 +12,7 @@ use std::{
         linux::net::SocketAddrExt as _,
         unix::{
             ffi::OsStrExt as _,
-            net::{SocketAddr, UnixDatagram},
+            net::{SocketAddr, UnixDatagram as StdUnixDatagram},
         },
     },
     sync::{Arc, OnceLock},
@@ -20,6 +20,7 @@ use std::{
 };
 
 use nix::time::{ClockId, clock_gettime};
+use tokio::{net::UnixDatagram, sync::OnceCell, time::timeout};
 
 use crate::daemon::{sandbox::level::Isolation, task, tool::WorkspaceContext};
 
@@ -38,7 +39,9 @@ pub(crate) struct ServiceManager(Option<Arc<ManagerSocket>>);
 
 #[derive(Debug)]
 struct ManagerSocket {
-    socket: UnixDatagram,
+    socket: StdUnixDatagram,
+    /// The same socket, once the runtime exists.
+    registered: OnceCell<UnixDatagram>,
     /// Time without a sign of life after which the manager restarts the daemon.
     watchdog_timeout: Option<Duration>,
     /// Status of a daemon that is ready. Set once it is.
@@ -59,6 +62,7 @@ impl ServiceManager {
         match connect_datagram(&address) {
             Ok(socket) => Self(Some(Arc::new(ManagerSocket {
                 socket,
+                registered: OnceCell::new(),
                 watchdog_timeout: watchdog_timeout(std::process::id(), |name| env::var(name).ok()),
                 ready_status: OnceLock::new(),
             }))),
@@ -74,11 +78,11 @@ impl ServiceManager {
     }
 
     /// Reports that calls are answered, and starts the signs of life.
-    pub(crate) fn ready(&self, workspaces: &[WorkspaceContext]) {
+    pub(crate) async fn ready(&self, workspaces: &[WorkspaceContext]) {
         let Some(manager) = &self.0 else { return };
         let isolations = workspaces.iter().map(|context| context.isolation.as_ref());
         let status = manager.ready_status.get_or_init(|| describe(isolations));
-        self.send(&format!("READY=1\nSTATUS={}", one_line(status)));
+        self.send(&format!("READY=1\nSTATUS={}", one_line(status))).await;
 
         if let Some(timeout) = manager.watchdog_timeout {
             self.spawn_watchdog(timeout / 2);
@@ -86,7 +90,7 @@ impl ServiceManager {
     }
 
     /// Reports the start of a reload. One that starts before the daemon is ready is not reported.
-    pub(crate) fn reloading(&self) {
+    pub(crate) async fn reloading(&self) {
         if self.ready_status().is_none() {
             return;
         }
@@ -94,17 +98,17 @@ impl ServiceManager {
         let now = clock_gettime(ClockId::CLOCK_MONOTONIC)
             .map(|now| Duration::from(now).as_micros())
             .unwrap_or_default();
-        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={now}\nSTATUS=reloading"));
+        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={now}\nSTATUS=reloading")).await;
     }
 
     /// Reports the end of a reload, and its problem.
-    pub(crate) fn reloaded(&self, problem: Option<&str>) {
+    pub(crate) async fn reloaded(&self, problem: Option<&str>) {
         let Some(ready) = self.ready_status() else { return };
         let status = match problem {
             Some(problem) => format!("reload rejected, old configuration in effect: {problem}"),
             None => format!("{ready}, reloaded"),
         };
-        self.send(&format!("READY=1\nSTATUS={}", one_line(&status)));
+        self.send(&format!("READY=1\nSTATUS={}", one_line(&status))).await;
     }
 
     /// Reports that shutdown has begun, and extends the stop timeout until the process ends.
@@ -112,13 +116,12 @@ impl ServiceManager {
         if self.0.is_none() {
             return;
         }
-        self.send("STOPPING=1\nSTATUS=draining");
-
         let manager = self.clone();
         task::spawn("stop timeout", async move {
+            manager.send("STOPPING=1\nSTATUS=draining").await;
             let extension = format!("EXTEND_TIMEOUT_USEC={}", STOP_EXTENSION.as_micros());
             loop {
-                manager.send(&extension);
+                manager.send(&extension).await;
                 tokio::time::sleep(EXTENSION_INTERVAL).await;
             }
         });
@@ -132,7 +135,7 @@ impl ServiceManager {
         let manager = self.clone();
         task::spawn("watchdog", async move {
             loop {
-                manager.send("WATCHDOG=1");
+                manager.send("WATCHDOG=1").await;
                 tokio::time::sleep(interval).await;
             }
         });
@@ -142,23 +145,32 @@ impl ServiceManager {
         self.0.as_ref()?.ready_status.get()
     }
 
-    fn send(&self, message: &str) {
+    async fn send(&self, message: &str) {
         let Some(manager) = &self.0 else { return };
-        if let Err(error) = manager.socket.send(message.as_bytes()) {
+        let sent = timeout(SEND_TIMEOUT, manager.send(message)).await;
+        if let Err(error) = sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             tracing::warn!(message, %error, "the service manager did not get a message");
         }
     }
 }
 
+impl ManagerSocket {
+    async fn send(&self, message: &str) -> io::Result<()> {
+        let register = async || UnixDatagram::from_std(self.socket.try_clone()?);
+        self.registered.get_or_try_init(register).await?.send(message.as_bytes()).await?;
+        Ok(())
+    }
+}
+
 /// Connects to a path, or to an abstract name after `@`.
-fn connect_datagram(address: &OsStr) -> io::Result<UnixDatagram> {
+fn connect_datagram(address: &OsStr) -> io::Result<StdUnixDatagram> {
     let address = match address.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
         path => SocketAddr::from_pathname(OsStr::from_bytes(path))?,
     };
-    let socket = UnixDatagram::unbound()?;
+    let socket = StdUnixDatagram::unbound()?;
     socket.connect_addr(&address)?;
-    socket.set_write_timeout(Some(SEND_TIMEOUT))?;
+    socket.set_nonblocking(true)?;
     Ok(socket)
 }
 

@@ -70,23 +70,24 @@ impl ConfigReloader {
                     tracing::info!(?ended, "the terminal was closed: shutting down");
                     return;
                 }
-                self.service_manager.reloading();
+                self.service_manager.reloading().await;
                 let audit = pipeline.telemetry.audit();
                 audit.reopen();
-                tls.reload().await;
-                let reloaded = self.reload(&pipeline).await;
+                let tls_problems = tls.reload().await;
+                let problems = self.reload(&pipeline).await.err().unwrap_or_default();
+                let is_success = problems.is_empty() && tls_problems.is_empty();
                 audit.report(
                     AuditEvent::ConfigReloaded,
-                    [("status", if reloaded.is_ok() { "success" } else { "error" }.into())],
+                    [("status", if is_success { "success" } else { "error" }.into())],
                 );
-                let problems = reloaded.err().unwrap_or_default();
                 for problem in &problems {
                     tracing::error!(
                         problem,
                         "the configuration cannot be reloaded: the old one stays in effect"
                     );
                 }
-                self.service_manager.reloaded(problems.first().map(String::as_str));
+                let problem = problems.iter().chain(&tls_problems).next();
+                self.service_manager.reloaded(problem.map(String::as_str)).await;
             }
         });
     }

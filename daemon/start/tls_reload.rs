@@ -53,8 +53,9 @@ impl TlsReloader {
         Self { listeners: listeners.into(), workspaces, problems: Arc::default() }
     }
 
-    /// Reads all files again. Logs their problems, unless the last reload had the same.
-    pub(super) async fn reload(&self) {
+    /// Reads all files again. Logs their problems, unless the last reload had the same, and returns
+    /// them.
+    pub(super) async fn reload(&self) -> BTreeSet<String> {
         // Held until the end: of two reloads at one time, the later one must win.
         let mut known_problems = self.problems.lock().await;
         let (listeners, workspaces) = (Arc::clone(&self.listeners), Arc::clone(&self.workspaces));
@@ -68,9 +69,7 @@ impl TlsReloader {
             }
             problems
         });
-        let Ok(problems) = reloaded.await else {
-            return;
-        };
+        let problems = reloaded.await.unwrap_or_else(|panic| BTreeSet::from([panic.to_string()]));
 
         for problem in problems.difference(&known_problems) {
             tracing::error!(
@@ -78,7 +77,8 @@ impl TlsReloader {
                 "the TLS files cannot be reloaded: the certificate in use stays in effect"
             );
         }
-        *known_problems = problems;
+        known_problems.clone_from(&problems);
+        problems
     }
 
     /// Starts a task that reloads the files when they change. Does nothing without TLS.
