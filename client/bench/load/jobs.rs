@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     agent::Agent,
-    caller::{Caller, numbers},
+    caller::{CallFailure, Caller, numbers},
 };
 
 /// Delay before a job is asked for again that could not be read.
@@ -51,7 +51,7 @@ async fn submit(caller: &Caller, request_id: &str, command: &str) -> Option<Stri
     }
 }
 
-/// Waits until a job has ended. `None` if it is lost.
+/// Waits until a job has ended. `None` if it is lost, or the daemon no longer answers.
 async fn wait(caller: &Caller, job_id: &str) -> Option<Job> {
     loop {
         let request = WaitJobRequest { job_id: job_id.to_owned(), wait_ms: Some(5000) };
@@ -67,6 +67,10 @@ async fn wait(caller: &Caller, job_id: &str) -> Option<Job> {
                 if !matches!(job.state(), JobState::Queued | JobState::Running) {
                     return Some(job);
                 }
+            }
+            Err(failure @ CallFailure::GaveUp) => {
+                caller.tally.interrupted("wait_job", failure.reason());
+                return None;
             }
             // Reading needs a database, which a full disk or a shortage prevents for a while.
             Err(failure) if failure.reason() != "JOB_NOT_FOUND" => {

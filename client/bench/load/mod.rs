@@ -39,12 +39,12 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use clap::Args;
 use jig::client::Client;
-use tokio::task::JoinSet;
+use tokio::{sync::oneshot, task::JoinSet};
 
 use self::{
     agent::{Agent, LoadPlan},
@@ -72,18 +72,19 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Make a random mix of calls and check every answer.
 ///
-/// Starts a daemon. With --address, loads that daemon, in a directory `load-SEED` of its workspace.
+/// Starts a daemon. With --address, loads that daemon, in a new directory `load-SEED-TIME` of its
+/// workspace.
 /// Fails if an answer is wrong or an acknowledged result is lost.
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
     /// Duration of the load in seconds.
-    #[arg(long, default_value = "60", value_name = "SEC")]
+    #[arg(long, default_value = "60", value_name = "SEC", value_parser = seconds())]
     duration: u64,
     /// Number of agents that call at the same time.
     #[arg(long, default_value = "16", value_name = "N")]
     agents: NonZeroUsize,
     /// Factor of the durations of commands. With 1 they have p50 0.08 s, p90 5.9 s and p99 230 s.
-    #[arg(long, default_value = "0.02", value_name = "FACTOR")]
+    #[arg(long, default_value = "0.02", value_name = "FACTOR", value_parser = parse_time_scale)]
     time_scale: f64,
     /// Number that determines the calls.
     #[arg(long, default_value = "1", value_name = "N")]
@@ -93,7 +94,7 @@ pub(crate) struct LoadArgs {
     #[arg(long)]
     faults: bool,
     /// Seconds between two faults.
-    #[arg(long, default_value = "10", value_name = "SEC", requires = "faults")]
+    #[arg(long, default_value = "10", value_name = "SEC", value_parser = seconds(), requires = "faults")]
     fault_interval: u64,
     /// Directory on a disk of its own, of at least 512 MiB, for the daemon's state. The fault "full
     /// disk" fills that disk.
@@ -106,6 +107,16 @@ pub(crate) struct LoadArgs {
     /// Program to start as the daemon. Default: this one.
     #[arg(long, value_name = "PROGRAM")]
     daemon: Option<PathBuf>,
+}
+
+/// Seconds from 1 to a year.
+fn seconds() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..=365 * 24 * 3600)
+}
+
+fn parse_time_scale(text: &str) -> Result<f64, String> {
+    let factor = text.parse().ok().filter(|factor| (0.0..=100.0).contains(factor));
+    factor.ok_or_else(|| "give a number from 0 to 100".to_owned())
 }
 
 /// Runs the load and prints the report.
@@ -138,27 +149,36 @@ fn make_load(global: &GlobalArgs, args: &LoadArgs) -> Result<LoadReport, CliErro
     };
 
     let start = Instant::now();
+    let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
     let plan = LoadPlan {
         caller: Caller {
             address: address.into(),
             options: global.client_options(),
             tally: Arc::new(Tally::default()),
         },
-        directory: format!("load-{}", args.seed),
+        // A daemon answers the request ids of an earlier load with its answers.
+        directory: format!("load-{}-{time}", args.seed),
         time_scale: args.time_scale,
         end: start + Duration::from_secs(args.duration),
         has_approvals: false,
     };
 
     let has_ended = Arc::new(AtomicBool::new(false));
+    let (failed, observer_failed) = oneshot::channel();
     let observer = own.map(|daemon| {
         let has_ended = Arc::clone(&has_ended);
         let injector = args.faults.then(|| fault_injector(args, collector));
         let (length, interval) = (args.duration, Duration::from_secs(args.fault_interval));
-        thread::spawn(move || observe(daemon, start, length, interval, injector, &has_ended))
+        thread::spawn(move || {
+            let observed = observe(daemon, start, length, interval, injector, &has_ended);
+            if observed.is_err() {
+                let _ended = failed.send(());
+            }
+            observed
+        })
     });
 
-    let loaded = run_agents(&plan, args);
+    let loaded = run_agents(&plan, args, observer_failed);
     has_ended.store(true, Ordering::Relaxed);
     let observed = match observer.map(thread::JoinHandle::join) {
         None => Observed::default(),
@@ -210,8 +230,13 @@ fn free_address() -> Result<SocketAddr, CliError> {
     listener.local_addr().map_err(CliError::system)
 }
 
-/// Lets the agents call until the end. Returns whether calls were subject to approvals.
-fn run_agents(plan: &LoadPlan, args: &LoadArgs) -> Result<bool, CliError> {
+/// Lets the agents call until the end, or until the observer has failed: then there is no daemon.
+/// Returns whether calls were subject to approvals.
+fn run_agents(
+    plan: &LoadPlan,
+    args: &LoadArgs,
+    observer_failed: oneshot::Receiver<()>,
+) -> Result<bool, CliError> {
     connection::runtime()?.block_on(async {
         let client = Client::connect(&plan.caller.address, plan.caller.options.clone()).await?;
         // Without the right to create rules, the load has no approvals.
@@ -226,10 +251,16 @@ fn run_agents(plan: &LoadPlan, args: &LoadArgs) -> Result<bool, CliError> {
         for number in 0..args.agents.get() as u64 {
             agents.spawn(work::work(Agent::new(plan.clone(), number, args.seed)));
         }
-        while let Some(ended) = agents.join_next().await {
-            ended.map_err(CliError::system)?;
+        let all_ended = async {
+            while let Some(ended) = agents.join_next().await {
+                ended.map_err(CliError::system)?;
+            }
+            Ok(has_approvals)
+        };
+        tokio::select! {
+            ended = all_ended => ended,
+            Ok(()) = observer_failed => Ok(has_approvals),
         }
-        Ok(has_approvals)
     })
 }
 
