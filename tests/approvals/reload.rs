@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, IsTerminal as _},
     process::{Command, Stdio},
     sync::Arc,
 };
@@ -185,7 +185,7 @@ async fn terminal_hangup_ends_the_daemon() {
         .args(["--workspace".as_ref(), workspace.as_os_str()])
         .args(["--state-dir".as_ref(), state.as_os_str()])
         .env_clear()
-        .stdin(terminal)
+        .stdin(terminal.try_clone().unwrap())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -197,6 +197,8 @@ async fn terminal_hangup_ends_the_daemon() {
     assert!(line.starts_with("listening on "), "{line}");
 
     drop(screen);
+    // A child that another test is starting has the screen until it executes its program.
+    eventually("the terminal is closed", async || !terminal.is_terminal()).await;
     kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
     eventually("the daemon ends", async || child.try_wait().unwrap().is_some()).await;
     assert!(child.wait().unwrap().success());

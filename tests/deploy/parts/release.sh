@@ -15,7 +15,7 @@ cargo_deny=(
 cyclonedx_version=11.12.0
 
 install_release() {
-  deploy/release/install-packages binutils busybox-static file mmdebstrap
+  deploy/release/install-packages binutils busybox-static file mmdebstrap shellcheck
   if [[ -n ${JIG_FULL:-} ]]; then
     deploy/release/install-packages lintian
     deploy/release/install x86_64 aarch64
@@ -42,6 +42,10 @@ try_release() {
     "$tools/release/bin/cargo-deny" --locked check bans licenses sources
   check "an archive of the source names its commit" 0 "\"$commit [0-9-]+\"" \
     bash -c 'git archive HEAD build.rs .gitattributes | tar --extract --to-stdout build.rs | grep ARCHIVED_COMMIT:'
+
+  local scripts
+  mapfile -t scripts < <(grep --recursive --files-with-matches --extended-regexp --max-count=1 '^#!.*sh$' deploy)
+  check "shellcheck finds nothing in the ${#scripts[@]} scripts of deploy/" 0 '^$' shellcheck --severity=warning "${scripts[@]}"
 
   deploy/release/build "${profile[@]}" "$dist" >/dev/null
   try_files "$dist"
