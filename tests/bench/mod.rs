@@ -53,7 +53,7 @@ async fn clock_that_is_set_back_loses_nothing() {
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
     command.args(["bench", "load", "--json", "--faults", "--set-clock", "--agents", "2"]);
-    command.args(["--time-scale", "0.005", "--duration", "40", "--fault-interval", "1"]);
+    command.args(["--time-scale", "0.005", "--duration", "25", "--fault-interval", "1"]);
 
     let report = run_load(&mut command);
     let faults: BTreeSet<_> = names(&report["faults"], "fault");

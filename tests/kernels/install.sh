@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests in virtual machines need: an emulator, the tools and systemd that make its ramdisks, and Debian's kernels.
-# The kernels are unpacked, not installed, in $JIG_TOOLS_DIR/kernels (default: target/tools/kernels), and those of arm64 in
-# $JIG_TOOLS_DIR/arm64/kernels, beside everyday programs of arm64.
+# The kernels are unpacked, not installed, in $JIG_TOOLS_DIR/kernels (default: target/tools/kernels). With JIG_FULL=1, those of arm64
+# are in $JIG_TOOLS_DIR/arm64/kernels, beside everyday programs of arm64.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -10,11 +10,13 @@ mkdir -p "$tools/kernels" "$tools/arm64/kernels"
 
 missing=()
 command -v qemu-system-x86_64 >/dev/null || missing+=(qemu-system-x86)
-command -v qemu-system-aarch64 >/dev/null || missing+=(qemu-system-arm)
-command -v aarch64-linux-gnu-gcc >/dev/null || missing+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
 command -v busybox >/dev/null || missing+=(busybox-static)
 command -v cpio >/dev/null || missing+=(cpio)
 command -v systemd-analyze >/dev/null || missing+=(systemd)
+if [[ -n ${JIG_FULL:-} ]]; then
+  command -v qemu-system-aarch64 >/dev/null || missing+=(qemu-system-arm)
+  command -v aarch64-linux-gnu-gcc >/dev/null || missing+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+fi
 deploy/release/install-packages "${missing[@]}"
 
 # add_kernel KERNELS NAME UNPACKED [MODULE...]: moves an unpacked kernel to KERNELS/NAME, and its listed modules to
@@ -57,6 +59,7 @@ unpack_arm64_kernel() {
 # The tmpfs of 6.1 does not support mounts that map owners, so a workspace needs a disk.
 unpack_kernel 6.1 linux-image-cloud-amd64 loop
 unpack_kernel 6.12 linux-image-6.12-cloud-amd64
+[[ -n ${JIG_FULL:-} ]] || exit 0
 unpack_arm64_kernel 6.1 linux-image-cloud-arm64 loop
 unpack_arm64_kernel 6.12 linux-image-6.12-cloud-arm64
 unpack_arm64_kernel 6.12-16k linux-image-6.12-arm64-16k

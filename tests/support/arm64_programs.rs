@@ -11,39 +11,31 @@ use serde_json::Value;
 #[derive(Debug)]
 pub(crate) struct Arm64Programs {
     pub(crate) client: PathBuf,
-    /// The integration tests and what they execute.
-    pub(crate) tests: Option<Arm64Tests>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Arm64Tests {
-    pub(crate) integration: PathBuf,
-    pub(crate) unit: PathBuf,
     daemon: PathBuf,
+    pub(crate) unit_tests: PathBuf,
+    pub(crate) integration_tests: PathBuf,
 }
 
 impl Arm64Programs {
-    /// Builds the program alone. If nothing has changed, that takes a second.
-    pub(crate) fn build() -> Self {
-        let built = run_cargo(&["build", "--bin", "jig"]);
-        Self { client: built.find("jig", "bin"), tests: None }
+    /// Compiles the programs without linking them.
+    pub(crate) fn check() {
+        run_cargo(&["check", "--bins"]);
     }
 
     /// Builds the programs and the tests.
-    pub(crate) fn build_with_tests() -> Self {
+    pub(crate) fn build() -> Self {
         let built = run_cargo(&["test", "--no-run", "--lib", "--test", "integration"]);
-        let tests = Arm64Tests {
-            integration: built.find("integration", "test"),
-            unit: built.find("jig", "lib"),
+        Self {
+            client: built.find("jig", "bin"),
             daemon: built.find("jigd", "bin"),
-        };
-        Self { client: built.find("jig", "bin"), tests: Some(tests) }
+            unit_tests: built.find("jig", "lib"),
+            integration_tests: built.find("integration", "test"),
+        }
     }
 
-    pub(super) fn paths(&self) -> Vec<&Path> {
-        let tests = self.tests.iter();
-        let tests = tests.flat_map(|tests| [&tests.integration, &tests.unit, &tests.daemon]);
-        [&self.client].into_iter().chain(tests).map(PathBuf::as_path).collect()
+    pub(super) fn paths(&self) -> [PathBuf; 4] {
+        let Self { client, daemon, unit_tests, integration_tests } = self;
+        [client, daemon, unit_tests, integration_tests].map(PathBuf::clone)
     }
 }
 

@@ -267,7 +267,7 @@ impl Processor {
     fn tests(&self) -> PathBuf {
         match self {
             Self::Amd64 => env::current_exe().unwrap(),
-            Self::Arm64(programs) => programs.tests.as_ref().unwrap().integration.clone(),
+            Self::Arm64(programs) => programs.integration_tests.clone(),
         }
     }
 
@@ -277,7 +277,7 @@ impl Processor {
             Self::Amd64 => {
                 vec![self.tests(), daemon_binary().to_owned(), env!("CARGO_BIN_EXE_jig").into()]
             }
-            Self::Arm64(programs) => programs.paths().into_iter().map(Path::to_owned).collect(),
+            Self::Arm64(programs) => programs.paths().to_vec(),
         }
     }
 }
