@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, RenameFlags, linkat, renameat, renameat_with, unlinkat},
+    fs::{AtFlags, RenameFlags, fstat, linkat, renameat, renameat_with, unlinkat},
     io::retry_on_intr,
 };
 use ulid::Ulid;
@@ -19,11 +19,15 @@ use super::{
     journal::JournalStep,
     os_error::{ExpectedKind, already_exists_error, os_error},
     path::RelativePath,
+    resolve::open_entry,
     snapshot::{FileVersion, stale_error},
     subtree::Subtree,
     tree_removal::remove_entry,
 };
 use crate::daemon::{error::Error, sys::Errno};
+
+/// Exchanges after which a step gives up against a process that renames its files all the time.
+const MAX_EXCHANGES: usize = 100;
 
 /// What a step does with its path.
 #[derive(Debug, Clone, Copy)]
@@ -108,19 +112,15 @@ pub(super) fn apply(staged: &StagedChange) -> Result<(), Error> {
             checked(rename_noreplace(directory, temporary, name))
         }
         (StagedAction::Put(new), old) => {
+            let new_file = open_entry(directory.as_fd(), temporary.as_bytes());
+            let new_file = new_file.map_err(to_error)?;
             checked(exchange(directory, temporary, name))?;
             if old.is_at(directory.as_fd(), temporary) {
                 return Ok(());
             }
 
             // Another process has changed the old file: restore it.
-            checked(exchange(directory, temporary, name))?;
-
-            // If another process replaced the path again in between, the file that this exchange
-            // took out is the newest: restore that one.
-            if FileVersion::read(directory.as_fd(), temporary) != Ok(new) {
-                checked(exchange(directory, temporary, name))?;
-            }
+            checked(take_back(directory, (temporary, name), (new, new_file.as_fd())))?;
             Err(stale_error(&staged.path))
         }
         (StagedAction::Delete, old) => {
@@ -132,6 +132,34 @@ pub(super) fn apply(staged: &StagedChange) -> Result<(), Error> {
             Err(stale_error(&staged.path))
         }
     }
+}
+
+/// Takes a new file back to its temporary name, and what is there to its path.
+///
+/// If another process has replaced the path meanwhile, its file stays. If it has moved the new file
+/// instead, what is at the temporary name may have no other name: that is put back as often as it
+/// takes.
+fn take_back(
+    directory: &OwnedFd,
+    (temporary, name): (&str, &str),
+    (new, new_file): (FileVersion, BorrowedFd<'_>),
+) -> Result<(), Errno> {
+    let at_temporary = || FileVersion::read(directory.as_fd(), temporary);
+    for _ in 0..MAX_EXCHANGES {
+        exchange(directory, temporary, name)?;
+        let taken = at_temporary();
+        if taken == Ok(new) {
+            return Ok(());
+        }
+
+        // What was taken out is newer than the new file.
+        exchange(directory, temporary, name)?;
+        let is_changed = taken.is_ok_and(|taken| taken.identity() == new.identity());
+        if is_changed || at_temporary() == Ok(new) || fstat(new_file)?.st_nlink == 0 {
+            return Ok(());
+        }
+    }
+    Ok(())
 }
 
 /// Reverts [`apply`], even if it was interrupted, and removes the new file. Has no effect the
