@@ -6,22 +6,7 @@ source tests/deploy/telemetry/session.sh
 
 install_collector() {
   install_session
-  local manifest=deploy/otel/builder-config.yaml version
-  # The file is written last: it marks a complete build.
-  if cmp -s "$manifest" "$tools/otelcol/built"; then
-    return
-  fi
-  version=$(sed -n 's/^ *version: //p' "$manifest")
-  install_go_program builder go.opentelemetry.io/collector/cmd/builder "v$version"
-  echo "building the collector $version"
-  rm -rf "$tools/otelcol"
-  mkdir "$tools/otelcol"
-  cp "$manifest" "$tools/otelcol/builder-config.yaml"
-  (cd "$tools/otelcol" && timeout 1500 builder --config builder-config.yaml --ldflags '-s -w' >builder.log 2>&1) || {
-    cat "$tools/otelcol/builder.log"
-    return 1
-  }
-  cp "$manifest" "$tools/otelcol/built"
+  tests/deploy/telemetry/install.sh
 }
 
 try_collector() {
