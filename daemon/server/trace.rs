@@ -36,6 +36,7 @@ use crate::{
             semconv,
             spans::OtelSpan,
         },
+        text::truncate_str,
     },
 };
 
@@ -144,8 +145,7 @@ impl TraceLayer {
         let peer = request.extensions().get::<PeerInfo>();
         access_log_entry.update(|fields| {
             let method = request.uri().path().trim_start_matches('/');
-            let end = method.floor_char_boundary(MAX_METHOD_BYTES);
-            fields.method = method.get(..end).map(str::to_owned);
+            fields.method = Some(truncate_str(method, MAX_METHOD_BYTES).to_owned());
             fields.call_id = Some(call_id.to_owned());
             fields.trace_id = Some(context.span().span_context().trace_id().to_string());
             fields.peer = peer.and_then(|peer| peer.address.to_text());

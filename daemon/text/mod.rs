@@ -26,6 +26,6 @@ pub(crate) fn count_lines(bytes: &[u8]) -> usize {
 }
 
 /// Returns the longest prefix of `text` of at most `max_bytes` bytes.
-fn truncate_str(text: &str, max_bytes: usize) -> &str {
+pub(crate) fn truncate_str(text: &str, max_bytes: usize) -> &str {
     text.get(..text.floor_char_boundary(max_bytes)).unwrap_or(text)
 }

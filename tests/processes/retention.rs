@@ -66,7 +66,7 @@ async fn final_output_excerpts_count_towards_the_memory_limit() {
     }
 
     let resident = daemon.resident_bytes();
-    assert!(resident < 300 << 20, "{resident} bytes");
+    assert!(resident < 256 << 20, "{resident} bytes");
 }
 
 #[tokio::test]

@@ -277,7 +277,7 @@ impl Processor {
             Self::Amd64 => {
                 vec![self.tests(), daemon_binary().to_owned(), env!("CARGO_BIN_EXE_jig").into()]
             }
-            Self::Arm64(programs) => programs.paths().to_vec(),
+            Self::Arm64(programs) => programs.paths().into(),
         }
     }
 }

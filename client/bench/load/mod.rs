@@ -73,8 +73,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Make a random mix of calls and check every answer.
 ///
 /// Starts a daemon. With --address, loads that daemon, in a new directory `load-SEED-TIME` of its
-/// workspace.
-/// Fails if an answer is wrong or an acknowledged result is lost.
+/// workspace. Fails if an answer is wrong or an acknowledged result is lost.
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
     /// Duration of the load in seconds.

@@ -95,7 +95,7 @@ try_empty_root() {
   ln -s usr/bin "$root/bin"
   started=$EPOCHREALTIME
   tar --extract --gzip --directory="$root/usr" --strip-components=1 --no-same-owner --file="$archive"
-  check "the archive runs a command in an empty system" 0 "hello$" tests/deploy/release/enter_root "$root" sh -c "cd /srv/project && jig run 'echo hello'"
+  check "the archive runs a command in an empty system" 0 "^hello$" tests/deploy/release/enter_root "$root" sh -c "cd /srv/project && jig run 'echo hello' 2>/dev/null"
   print_first_command "$archive" "$started"
   cat >"$root/try" <<'SCRIPT'
 export JIG_ADDRESS=unix:/run/jig.sock PATH=/usr/bin
