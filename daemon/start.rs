@@ -398,6 +398,7 @@ fn sandbox_plan(
         workspaces: workspaces.collect(),
         limits: config.limits,
         allow_ptrace: config.allow_ptrace,
+        recycle_sandboxes: config.recycle_sandboxes,
         landlock_abi: landlock::abi_version(),
         max_processes_of_all_runs: shared_limits::max_processes_of_all_runs(
             config.limits.processes,

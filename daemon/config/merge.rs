@@ -120,6 +120,7 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
         minimum_level: parse_minimum_level(minimum_level.as_deref(), &mut problems),
         chown_workspace: exposure.chown_workspace,
         allow_ptrace: file.sandbox.allow_ptrace.unwrap_or(false),
+        recycle_sandboxes: file.sandbox.recycle.unwrap_or(true),
         network: exposure.network,
         egress: exposure.egress,
         fetch: parse_fetch(file.fetch, &mut problems),

@@ -109,6 +109,8 @@ pub(crate) struct Config {
     pub(crate) chown_workspace: bool,
     /// Whether a debugger can trace processes of the same run.
     pub(crate) allow_ptrace: bool,
+    /// Whether a run may use the sandbox of an earlier run of the same caller that left nothing.
+    pub(crate) recycle_sandboxes: bool,
     /// Network of commands.
     pub(crate) network: NetworkMode,
     /// Hosts that commands can connect to, with [`NetworkMode::Proxy`].

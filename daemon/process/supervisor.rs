@@ -23,7 +23,7 @@ use super::{
 };
 use crate::daemon::{
     fd_exhaustion::FdRetry,
-    queue::{DeferredPermit, Permit},
+    queue::{DeferredPermit, Permit, PrincipalName},
     sandbox::{
         pool::SandboxPool,
         proxy_listener::ProxyLease,
@@ -85,8 +85,9 @@ pub(crate) enum RunError {
 
 /// Notified once the command is in its sandbox.
 pub(crate) trait RunObserver: Send {
-    /// `pid` is the command's process id in the daemon's namespace, if it is known.
-    fn started(&mut self, pid: Option<i32>);
+    /// `pid` is the command's process id in the daemon's namespace, if it is known, and `vpid` the id
+    /// in its own.
+    fn started(&mut self, pid: Option<i32>, vpid: i32);
 
     /// Called if the command can reach the daemon's proxy.
     fn proxy_opened(&mut self, _lease: ProxyLease) {}
@@ -111,10 +112,10 @@ pub(crate) async fn run(
 
     let permit = launch.wait_for_permit(permit).await?;
     let (mut daemon_ends, command_ends) = launch.open_stdio(&artifacts, process.as_ref()).await?;
-    let (sandbox, dispatched_at) = launch.dispatch(&command_ends).await?;
+    let (sandbox, dispatched_at) = launch.dispatch(&command_ends, permit.principal()).await?;
     let outputs = command_ends.into_outputs();
 
-    observer.started(sandbox.pid());
+    observer.started(sandbox.pid(), sandbox.vpid());
     if let Some(lease) = sandbox.proxy_lease() {
         observer.proxy_opened(lease);
     }
@@ -231,12 +232,13 @@ impl<'a> Launch<'a> {
     async fn dispatch(
         &mut self,
         command_ends: &CommandEnds,
+        caller: &PrincipalName,
     ) -> Result<(RunningSandbox, Instant), RunError> {
         let streams = command_ends.stdio_streams(self.spec);
         let command = self.spec.exec_request();
         let mut stale_sandboxes = 0;
         loop {
-            let Some(sandbox) = self.acquire_sandbox().await? else {
+            let Some(sandbox) = self.acquire_sandbox(caller).await? else {
                 self.check_cancelled()?;
                 continue;
             };
@@ -248,6 +250,7 @@ impl<'a> Launch<'a> {
                 &streams,
                 command_ends.exec_pipe.as_ref().map(AsFd::as_fd),
                 &self.spec.limits,
+                caller,
             ) {
                 Ok(running) => return Ok((running, dispatched_at)),
                 // It died while it was idle, as all do when their launcher dies. It has not
@@ -264,10 +267,13 @@ impl<'a> Launch<'a> {
 
     /// Waits for an idle sandbox. Returns `None` if the caller should retry after a shortage of
     /// file descriptors.
-    async fn acquire_sandbox(&mut self) -> Result<Option<IdleSandbox>, RunError> {
+    async fn acquire_sandbox(
+        &mut self,
+        caller: &PrincipalName,
+    ) -> Result<Option<IdleSandbox>, RunError> {
         let acquired = tokio::select! {
             biased;
-            acquired = self.pool.acquire(&self.spec.limits) => acquired,
+            acquired = self.pool.acquire(&self.spec.limits, caller) => acquired,
             () = task::sleep_until(self.deadline) => return Err(RunError::SandboxTimeout),
             () = self.cancel.abandoned.cancelled() => return Err(RunError::Abandoned),
             () = self.cancel.terminate.cancelled() => return Err(RunError::Draining),

@@ -224,6 +224,13 @@ impl Drop for PendingPermit {
     }
 }
 
+impl Permit {
+    /// The caller that holds it.
+    pub(crate) fn principal(&self) -> &PrincipalName {
+        &self.principal
+    }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut state = self.limiter.lock();

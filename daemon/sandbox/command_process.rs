@@ -13,7 +13,9 @@ use std::{
 use rustix::{
     fs::{Mode, OFlags, open, stat},
     io::dup,
-    process::{Resource, Rlimit, chdir, getrlimit, ioctl_tiocsctty, setrlimit, setsid},
+    process::{
+        Resource, Rlimit, chdir, getpid, getrlimit, ioctl_tiocsctty, setpgid, setrlimit, setsid,
+    },
     pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt},
     stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
     termios::{InputModes, OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize},
@@ -28,20 +30,25 @@ use super::{
     wire::{ReceivedMessage, SandboxReport, receive_bytes, send_bytes},
 };
 use crate::daemon::sys::{
-    Errno, exec::ExecImage, fd::inherited_fd, process::exit_now, process_arena::SharedArea,
+    Errno,
+    exec::ExecImage,
+    fd::{INHERITED_FD_NUMBER, close_all_except, inherited_fd},
+    process::exit_now,
+    process_arena::SharedArea,
+    signal::unblock_all,
 };
 
-/// Runs as the command's process: starts a session, reports Ready, and waits for the request.
+/// Runs as the command's process: reports Ready, and waits for the request.
 pub(super) fn run(area: &'static SharedArea<SandboxState>) -> ! {
     let state = &area.state;
-    if let Err(errno) = setsid() {
-        let stage = Stage::Session;
-        send_report(SandboxReport::Failed { stage, errno });
+    // The init's descriptor for reported calls is not for commands, nor are its blocked signals.
+    if let Err(errno) = close_all_except(INHERITED_FD_NUMBER).and_then(|_| unblock_all()) {
+        send_report(SandboxReport::Failed { stage: Stage::CommandProcess, errno });
         exit_now(1);
     }
 
     priority::lower_own_share();
-    send_report(SandboxReport::Ready);
+    send_report(SandboxReport::Ready { vpid: getpid().as_raw_nonzero().get() });
 
     let errno = become_command(area);
     state.errno.store(errno.raw_os_error(), Ordering::Release);
@@ -118,6 +125,14 @@ fn connect_and_execute(
     };
     let image = ExecImage::relocate(image, header.argv, header.argc, header.envp, header.envc)
         .ok_or(Errno::BADMSG)?;
+
+    // A session of its own would be scheduled as a group of its own. Where many commands end soon,
+    // some of them then wait for tens of milliseconds.
+    set_stage(Stage::Session);
+    match header.stdio {
+        StdioLayout::Terminal(_) => setsid().map(drop)?,
+        StdioLayout::Descriptors { .. } => setpgid(None, None)?,
+    }
 
     let (stdin, stdout, stderr) = match (header.stdio, descriptors) {
         (StdioLayout::Terminal(size), _) => {

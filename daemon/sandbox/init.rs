@@ -1,16 +1,25 @@
-//! The init of a sandbox: process 1 of a run. It builds the sandbox, waits for the command, and
-//! kills what the command left behind.
+//! The init of a sandbox: process 1 of its namespaces. It builds the sandbox, waits for the command,
+//! and kills what the command left behind.
 //!
 //! ```text
 //! init (process 1)                      command's process (process 2)
 //!   builds the sandbox
-//!   starts process 2 ───────────────▶   starts a session, reports Ready
+//!   starts process 2 ───────────────▶   reports Ready
 //!   waits                               receives the request
 //!                                       stdio → cwd → limits → execve
 //!   process 2 ended ◀────────────────   … runs …
 //!   kills and reaps all others
-//!   reports Ended, and exits
+//!   reports Ended
+//!   exits, or starts another process
 //! ```
+//!
+//! The init starts another process only if the run left nothing in the sandbox ([`clean_check`]).
+//! That one may become another command of the same caller.
+//!
+//! A run could also leave a descriptor with a run that lives on, for example of a directory in
+//! `/tmp`, over a socket. The last filter therefore reports each call of sendmsg(2) and of a few
+//! others to the init, which lets it continue and then exits after the run. Seccomp does not ask for the
+//! arguments: what memory holds could change after the decision.
 //!
 //! Both processes share the memory of the slot keeper until the command is executed: nothing here
 //! allocates, locks, panics or touches thread-local storage. The init completes every step that does
@@ -19,35 +28,38 @@
 use std::{
     ffi::CStr,
     os::fd::{AsFd as _, OwnedFd},
-    sync::atomic::{AtomicI32, AtomicU32, Ordering},
+    sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering},
 };
 
 use rustix::{
     mount::{MountFlags, mount, mount_bind},
-    process::{Pid, Resource, Rlimit, setrlimit},
+    process::{Pid, Resource, Rlimit, setrlimit, setsid},
     thread::{SecureComputingMode, secure_computing_mode},
 };
 
 use super::{
     capabilities,
+    clean_check::SandboxSnapshot,
     landlock::LandlockRules,
     level::IsolationLevel,
     limits::RunLimits,
     plan::{NetworkMode, SANDBOX_HOME},
     probe::GuardedTargets,
     root::EMPTY_DIRECTORY,
+    run_meter::PastRuns,
     stage::Stage,
     wire::{SandboxReport, send_bytes},
 };
 use crate::daemon::sys::{
     Errno,
-    bpf::{Instruction, load_filter},
+    bpf::{Instruction, load_filter, load_reporting_filter},
+    call_watch::let_call_continue,
     denied_syscalls::unshare_user_namespace,
     fd::{close_all_except, inherited_fd},
-    process::{children_usage, die_with_parent, exit_now, kill_all, wait_any},
+    process::{ResourceUsage, die_with_parent, exit_now, kill_all, reap_ended, wait_any},
     process_arena::SharedArea,
     set_process_name,
-    signal::install_signal_relay,
+    signal::{enable_child_interrupts, install_signal_relay, wait_for_child_or_input},
 };
 
 /// What a sandbox is built from, prepared by its slot keeper (at L1, by its init).
@@ -67,7 +79,10 @@ pub(super) struct Blueprint {
     pub(super) rules: LandlockRules,
     /// The last part of the seccomp filter: it refuses the calls that building a sandbox needs.
     pub(super) filter: Vec<Instruction>,
-    /// The network of the run, for the probe.
+    /// The same filter, which also reports calls that could leave what the init cannot see. `None` if
+    /// each sandbox serves one run.
+    pub(super) reporting_filter: Option<Vec<Instruction>>,
+    /// The network of the run.
     pub(super) network: NetworkMode,
     /// Pidfd of the slot keeper, with which the init ends. `None` at L1, where a signal ends it.
     pub(super) slot_pidfd: Option<OwnedFd>,
@@ -118,6 +133,10 @@ pub(super) struct SandboxState {
     pub(super) stage: AtomicU32,
     /// Error number of that step; 0 unless it failed.
     pub(super) errno: AtomicI32,
+    /// Number of runs that have ended.
+    pub(super) past_runs: AtomicU32,
+    /// CPU time of these runs in microseconds.
+    pub(super) past_cpu_us: AtomicU64,
 }
 
 /// Processes in the slot's user namespace besides the command's: the slot keeper and the init.
@@ -132,57 +151,134 @@ impl SandboxState {
         scratch: ScratchOptions,
         control: i32,
     ) -> Self {
-        Self { blueprint, scratch, control, stage: AtomicU32::new(0), errno: AtomicI32::new(0) }
+        Self {
+            blueprint,
+            scratch,
+            control,
+            stage: AtomicU32::new(0),
+            errno: AtomicI32::new(0),
+            past_runs: AtomicU32::new(0),
+            past_cpu_us: AtomicU64::new(0),
+        }
+    }
+
+    /// The runs that have ended.
+    pub(super) fn past_runs(&self) -> PastRuns {
+        PastRuns {
+            count: self.past_runs.load(Ordering::Acquire),
+            cpu_us: self.past_cpu_us.load(Ordering::Relaxed),
+        }
+    }
+
+    fn take_snapshot(&self) -> Result<SandboxSnapshot, Errno> {
+        let home = self.scratch.home_options.as_ref().map(|_| HOME_PATH);
+        SandboxSnapshot::take(self.blueprint.network, home)
     }
 }
 
 pub(super) fn run_init(area: &'static SharedArea<SandboxState>) -> ! {
     set_process_name(c"jig-init");
     let state = &area.state;
-    if let Err(StageError(stage, errno)) = build_sandbox(state) {
+    let mut recycling = build_sandbox(state).unwrap_or_else(|StageError(stage, errno)| {
         send_report(SandboxReport::Failed { stage, errno });
-        exit_now(1);
+        exit_now(1)
+    });
+
+    loop {
+        let command = area.start_second().unwrap_or_else(|errno| {
+            send_report(SandboxReport::Failed { stage: Stage::CommandProcess, errno });
+            exit_now(1)
+        });
+        let had_request = wait_for_command_end(area, command, recycling.as_mut());
+        if !had_request || recycling.as_ref().is_none_or(|recycling| !recycling.is_clean(state)) {
+            exit_now(0);
+        }
+    }
+}
+
+/// What the init needs to know whether another run may use the sandbox.
+pub(super) struct Recycling {
+    /// Where the filter reports calls.
+    call_reports: OwnedFd,
+    /// Whether there was such a call.
+    was_call_reported: bool,
+    new_sandbox: Result<SandboxSnapshot, Errno>,
+}
+
+impl Recycling {
+    /// Whether the sandbox is as it was when it was built.
+    fn is_clean(&self, state: &SandboxState) -> bool {
+        !self.was_call_reported
+            && matches!((&self.new_sandbox, state.take_snapshot()), (Ok(before), Ok(now)) if *before == now)
     }
 
-    let command = match area.start_second() {
-        Ok(command) => command,
-        Err(errno) => {
-            send_report(SandboxReport::Failed { stage: Stage::CommandProcess, errno });
-            exit_now(1);
+    /// Waits until a child has ended. Lets reported calls continue.
+    fn wait(&mut self) -> Result<(), Errno> {
+        if wait_for_child_or_input(self.call_reports.as_fd())? {
+            self.was_call_reported = true;
+            let_call_continue(self.call_reports.as_fd())?;
         }
-    };
-
-    wait_for_command_end(area, command);
-    exit_now(0)
+        Ok(())
+    }
 }
 
 /// Waits until the command has ended, kills everything that it left behind, and reports the end.
-pub(super) fn wait_for_command_end(area: &'static SharedArea<SandboxState>, command: Pid) {
+/// Returns whether there was a command: without a request, the daemon has dropped the sandbox.
+pub(super) fn wait_for_command_end(
+    area: &'static SharedArea<SandboxState>,
+    command: Pid,
+    recycling: Option<&mut Recycling>,
+) -> bool {
     let state = &area.state;
-    let status = wait_for_exit(command);
-    let Some(stage) = Stage::from_number(state.stage.load(Ordering::Acquire)) else {
-        return; // the daemon dropped the sandbox without a request
+    let mut usage = ResourceUsage::default();
+    let status = wait_for_exit(command, &mut usage, recycling);
+    let Some(stage) = Stage::from_number(state.stage.swap(0, Ordering::AcqRel)) else {
+        return false;
     };
 
     // With namespaces, this reaches everything in the process namespace except the init. At L1 it
     // reaches everything in the Landlock domain except the L1 init.
     let _none_left = kill_all(libc::SIGKILL);
-    while wait_any().is_ok() {}
+    while let Ok(ended) = wait_any() {
+        usage.add(ended.usage);
+    }
     area.unmap_image();
+    state.past_cpu_us.fetch_add(usage.user_us + usage.system_us, Ordering::Relaxed);
+    state.past_runs.fetch_add(1, Ordering::Release);
 
-    send_report(match state.errno.load(Ordering::Acquire) {
-        0 => SandboxReport::Ended { status, usage: children_usage() },
+    send_report(match state.errno.swap(0, Ordering::AcqRel) {
+        0 => SandboxReport::Ended { status, usage },
         errno => SandboxReport::NotStarted { stage, errno: Errno::from_raw_os_error(errno) },
     });
+    true
 }
 
-/// Waits until `command` has ended, and returns its wait status. Reaps all other children too.
-fn wait_for_exit(command: Pid) -> i32 {
+/// Waits until `command` has ended, and returns its wait status. Reaps all other children too, and
+/// adds the usage of all.
+fn wait_for_exit(
+    command: Pid,
+    usage: &mut ResourceUsage,
+    mut recycling: Option<&mut Recycling>,
+) -> i32 {
     loop {
-        match wait_any() {
-            Ok((ended, status)) if ended == command => return status,
-            Ok(_) => {}
-            Err(_) => return libc::SIGKILL, // impossible: the command is an unreaped child
+        let ended = match &mut recycling {
+            None => wait_any().map(Some),
+            Some(recycling) => match reap_ended() {
+                Ok(None) => recycling.wait().map(|()| None),
+                ended => ended,
+            },
+        };
+        match ended {
+            Ok(None) => {}
+            Ok(Some(ended)) => {
+                usage.add(ended.usage);
+                if ended.pid == command {
+                    return ended.status;
+                }
+            }
+            // Impossible: the command is an unreaped child. The daemon kills a sandbox that ends
+            // without a report.
+            Err(_) => exit_now(1),
         }
     }
 }
@@ -191,13 +287,16 @@ fn wait_for_exit(command: Pid) -> i32 {
 ///
 /// The order matters: mounts need capabilities and must precede Landlock, which forbids mounts.
 /// Seccomp comes last.
-fn build_sandbox(state: &SandboxState) -> Result<(), StageError> {
+///
+/// Returns what the init needs to recycle the sandbox, or `None` if it serves one run.
+fn build_sandbox(state: &SandboxState) -> Result<Option<Recycling>, StageError> {
     let blueprint = state.blueprint;
     if let Some(slot) = &blueprint.slot_pidfd {
         die_with_parent(slot.as_fd()).map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
     }
     close_all_except(state.control).map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
     set_open_files_limit(&blueprint.limits)?;
+    setsid().map_err(|errno| StageError(Stage::Session, errno))?;
 
     mount_proc(blueprint)?;
     mount_scratch(&state.scratch)?;
@@ -205,8 +304,29 @@ fn build_sandbox(state: &SandboxState) -> Result<(), StageError> {
     capabilities::drop_all().map_err(|errno| StageError(Stage::Capabilities, errno))?;
     blueprint.rules.apply().map_err(|errno| StageError(Stage::Landlock, errno))?;
     install_signal_relay().map_err(|errno| StageError(Stage::Seccomp, errno))?;
-    load_filter(&blueprint.filter).map_err(|errno| StageError(Stage::Seccomp, errno))?;
-    verify_restrictions().map_err(|errno| StageError(Stage::SelfCheck, errno))
+    let call_reports =
+        load_last_filter(blueprint).map_err(|errno| StageError(Stage::Seccomp, errno))?;
+    verify_restrictions().map_err(|errno| StageError(Stage::SelfCheck, errno))?;
+
+    let Some(call_reports) = call_reports else {
+        return Ok(None);
+    };
+    enable_child_interrupts().map_err(|errno| StageError(Stage::Seccomp, errno))?;
+    let new_sandbox = state.take_snapshot();
+    Ok(Some(Recycling { call_reports, was_call_reported: false, new_sandbox }))
+}
+
+/// Loads the last part of the filter. Returns where it reports calls, or `None` if it reports none.
+fn load_last_filter(blueprint: &Blueprint) -> Result<Option<OwnedFd>, Errno> {
+    if let Some(filter) = &blueprint.reporting_filter {
+        match load_reporting_filter(filter) {
+            // The daemon runs below a filter that reports, such as that of some container engines.
+            // The kernel permits one.
+            Err(Errno::BUSY) => {}
+            call_reports => return call_reports.map(Some),
+        }
+    }
+    load_filter(&blueprint.filter).map(|()| None)
 }
 
 /// Sets RLIMIT_NOFILE, soft and hard.

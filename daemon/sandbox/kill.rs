@@ -12,8 +12,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::level::IsolationLevel;
-use crate::daemon::sys::{readiness::try_watch_readable, signal::send_through_init};
+use super::{level::IsolationLevel, recycle::UsedSandbox};
+use crate::daemon::sys::{
+    readiness::try_watch_readable,
+    signal::{RelayedSignal, send_through_init},
+};
 
 /// Time that a killed sandbox may take to be gone before it is quarantined. Killing a thousand
 /// processes takes 54 ms on a slow machine.
@@ -23,8 +26,8 @@ const WATCH_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// What becomes of a slot once its sandbox has been used.
 #[derive(Debug)]
 pub(super) enum SlotOutcome {
-    /// No process of the sandbox is left: the slot can make another.
-    Free,
+    /// No process of the run is left: the slot can make another sandbox, or recycle this one.
+    Free(Option<UsedSandbox>),
     /// A process of the sandbox could not be killed: the slot must not be reused. The descriptor,
     /// if it can be watched, becomes readable when the process is gone after all.
     Quarantined(Option<AsyncFd<OwnedFd>>),
@@ -38,7 +41,8 @@ pub(super) fn kill_sandbox(init: &OwnedFd, level: IsolationLevel) {
     let _dead = if level.has_namespaces() {
         pidfd_send_signal(init, Signal::KILL)
     } else {
-        send_through_init(init.as_fd(), libc::SIGKILL)
+        // The L1 init takes this signal as one for all processes.
+        send_through_init(init.as_fd(), RelayedSignal { signal: libc::SIGKILL, group: 0 })
     };
 }
 
@@ -59,7 +63,7 @@ pub(super) async fn kill_and_wait(
 
     let is_gone = timeout(KILL_TIMEOUT, pidfd.readable()).await.is_ok();
     let _dropped = slot_outcome.send(if is_gone {
-        SlotOutcome::Free
+        SlotOutcome::Free(None)
     } else {
         SlotOutcome::Quarantined(Some(pidfd))
     });

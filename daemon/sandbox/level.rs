@@ -67,6 +67,11 @@ impl IsolationLevel {
         self >= Self::L2
     }
 
+    /// Whether consecutive runs of one caller may use one sandbox.
+    pub(super) fn recycles_sandboxes(self) -> bool {
+        self == Self::L3
+    }
+
     /// Whether consecutive runs may use one network namespace. At L2 the template cannot write
     /// `/proc/sys`, so it cannot set `NETWORK_SYSCTLS`, with which no state of a run remains for
     /// the next.

@@ -7,12 +7,13 @@
 //!          └─ template   one per workspace: its root built and pivoted into
 //!              └─ slot keeper     user and network namespace of one slot of the pool
 //!                  └─ init        process 1 of a run: builds the sandbox before a request
-//!                      └─ command process 2: receives the request, executes it
+//!                      └─ command process 2: receives the request, executes it. After a run that
+//!                                 left nothing, the init starts another
 //! ```
 //!
 //! For each sandbox the daemon receives a control socket and a pidfd, and then talks to the sandbox
 //! directly. It responds to the client when the sandbox reports that the command has ended and that
-//! no process of it is left. The namespaces are torn down after that. A killed sandbox is gone when
+//! no process of it is left. The namespaces are torn down or recycled after that. A killed sandbox is gone when
 //! the pidfd of its init says so, not when its socket closes: processes may still live then.
 //!
 //! Everything fails closed: a step that fails is reported as a [`stage::StageFailure`] with its
@@ -30,11 +31,13 @@
 //! | [`cgroup`], [`run_meter`], [`priority`] | memory, processes and CPU of a run: counted by the kernel or sampled; CPU shares |
 //! | [`stage`], [`probe`], [`level`], [`layers`], [`host_environment`] | steps that can fail, the probe, and the report to the operator |
 //! | [`proxy_listener`], [`netns_check`] | listener for runs with the network `proxy`; detection of sockets that a run left behind |
+//! | [`clean_check`], [`recycle`] | proof that a run left nothing in its sandbox; which caller may have another run in it |
 //! | [`keeper_process`], [`pools`], [`pool`], [`level_probe`], [`channel`], [`running`], [`kill`], [`protected_files`] | the daemon's side |
 
 mod capabilities;
 pub(crate) mod cgroup;
 mod channel;
+mod clean_check;
 mod command_process;
 mod etc;
 pub(crate) mod host_environment;
@@ -64,6 +67,7 @@ pub(crate) mod protected_files;
 mod protected_paths;
 pub(crate) mod proxy_listener;
 mod quotas;
+mod recycle;
 mod root;
 mod run_meter;
 pub(crate) mod running;

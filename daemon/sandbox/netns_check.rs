@@ -14,17 +14,18 @@
 //! No list of the kernel shows such a socket, but its count of sockets does (sock_inuse_add(),
 //! net/core/sock.c). The count is per namespace and leaves out the kernel's own sockets.
 
-use std::{fs::File, os::unix::fs::FileExt as _, thread::sleep, time::Duration};
+use std::{ffi::CStr, fs::File, os::unix::fs::FileExt as _, thread::sleep, time::Duration};
+
+use rustix::fs::{Mode, OFlags, open};
 
 use super::{
     level::IsolationLevel,
     plan::NetworkMode,
-    stage::{Stage, StageFailure},
+    stage::{Stage, StageFailure, at_stage},
 };
-use crate::daemon::sys::Errno;
 
 /// The kernel's counts, for the network namespace of the process that opens the file.
-const SOCKSTAT_PATH: &str = "/proc/self/net/sockstat";
+pub(super) const SOCKSTAT_PATH: &CStr = c"/proc/self/net/sockstat";
 /// 20 polls of 1 ms. Sockets of an ended run can need that moment: the daemon closes its ends of the
 /// connections while the slot is freed, and a kernel thread finds sockets that only messages hold.
 const MAX_POLLS: u32 = 20;
@@ -52,11 +53,9 @@ impl NetnsCheck {
             return Ok(Self { baseline: None });
         };
 
-        let counts = File::open(SOCKSTAT_PATH).map_err(|error| {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            StageFailure::from_errno(Stage::NetworkNamespace, errno, SOCKSTAT_PATH)
-        })?;
-        Ok(Self { baseline: Some((counts, own_sockets)) })
+        let counts = open(SOCKSTAT_PATH, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(at_stage(Stage::NetworkNamespace, "opening /proc/self/net/sockstat"))?;
+        Ok(Self { baseline: Some((File::from(counts), own_sockets)) })
     }
 
     /// Waits briefly until all sockets of earlier runs are gone. Returns whether they
@@ -81,7 +80,7 @@ impl NetnsCheck {
 }
 
 /// The number of sockets in use, from the text of sockstat.
-fn count_sockets(counts: &str) -> Option<u64> {
+pub(super) fn count_sockets(counts: &str) -> Option<u64> {
     let line = counts.lines().find_map(|line| line.strip_prefix("sockets: used "))?;
     line.trim().parse().ok()
 }

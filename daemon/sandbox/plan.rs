@@ -15,6 +15,8 @@ pub(crate) struct SandboxPlan {
     pub(crate) limits: RunLimits,
     /// Whether commands may ptrace(2) processes of their own run.
     pub(crate) allow_ptrace: bool,
+    /// Whether consecutive runs of one caller may use one sandbox.
+    pub(crate) recycle_sandboxes: bool,
     pub(crate) network: NetworkMode,
     /// Landlock ABI version that the daemon detected and reports; 0 without Landlock.
     pub(crate) landlock_abi: u32,

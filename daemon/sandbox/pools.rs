@@ -44,6 +44,7 @@ impl SandboxPools {
         workspaces: Vec<ProtectedFiles>,
         max_slots: usize,
         limits: RunLimits,
+        recycle: bool,
         cgroups: Option<Arc<Cgroups>>,
     ) -> io::Result<Self> {
         let context = PoolContext {
@@ -52,6 +53,7 @@ impl SandboxPools {
             failing_changed: Arc::new(Notify::new()),
             build_counts: Arc::default(),
             limits,
+            recycle,
             cgroups,
         };
 
@@ -95,10 +97,11 @@ impl SandboxPools {
         self.context.keeper_died.load(Ordering::Relaxed)
     }
 
-    /// Numbers of sandboxes that all pools have built, in new slots and in reused ones.
-    pub(crate) fn build_counts(&self) -> [u64; 2] {
+    /// Numbers of sandboxes that all pools have made ready: built in new slots, built in reused ones,
+    /// and recycled.
+    pub(crate) fn build_counts(&self) -> [u64; 3] {
         let counts = &self.context.build_counts;
-        [counts.in_new_slots(), counts.in_reused_slots()]
+        [counts.in_new_slots(), counts.in_reused_slots(), counts.recycled()]
     }
 
     /// Number of idle sandboxes in the pools that `include` selects.

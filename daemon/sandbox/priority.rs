@@ -7,12 +7,17 @@
 //! and can raise its own again: this mechanism handles many processes, not malice. Cgroups with the
 //! controller `cpu` take precedence over both.
 
-use std::{fs, path::Path, sync::OnceLock};
+use std::{ffi::CStr, fs, sync::OnceLock};
 
-use rustix::process::{Pid, getpriority_process, getsid, setpriority_process};
+use rustix::{
+    fs::{Access, access},
+    process::{Pid, getpriority_process, getsid, setpriority_process},
+};
 
 /// Nice increment of commands: it gives a tenth of the daemon's share.
-const COMMAND_NICE_INCREMENT: i32 = 10;
+pub(super) const COMMAND_NICE_INCREMENT: i32 = 10;
+/// The session's share of this process.
+pub(super) const AUTOGROUP_PATH: &CStr = c"/proc/self/autogroup";
 
 /// Lowers the share of this process before it becomes a command. Allocates nothing.
 pub(super) fn lower_own_share() {
@@ -24,19 +29,25 @@ pub(super) fn lower_own_share() {
 /// Whether this host schedules sessions as groups.
 pub(super) fn has_autogroups() -> bool {
     static HAS_AUTOGROUPS: OnceLock<bool> = OnceLock::new();
-    *HAS_AUTOGROUPS.get_or_init(|| Path::new("/proc/self/autogroup").exists())
+    *HAS_AUTOGROUPS.get_or_init(|| access(AUTOGROUP_PATH, Access::EXISTS).is_ok())
 }
 
-/// Lowers the share of the session that a command leads, unless it is low enough. Without
+/// The nice value in the text of [`AUTOGROUP_PATH`], such as `/autogroup-17 nice 0`. Allocates
+/// nothing.
+pub(super) fn session_nice(text: &str) -> Option<i32> {
+    let (_, nice) = text.lines().next()?.rsplit_once(' ')?;
+    nice.parse().ok()
+}
+
+/// Lowers the share of a command's session, unless it is low enough. Without
 /// CAP_SYS_ADMIN the kernel permits ten such writes a second, over all sessions of the machine.
 pub(super) fn lower_session_share(command: Pid) {
     let path = format!("/proc/{}/autogroup", command.as_raw_nonzero());
-    // The file contains, for example, "/autogroup-17 nice 0".
     let text = fs::read_to_string(&path).unwrap_or_default();
-    let nice = text.rsplit(' ').next().and_then(|nice| nice.trim().parse::<i32>().ok());
+    let nice = session_nice(&text);
 
     if nice.is_some_and(|nice| nice < COMMAND_NICE_INCREMENT)
-        && getsid(Some(command)) == Ok(command)
+        && getsid(Some(command)) != getsid(None)
     {
         let _best_effort = fs::write(path, COMMAND_NICE_INCREMENT.to_string());
     }

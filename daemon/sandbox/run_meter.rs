@@ -52,12 +52,29 @@ const USER_HZ: u64 = 100;
 #[derive(Debug)]
 pub(super) struct RunMeter {
     init: Pid,
+    past_runs: PastRuns,
     counter: ObjectCounter,
+}
+
+/// The runs that a sandbox had before the present one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct PastRuns {
+    pub(super) count: u32,
+    /// CPU time of their processes in microseconds. `/proc` adds it to that of the init.
+    pub(super) cpu_us: u64,
 }
 
 impl RunMeter {
     pub(super) fn new(init: Pid) -> Self {
-        Self { init, counter: ObjectCounter::new() }
+        Self { init, past_runs: PastRuns::default(), counter: ObjectCounter::new() }
+    }
+
+    /// Starts over if the sandbox has another run since the last measurement.
+    pub(super) fn set_past_runs(&mut self, past_runs: PastRuns) {
+        if self.past_runs != past_runs {
+            self.past_runs = past_runs;
+            self.counter = ObjectCounter::new();
+        }
     }
 
     /// Measures the run. Memory is an upper estimate while it is within the bounds.
@@ -73,7 +90,8 @@ impl RunMeter {
         let processes = descendants(init);
         let mut usages: Vec<ProcessUsage> =
             processes.iter().filter_map(|pid| ProcessUsage::read_process(*pid)).collect();
-        let cpu_us = usages.iter().map(|usage| usage.cpu_us).sum();
+        let cpu_us: u64 = usages.iter().map(|usage| usage.cpu_us).sum();
+        let cpu_us = cpu_us.saturating_sub(self.past_runs.cpu_us);
         // The init's memory is the slot keeper's, or at L1 a copy of it. It does not belong to the
         // run.
         usages.retain(|usage| usage.process.pid != init);

@@ -28,12 +28,19 @@ use super::{
     no_namespaces::scratch_directory::redirect_to_scratch,
     priority, probe,
     proxy_listener::{ProxyLease, ProxyListener},
+    recycle::{SandboxHistory, UsedSandbox},
     run_meter::MIN_RECOUNT_CPU_US,
     stage::{Stage, StageFailure},
     wire::{KeeperRequest, MeasurementBounds, RunMeasurement, SANDBOX_REPORT_BYTES, SandboxReport},
 };
 use crate::daemon::{
-    sys::{Errno, process::ResourceUsage, process_arena::MAX_INLINE_IMAGE_BYTES, signal},
+    queue::PrincipalName,
+    sys::{
+        Errno,
+        process::ResourceUsage,
+        process_arena::MAX_INLINE_IMAGE_BYTES,
+        signal::{self, RelayedSignal},
+    },
     task,
 };
 
@@ -57,6 +64,9 @@ pub(crate) struct IdleSandbox {
     pub(super) pidfd: OwnedFd,
     /// The process that becomes the command, by its id in the daemon's namespace.
     pub(super) command: Option<Pid>,
+    /// The same process by its id in the sandbox, which is also the command's process group.
+    pub(super) vpid: i32,
+    pub(super) history: SandboxHistory,
     pub(super) slot_outcome: oneshot::Sender<SlotOutcome>,
     pub(super) holder_requests: mpsc::Sender<HolderRequest>,
     /// The cgroup of the command, if the host has cgroups.
@@ -75,9 +85,12 @@ pub(crate) struct IdleSandbox {
 /// A sandbox with a command in it. Dropping it kills everything inside.
 #[derive(Debug)]
 pub(crate) struct RunningSandbox {
-    control: Channel,
+    /// `None` when the command has ended.
+    control: Option<Channel>,
     pidfd: Option<OwnedFd>,
     command: Option<Pid>,
+    vpid: i32,
+    history: SandboxHistory,
     slot_outcome: Option<oneshot::Sender<SlotOutcome>>,
     holder_requests: mpsc::Sender<HolderRequest>,
     cgroup: Option<RunCgroup>,
@@ -175,6 +188,7 @@ impl IdleSandbox {
         streams: &StdioStreams<'_>,
         exec_pipe: Option<BorrowedFd<'_>>,
         limits: &RunLimits,
+        caller: &PrincipalName,
     ) -> Result<RunningSandbox, StageFailure> {
         let failed =
             |errno| StageFailure::from_errno(Stage::ReceiveRequest, errno, "sending the request");
@@ -205,15 +219,16 @@ impl IdleSandbox {
         }
         .ok_or_else(|| failed(Errno::TOOBIG))?;
 
+        self.history.add_run(caller);
         let running = self.into_running();
         if image.len() <= MAX_INLINE_IMAGE_BYTES {
-            running.control.send(&image, &fds).map_err(failed)?;
+            running.send(&image, &fds).map_err(failed)?;
         } else {
             let file = sealed_memory_file(c"jig-request", &image)
                 .map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
             fds.push(file.as_fd());
             let header = image.get(..HEADER_BYTES).unwrap_or_default();
-            running.control.send(header, &fds).map_err(failed)?;
+            running.send(header, &fds).map_err(failed)?;
         }
         Ok(running)
     }
@@ -221,11 +236,12 @@ impl IdleSandbox {
     /// Runs the probe instead of a command, and fails with the names of the checks that failed.
     ///
     /// Returns the names of failed checks that do not lower the level.
-    pub(crate) async fn probe(self) -> Result<Vec<&'static str>, StageFailure> {
+    pub(crate) async fn probe(mut self) -> Result<Vec<&'static str>, StageFailure> {
         let level = self.level;
+        self.history = SandboxHistory::new(false);
         let mut running = self.into_running();
         let failed = |errno| StageFailure::from_errno(Stage::Probe, errno, "sending the probe");
-        running.control.send(&probe_image(), &[]).map_err(failed)?;
+        running.send(&probe_image(), &[]).map_err(failed)?;
         let report = timeout(PROBE_TIMEOUT, running.receive_report())
             .await
             .map_err(|_| StageFailure::other(Stage::Probe, "the probe timed out"))?;
@@ -246,7 +262,7 @@ impl IdleSandbox {
                 SandboxReport::NotStarted { stage, errno } | SandboxReport::Failed { stage, errno },
             ) => Err(StageFailure::from_errno(stage, errno, "probe")),
             Some(
-                SandboxReport::Ready
+                SandboxReport::Ready { .. }
                 | SandboxReport::Ended { .. }
                 | SandboxReport::TerminalOpened
                 | SandboxReport::Measured(_)
@@ -274,9 +290,11 @@ impl IdleSandbox {
 
     fn into_running(self) -> RunningSandbox {
         RunningSandbox {
-            control: self.control,
+            control: Some(self.control),
             pidfd: Some(self.pidfd),
             command: self.command,
+            vpid: self.vpid,
+            history: self.history,
             slot_outcome: Some(self.slot_outcome),
             holder_requests: self.holder_requests,
             cgroup: self.cgroup,
@@ -293,6 +311,11 @@ impl RunningSandbox {
     /// Process id of the command in the daemon's namespace.
     pub(crate) fn pid(&self) -> Option<i32> {
         self.command.map(|pid| pid.as_raw_nonzero().get())
+    }
+
+    /// Process id of the command in its own namespace.
+    pub(crate) fn vpid(&self) -> i32 {
+        self.vpid
     }
 
     /// The command's access to the daemon's proxy, if it has any. Ends when no process of the run
@@ -320,7 +343,7 @@ impl RunningSandbox {
                     return SandboxEvent::TerminalOpened(terminal);
                 }
                 Some((
-                    SandboxReport::Ready
+                    SandboxReport::Ready { .. }
                     | SandboxReport::Probed { .. }
                     | SandboxReport::TerminalOpened
                     | SandboxReport::Measured(_)
@@ -371,7 +394,8 @@ impl RunningSandbox {
     pub(crate) fn signal(&self, signal: i32) {
         if let Some(pidfd) = &self.pidfd {
             // An init that is gone has no command to signal.
-            let _gone = signal::send_through_init(pidfd.as_fd(), signal);
+            let relayed = RelayedSignal { signal, group: self.vpid };
+            let _gone = signal::send_through_init(pidfd.as_fd(), relayed);
         }
     }
 
@@ -397,17 +421,26 @@ impl RunningSandbox {
     /// Receives the next report, with the descriptor that it carries.
     async fn receive_report(&self) -> Option<(SandboxReport, Option<OwnedFd>)> {
         let mut bytes = [0; SANDBOX_REPORT_BYTES];
-        let (received, fds) = self.control.receive(&mut bytes).await.ok()?;
+        let (received, fds) = self.control.as_ref()?.receive(&mut bytes).await.ok()?;
         let report = SandboxReport::decode(bytes.get(..received.length)?)?;
         Some((report, fds.into_iter().next()))
     }
 
+    fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        self.control.as_ref().ok_or(Errno::NOTCONN)?.send(bytes, fds)
+    }
+
     fn free_slot(&mut self) {
         self.close_proxy_lease();
-        self.pidfd = None;
+        let used = match (self.control.take(), self.pidfd.take()) {
+            (Some(control), Some(pidfd)) if self.history.permits_another_run() => {
+                Some(UsedSandbox { control, pidfd, history: self.history.clone() })
+            }
+            _ => None,
+        };
         if let Some(slot_outcome) = self.slot_outcome.take() {
             // The receiver is gone if the slot's task has ended.
-            let _dropped = slot_outcome.send(SlotOutcome::Free);
+            let _dropped = slot_outcome.send(SlotOutcome::Free(used));
         }
     }
 }

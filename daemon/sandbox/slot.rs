@@ -30,16 +30,15 @@ use super::{
     probe::GuardedTargets,
     proc_masks, proxy_listener, quotas,
     run_meter::RunMeter,
+    seccomp::SeccompFilters,
     stage::{Stage, StageFailure, at_stage},
     wire::{
-        SLOT_KEEPER_REQUEST_BYTES, SandboxIdentity, SandboxReport, SetupReply, SlotKeeperRequest,
-        receive_bytes, send, send_bytes, send_reply,
+        MeasurementBounds, RunMeasurement, SLOT_KEEPER_REQUEST_BYTES, SandboxIdentity,
+        SandboxReport, SetupReply, SlotKeeperRequest, receive_bytes, send, send_bytes, send_reply,
     },
 };
 use crate::daemon::sys::{
-    Errno,
-    bpf::Instruction,
-    from_nix,
+    Errno, from_nix,
     process::{exit_now, wait_any},
     process_arena::ProcessArena,
     set_process_name, signal,
@@ -62,7 +61,8 @@ struct SlotState {
     arenas: Vec<ProcessArena<SandboxState>>,
     identity: SandboxIdentity,
     has_persistent_home: bool,
-    newest_meter: Option<RunMeter>,
+    /// The newest sandbox: the index of its arena, and its meter.
+    newest: Option<(usize, RunMeter)>,
 }
 
 /// Runs as a slot keeper: reports to the daemon that it is ready, then serves the daemon's
@@ -73,10 +73,10 @@ pub(super) fn run(
     workspace: &WorkspacePlan,
     level: IsolationLevel,
     identity: SandboxIdentity,
-    filter: Vec<Instruction>,
+    filters: &SeccompFilters,
 ) -> ! {
     set_process_name(c"jig-slot");
-    let prepared = prepare_blueprint(plan, workspace, level, identity, filter)
+    let prepared = prepare_blueprint(plan, workspace, level, identity, filters)
         .and_then(|blueprint| Ok((blueprint, make_proxy_listener(plan.network)?)))
         .and_then(|(blueprint, listener)| {
             Ok((blueprint, listener, NetnsCheck::for_slot(plan.network, level)?))
@@ -100,7 +100,7 @@ pub(super) fn run(
         arenas: Vec::new(),
         identity,
         has_persistent_home: workspace.home_bind.is_some(),
-        newest_meter: None,
+        newest: None,
     };
     loop {
         let (mut bytes, mut control) = ([0; SLOT_KEEPER_REQUEST_BYTES], None);
@@ -136,10 +136,7 @@ impl SlotState {
                 send_sandbox(socket, pidfd)
             }
             (Some(SlotKeeperRequest::Measure(bounds)), None) => {
-                let file_systems = self.own_file_systems();
-                let meter = self.newest_meter.as_mut();
-                let measurement = meter.map(|meter| meter.measure(&bounds, file_systems));
-                let report = SandboxReport::Measured(measurement.unwrap_or_default());
+                let report = SandboxReport::Measured(self.measure(&bounds).unwrap_or_default());
                 send_bytes(socket, &report.encode(), &[])
             }
             _ => exit_now(1),
@@ -152,9 +149,19 @@ impl SlotState {
         scratch: ScratchOptions,
         control: OwnedFd,
     ) -> Result<OwnedFd, StageFailure> {
-        let (pidfd, init) = start_init(&mut self.arenas, self.blueprint, scratch, control)?;
-        self.newest_meter = Some(RunMeter::new(newest_child().unwrap_or(init)));
+        let (pidfd, init, arena) = start_init(&mut self.arenas, self.blueprint, scratch, control)?;
+        self.newest = Some((arena, RunMeter::new(newest_child().unwrap_or(init))));
         Ok(pidfd)
+    }
+
+    /// Measures the present run of the newest sandbox.
+    fn measure(&mut self, bounds: &MeasurementBounds) -> Option<RunMeasurement> {
+        let file_systems = self.own_file_systems();
+        let (arena, meter) = self.newest.as_mut()?;
+        if let Some(state) = self.arenas.get(*arena).and_then(ProcessArena::state) {
+            meter.set_past_runs(state.past_runs());
+        }
+        Some(meter.measure(bounds, file_systems))
     }
 
     /// Where a run sees the file systems that are its own.
@@ -225,7 +232,7 @@ fn prepare_blueprint(
     workspace: &WorkspacePlan,
     level: IsolationLevel,
     identity: SandboxIdentity,
-    filter: Vec<Instruction>,
+    filters: &SeccompFilters,
 ) -> Result<Blueprint, StageFailure> {
     let failed = |stage| at_stage(stage, "preparing the slot keeper");
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed(Stage::SlotNamespace))?;
@@ -266,7 +273,9 @@ fn prepare_blueprint(
             ScopeReach::SameDomain,
             landlock_paths(workspace)?,
         ),
-        filter,
+        filter: filters.closing.clone(),
+        reporting_filter: (plan.recycle_sandboxes && level.recycles_sandboxes())
+            .then(|| filters.closing_and_reporting.clone()),
         network: plan.network,
         slot_pidfd: Some(slot_pidfd),
     })
@@ -348,13 +357,14 @@ pub(super) fn set_limits(limits: RunLimits) -> nix::Result<()> {
     Ok(())
 }
 
-/// Starts a sandbox's init in a free arena, and waits for one if all are occupied.
+/// Starts a sandbox's init in a free arena, and waits for one if all are occupied. Returns its pidfd,
+/// its id, and the index of the arena.
 fn start_init(
     arenas: &mut Vec<ProcessArena<SandboxState>>,
     blueprint: &'static Blueprint,
     scratch: ScratchOptions,
     control: OwnedFd,
-) -> Result<(OwnedFd, Pid), StageFailure> {
+) -> Result<(OwnedFd, Pid, usize), StageFailure> {
     let failed = |errno| at_stage(Stage::RunNamespaces, "starting the init")(errno);
 
     while let Ok(Some((ended, _))) = wait(WaitOptions::NOHANG) {
@@ -369,20 +379,21 @@ fn start_init(
             arenas.push(ProcessArena::new().map_err(failed)?);
             continue;
         }
-        let (ended, _) = wait_any().map_err(failed)?;
-        arenas.iter_mut().for_each(|arena| arena.on_child_ended(ended));
+        let ended = wait_any().map_err(failed)?;
+        arenas.iter_mut().for_each(|arena| arena.on_child_ended(ended.pid));
     };
     let arena = arenas
         .get_mut(free)
         .ok_or_else(|| StageFailure::other(Stage::RunNamespaces, "no free arena"))?;
 
     let namespaces = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
-    arena
+    let (pidfd, init) = arena
         .start(
             SandboxState::new(blueprint, scratch, control.as_raw_fd()),
             run_init,
             command_process::run,
             namespaces,
         )
-        .map_err(failed)
+        .map_err(failed)?;
+    Ok((pidfd, init, free))
 }

@@ -253,7 +253,7 @@ impl TemplateState<'_> {
                 self.workspace,
                 self.level,
                 self.identity,
-                self.filters.closing.clone(),
+                &self.filters,
             ),
             Err(_) => exit_now(1),
         }

@@ -11,6 +11,7 @@ use std::{
 };
 
 use rustix::{
+    io::retry_on_intr,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
         SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
@@ -131,7 +132,11 @@ pub(super) const SLOT_KEEPER_REQUEST_BYTES: usize = 40;
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum SandboxReport {
     /// The sandbox is built and waits for a request.
-    Ready,
+    Ready {
+        /// The process that becomes the command, by its id in its own namespace. It is also the
+        /// command's process group.
+        vpid: i32,
+    },
     /// Building the sandbox failed.
     Failed { stage: Stage, errno: Errno },
     /// The command was not executed.
@@ -221,7 +226,8 @@ pub(super) fn receive<T: DeserializeOwned>(
     Ok(Some((message, fds)))
 }
 
-/// Sends bytes as one message. Allocates nothing.
+/// Sends bytes as one message. Allocates nothing. Without descriptors it does not call sendmsg(2),
+/// which the init of a sandbox must not ([`super::init`]).
 pub(super) fn send_bytes(
     socket: impl AsFd,
     bytes: &[u8],
@@ -233,13 +239,11 @@ pub(super) fn send_bytes(
         return Err(Errno::TOOBIG);
     }
 
-    loop {
-        match sendmsg(&socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
+    retry_on_intr(|| match fds {
+        [] => rustix::net::send(&socket, bytes, SendFlags::NOSIGNAL),
+        _ => sendmsg(&socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL),
+    })
+    .map(|_| ())
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -353,7 +357,7 @@ impl SandboxReport {
     pub(crate) fn encode(&self) -> [u8; SANDBOX_REPORT_BYTES] {
         let mut bytes = [0; SANDBOX_REPORT_BYTES];
         let (kind, words): (u32, [u64; 4]) = match *self {
-            Self::Ready => (1, [0; 4]),
+            Self::Ready { vpid } => (1, [u64::from(vpid.cast_unsigned()), 0, 0, 0]),
             Self::Failed { stage, errno } => {
                 (2, [u64::from(stage as u32), u64::from(errno.raw_os_error().unsigned_abs()), 0, 0])
             }
@@ -405,7 +409,7 @@ impl SandboxReport {
         let stage = || Stage::from_number(u32::try_from(first).ok()?);
         let errno = || Some(Errno::from_raw_os_error(i32::try_from(second).ok()?));
         Some(match kind {
-            1 => Self::Ready,
+            1 => Self::Ready { vpid: u32::try_from(first).ok()?.cast_signed() },
             2 => Self::Failed { stage: stage()?, errno: errno()? },
             3 => Self::NotStarted { stage: stage()?, errno: errno()? },
             4 => Self::Ended {

@@ -53,6 +53,7 @@ pub(super) async fn probe_workspaces(
         protected_files.collect(),
         config.concurrent_runs,
         config.limits,
+        config.recycle_sandboxes,
         accounting.cgroups().cloned(),
     )?;
 

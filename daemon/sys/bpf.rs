@@ -1,5 +1,7 @@
 //! Loads a seccomp filter (seccomp(2)).
 
+use std::os::fd::{FromRawFd as _, OwnedFd};
+
 use super::{Errno, syscall::syscall};
 
 /// One instruction of classic BPF, as `struct sock_filter` of linux/filter.h.
@@ -23,6 +25,18 @@ struct FilterProgram {
 /// Restricts this thread and its descendants by `filter` for good. Needs no_new_privs, or
 /// CAP_SYS_ADMIN in the user namespace.
 pub(crate) fn load_filter(filter: &[Instruction]) -> Result<(), Errno> {
+    load(filter, 0).map(|_| ())
+}
+
+/// As [`load_filter`], for a filter that reports calls. Returns the descriptor that the reports come
+/// from (seccomp_unotify(2)). Fails with EBUSY if an earlier filter of this thread has one.
+pub(crate) fn load_reporting_filter(filter: &[Instruction]) -> Result<OwnedFd, Errno> {
+    let listener = load(filter, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as usize)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(listener as i32) })
+}
+
+fn load(filter: &[Instruction], flags: usize) -> Result<usize, Errno> {
     let length = u16::try_from(filter.len()).map_err(|_| Errno::INVAL)?;
     let program = FilterProgram { length, instructions: filter.as_ptr() };
     // SAFETY: the kernel reads one sock_fprog and `length` instructions, both alive here, and
@@ -30,8 +44,7 @@ pub(crate) fn load_filter(filter: &[Instruction]) -> Result<(), Errno> {
     unsafe {
         syscall(
             libc::SYS_seccomp,
-            [libc::SECCOMP_SET_MODE_FILTER as usize, 0, (&raw const program) as usize, 0, 0, 0],
+            [libc::SECCOMP_SET_MODE_FILTER as usize, flags, (&raw const program) as usize, 0, 0, 0],
         )
     }
-    .map(|_| ())
 }

@@ -20,10 +20,12 @@
 
 pub(crate) mod arch;
 pub(crate) mod bpf;
+pub(crate) mod call_watch;
 pub(crate) mod denied_syscalls;
 pub(crate) mod exec;
 pub(crate) mod fd;
 pub(crate) mod inherited_descriptor;
+pub(crate) mod ipc;
 pub(crate) mod landlock;
 pub(crate) mod mount;
 pub(crate) mod network;

@@ -8,7 +8,7 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::retry_on_intr,
-    process::{Pid, Signal, WaitOptions, set_parent_process_death_signal, wait},
+    process::{Pid, Signal, set_parent_process_death_signal},
 };
 
 use super::{
@@ -110,8 +110,7 @@ pub(crate) fn run_in_fork(compute: impl FnOnce() -> bool) -> Result<bool, Errno>
     if child == 0 {
         exit_now(i32::from(!compute()));
     }
-    let (_, status) = wait_any()?;
-    Ok(status == 0)
+    Ok(wait_any()?.status == 0)
 }
 
 /// Starts a process that shares this one's memory and runs `entry(argument)` on the stack that ends
@@ -154,33 +153,64 @@ pub(super) unsafe fn spawn_sharing_memory(
     i32::try_from(child).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)
 }
 
-/// Waits for any child of any kind to end. Returns its id and its wait status (wait(2)).
-pub(crate) fn wait_any() -> Result<(Pid, i32), Errno> {
-    let all_kinds = WaitOptions::from_bits_retain(libc::__WALL as u32);
-    let ended = retry_on_intr(|| wait(all_kinds))?;
-    let (child, status) = ended.ok_or(Errno::INVAL)?; // `None` needs NOHANG
-    Ok((child, status.as_raw()))
+/// A child that has ended and was reaped.
+#[derive(Debug)]
+pub(crate) struct EndedChild {
+    pub(crate) pid: Pid,
+    /// Wait status (wait(2)).
+    pub(crate) status: i32,
+    /// Usage of the child and of the descendants that it has reaped.
+    pub(crate) usage: ResourceUsage,
 }
 
-/// Usage of this process's reaped children and their reaped descendants (getrusage(2)).
-pub(crate) fn children_usage() -> ResourceUsage {
+/// Waits for any child of any kind to end, and reaps it. Fails with ECHILD if there is none.
+pub(crate) fn wait_any() -> Result<EndedChild, Errno> {
+    reap(0)?.ok_or(Errno::INVAL) // `None` needs WNOHANG
+}
+
+/// Reaps a child of any kind if one has ended. Fails with ECHILD if there is none.
+pub(crate) fn reap_ended() -> Result<Option<EndedChild>, Errno> {
+    reap(libc::WNOHANG)
+}
+
+/// Calls wait4(2) for any child.
+fn reap(flags: i32) -> Result<Option<EndedChild>, Errno> {
     // SAFETY: all-zero bytes are a valid rusage: it holds integers only.
     let mut raw: libc::rusage = unsafe { std::mem::zeroed() };
-    let who = libc::RUSAGE_CHILDREN as isize as usize;
-    // SAFETY: the kernel writes one rusage to `raw`.
-    let result =
-        unsafe { syscall(libc::SYS_getrusage, [who, (&raw mut raw) as usize, 0, 0, 0, 0]) };
-    if result.is_err() {
-        return ResourceUsage::default();
-    }
+    let mut status: i32 = 0;
+    let options = libc::__WALL | flags;
+    let any_child = -1_isize as usize;
+    let arguments = [
+        any_child,
+        (&raw mut status) as usize,
+        options as u32 as usize,
+        (&raw mut raw) as usize,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel writes one status and one rusage, both alive here.
+    let child = retry_on_intr(|| unsafe { syscall(libc::SYS_wait4, arguments) })?;
 
     let micros = |time: libc::timeval| {
         (time.tv_sec as u64).saturating_mul(1_000_000).saturating_add(time.tv_usec as u64)
     };
-    ResourceUsage {
-        user_us: micros(raw.ru_utime),
-        system_us: micros(raw.ru_stime),
-        max_rss_kib: raw.ru_maxrss as u64,
+    Ok(Pid::from_raw(child as i32).map(|pid| EndedChild {
+        pid,
+        status,
+        usage: ResourceUsage {
+            user_us: micros(raw.ru_utime),
+            system_us: micros(raw.ru_stime),
+            max_rss_kib: raw.ru_maxrss as u64,
+        },
+    }))
+}
+
+impl ResourceUsage {
+    /// Adds the usage of another process.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.user_us = self.user_us.saturating_add(other.user_us);
+        self.system_us = self.system_us.saturating_add(other.system_us);
+        self.max_rss_kib = self.max_rss_kib.max(other.max_rss_kib);
     }
 }
 

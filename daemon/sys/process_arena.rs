@@ -113,6 +113,13 @@ impl<S: Sync + 'static> ProcessArena<S> {
         self.first_process.is_some()
     }
 
+    /// The state of its processes, if there are any.
+    pub(crate) fn state(&self) -> Option<&S> {
+        // SAFETY: the area was written when the first process was started, and stays until it has
+        // ended. `S` is Sync.
+        self.is_occupied().then(|| unsafe { &self.shared_area().as_ref().state })
+    }
+
     /// Starts a process that runs `first` in `namespaces` of its own. It may start `second` with
     /// [`SharedArea::start_second`].
     ///
@@ -214,8 +221,10 @@ unsafe extern "C" fn run_second<S: Sync + 'static>(area: *mut c_void) -> ! {
 
 impl<S: Sync + 'static> SharedArea<S> {
     /// Starts the second process, which shares the first one's namespaces. Only the first process
-    /// calls this, once.
+    /// calls this, and only while there is no second process: it must have reaped the one before.
     pub(crate) fn start_second(&'static self) -> Result<Pid, Errno> {
+        self.unmap_image();
+        self.image_taken.store(false, Ordering::Relaxed);
         // The second stack ends where the shared area begins.
         let area = std::ptr::from_ref(self).cast_mut().cast::<c_void>();
         // SAFETY: the stack belongs to this arena and nothing else uses it, its top is
@@ -223,15 +232,15 @@ impl<S: Sync + 'static> SharedArea<S> {
         unsafe { spawn_sharing_memory(run_second::<S>, area, area, 0, None) }
     }
 
-    /// The request buffer. Returns `None` if it was taken before.
+    /// The request buffer. Returns `None` if this second process has taken it before.
     #[expect(clippy::mut_from_ref, reason = "handed out once: the swap guards it")]
     pub(crate) fn take_image(&self) -> Option<&mut [u8; MAX_INLINE_IMAGE_BYTES]> {
         if self.image_taken.swap(true, Ordering::Relaxed) {
             return None;
         }
         // SAFETY: the buffer is aligned and as large as an image. The mapping was zeroed, so all of
-        // it is initialised. The swap has shown that this is the only reference made in this area's
-        // life. Those of the areas before it are gone with their processes.
+        // it is initialised. The swap has shown that this is the only reference that the second
+        // process has made. Those of processes before it are gone with them.
         let image = unsafe { &mut *self.image.as_ptr() };
         Some(&mut image.0)
     }

@@ -1,12 +1,8 @@
 //! Signals: resets their state, and relays them into a sandbox.
 
-use std::{
-    os::fd::{AsRawFd as _, BorrowedFd},
-    sync::atomic::{AtomicI32, Ordering},
-};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use nix::sys::signal::SigSet;
-use rustix::process::Pid;
 
 use super::{
     Errno,
@@ -16,14 +12,38 @@ use super::{
     syscall::syscall,
 };
 
-/// Makes a sandbox's init send another signal, given as its value, to the command's process group.
-/// A real-time signal, because several of those queue in order (signal(7)).
+/// Makes a sandbox's init send another signal to the command's process group. Its value names both
+/// ([`RelayedSignal`]). A real-time signal, because several of those queue in order (signal(7)).
 pub(crate) const RELAY_SIGNAL: i32 = 40;
 /// Signals the init of a run at L1 that its parent has died.
 pub(crate) const PARENT_DEATH_SIGNAL: i32 = libc::SIGUSR1;
-/// Process group of a sandbox's command, which leads its own session. With a process namespace it
-/// is process 2.
-static COMMAND_GROUP: AtomicI32 = AtomicI32::new(2);
+/// What an init relays, as the value of [`RELAY_SIGNAL`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RelayedSignal {
+    pub(crate) signal: i32,
+    /// The group, by its number in the init's namespace. The group of a command that has ended
+    /// reaches no later command of the sandbox.
+    pub(crate) group: i32,
+}
+
+impl RelayedSignal {
+    fn to_value(self) -> i64 {
+        i64::from(self.group) << 32 | i64::from(self.signal)
+    }
+
+    fn from_value(value: i64) -> Self {
+        Self { signal: value as i32, group: (value >> 32) as i32 }
+    }
+
+    fn relay(self) {
+        // To kill(2), the numbers 0 and 1 mean other processes than those of a group. A command can
+        // choose them.
+        if self.group > 1 {
+            // A group that is gone needs no signal.
+            let _gone = kill_group(self.group, self.signal);
+        }
+    }
+}
 
 const LAST_SIGNAL: i32 = 64;
 /// Size of the kernel's signal set, in bytes.
@@ -51,9 +71,9 @@ struct QueuedSignalInfo {
 }
 
 impl QueuedSignalInfo {
-    /// The signal to relay: the value of a queued signal, of which an int fills the low half.
-    fn relayed_signal(&self) -> Option<i32> {
-        (self.code == libc::SI_QUEUE).then_some(self.value as i32)
+    /// The signal to relay, if this one was queued with a value.
+    fn relayed_signal(&self) -> Option<RelayedSignal> {
+        (self.code == libc::SI_QUEUE).then(|| RelayedSignal::from_value(self.value))
     }
 }
 
@@ -98,12 +118,52 @@ pub(crate) fn disable_auto_reap() -> Result<(), Errno> {
     set_sigchld_action(0)
 }
 
+/// Makes the end of a child interrupt [`wait_for_child_or_input`], and nothing else. The command's
+/// process must call [`unblock_all`].
+pub(crate) fn enable_child_interrupts() -> Result<(), Errno> {
+    let action = SignalAction {
+        handler: ignore_signal as *const () as usize,
+        flags: SA_RESTORER,
+        restorer: restore_context as *const () as usize,
+        mask: 0,
+    };
+    set_action(libc::SIGCHLD, &action)?;
+    set_mask(1 << (libc::SIGCHLD - 1))
+}
+
+/// Unblocks all signals. Handlers do not survive execve(2), but blocked signals stay blocked.
+pub(crate) fn unblock_all() -> Result<(), Errno> {
+    set_mask(0)
+}
+
+fn set_mask(mask: u64) -> Result<(), Errno> {
+    let arguments =
+        [libc::SIG_SETMASK as usize, (&raw const mask) as usize, 0, SIGNAL_SET_BYTES, 0, 0];
+    // SAFETY: the kernel reads one signal set.
+    unsafe { syscall(libc::SYS_rt_sigprocmask, arguments) }.map(|_| ())
+}
+
+/// Waits until a child has ended or `input` is readable (ppoll(2)). Returns whether `input` is.
+/// Needs [`enable_child_interrupts`].
+pub(crate) fn wait_for_child_or_input(input: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let mut polled = libc::pollfd { fd: input.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let no_signals: u64 = 0;
+    let arguments =
+        [(&raw mut polled) as usize, 1, 0, (&raw const no_signals) as usize, SIGNAL_SET_BYTES, 0];
+    // SAFETY: the kernel reads one signal set, and reads and writes one pollfd, all alive here.
+    match unsafe { syscall(libc::SYS_ppoll, arguments) } {
+        Ok(_) => Ok(polled.revents & libc::POLLIN != 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
 fn set_sigchld_action(flags: u64) -> Result<(), Errno> {
     let action = SignalAction { handler: libc::SIG_DFL, flags, restorer: 0, mask: 0 };
     set_action(libc::SIGCHLD, &action)
 }
 
-/// Makes this process, a sandbox's init, relay the value of [`RELAY_SIGNAL`] to the command.
+/// Makes this process, a sandbox's init, relay the value of [`RELAY_SIGNAL`].
 ///
 /// A command can send this signal too. It then reaches nothing that the command could not reach by
 /// itself.
@@ -130,13 +190,11 @@ pub(crate) fn install_signal_relay_and_kill() -> Result<(), Errno> {
     set_action(PARENT_DEATH_SIGNAL, &action)
 }
 
-/// Sets the process group of the command. `command` is, or will be, its leader.
-pub(crate) fn set_command_group(command: Pid) {
-    COMMAND_GROUP.store(command.as_raw_nonzero().get(), Ordering::Relaxed);
-}
-
-/// Makes the init of `pidfd` send `signal` to its command's process group.
-pub(crate) fn send_through_init(pidfd: BorrowedFd<'_>, signal: i32) -> Result<(), Errno> {
+/// Makes the init of `pidfd` relay a signal.
+pub(crate) fn send_through_init(
+    pidfd: BorrowedFd<'_>,
+    relayed: RelayedSignal,
+) -> Result<(), Errno> {
     let info = QueuedSignalInfo {
         signal: RELAY_SIGNAL,
         errno: 0,
@@ -144,7 +202,7 @@ pub(crate) fn send_through_init(pidfd: BorrowedFd<'_>, signal: i32) -> Result<()
         padding: 0,
         pid: 0,
         uid: 0,
-        value: i64::from(signal),
+        value: relayed.to_value(),
         rest: [0; 96],
     };
     const { assert!(size_of::<QueuedSignalInfo>() == 128, "a siginfo_t has 128 bytes") };
@@ -191,16 +249,17 @@ fn set_action(signal: i32, action: &SignalAction) -> Result<(), Errno> {
 extern "C" fn ignore_signal(_signal: i32) {}
 
 extern "C" fn relay_signal(_signal: i32, info: &QueuedSignalInfo, _context: *const u8) {
-    if let Some(signal) = info.relayed_signal() {
-        // A group that is gone needs no signal.
-        let _gone = kill_group(COMMAND_GROUP.load(Ordering::Relaxed), signal);
+    if let Some(relayed) = info.relayed_signal() {
+        relayed.relay();
     }
 }
 
 extern "C" fn relay_or_kill_all(_signal: i32, info: &QueuedSignalInfo, _context: *const u8) {
-    let _gone = match info.relayed_signal() {
+    match info.relayed_signal() {
         // The parent has died, or the daemon kills the run.
-        None | Some(libc::SIGKILL) => kill_all(libc::SIGKILL),
-        Some(signal) => kill_group(COMMAND_GROUP.load(Ordering::Relaxed), signal),
-    };
+        None | Some(RelayedSignal { signal: libc::SIGKILL, .. }) => {
+            let _none_left = kill_all(libc::SIGKILL);
+        }
+        Some(relayed) => relayed.relay(),
+    }
 }

@@ -105,8 +105,8 @@ impl<O: RunObserver> ProxiedObserver<O> {
 }
 
 impl<O: RunObserver> RunObserver for ProxiedObserver<O> {
-    fn started(&mut self, pid: Option<i32>) {
-        self.observer.started(pid);
+    fn started(&mut self, pid: Option<i32>, vpid: i32) {
+        self.observer.started(pid, vpid);
     }
 
     fn proxy_opened(&mut self, lease: ProxyLease) {

@@ -222,7 +222,7 @@ async fn case_68_command_cannot_inject_terminal_input() {
         ("open /dev/tty".to_owned(), "ENXIO"),
         ("open /dev/console".to_owned(), "ENOENT"),
         ("open /dev/ptmx".to_owned(), "ok"),
-        ("leader of a session".to_owned(), "ok"),
+        ("session of the run".to_owned(), "ok"),
     ];
 
     for request in ["TIOCSTI", "TIOCLINUX"] {

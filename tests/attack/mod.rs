@@ -53,6 +53,8 @@ mod path_races;
 mod planted_files;
 /// Paths that the operator protects: 49.
 mod protected_paths;
+/// What a run leaves in its sandbox, which the same caller's next run may get.
+mod recycled_sandboxes;
 /// Protected files that the operator replaces: N16.
 mod replaced_files;
 /// Programs that git runs for the operator in a repository: N16.

@@ -86,7 +86,7 @@ pub(crate) fn check_no_leftovers(response: &RunResponse) {
             ("abstract socket", "ECONNREFUSED"),
             ("listener", "ECONNREFUSED"),
             ("port is free", "ok"),
-            ("third process", "ESRCH"),
+            ("another process", "ESRCH"),
         ],
     );
 }

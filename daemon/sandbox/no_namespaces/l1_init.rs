@@ -4,7 +4,7 @@
 use std::{fs, io, mem::ManuallyDrop, os::unix::fs::MetadataExt as _, path::Path};
 
 use rustix::process::{
-    Pid, Signal, getpid, getppid, set_child_subreaper, set_parent_process_death_signal,
+    Pid, Signal, getpid, getppid, set_child_subreaper, set_parent_process_death_signal, setsid,
 };
 
 use super::{
@@ -29,7 +29,7 @@ use crate::daemon::sys::{
     process::{exit_now, kill_all},
     process_arena::{ProcessArena, SharedArea},
     set_process_name,
-    signal::{install_signal_relay_and_kill, set_command_group},
+    signal::install_signal_relay_and_kill,
 };
 
 /// Runs as the L1 init of one run until no process of the run is left. `slot` is the slot
@@ -42,7 +42,6 @@ pub(super) fn run(control: i32, slot: Pid, context: &TemplateContext<'_>, scratc
 
     let started = prepare_init(context, scratch).and_then(|area| {
         let command = area.start_second().map_err(at_stage(Stage::CommandProcess, ""))?;
-        set_command_group(command);
         if getppid() != Some(slot) {
             // `PARENT_DEATH_SIGNAL` came before there was a command to kill.
             let _none_left = kill_all(libc::SIGKILL);
@@ -50,7 +49,9 @@ pub(super) fn run(control: i32, slot: Pid, context: &TemplateContext<'_>, scratc
         Ok((area, command))
     });
     match started {
-        Ok((area, command)) => wait_for_command_end(area, command),
+        Ok((area, command)) => {
+            let _had_request = wait_for_command_end(area, command, None);
+        }
         Err(failure) => {
             send_report(SandboxReport::Failed { stage: failure.stage, errno: failure.wire_errno() })
         }
@@ -68,6 +69,7 @@ fn prepare_init(
 ) -> Result<&'static SharedArea<SandboxState>, StageFailure> {
     let failed = |what: &'static str| at_stage(Stage::RunNamespaces, what);
     install_signal_relay_and_kill().map_err(failed("installing signal handlers"))?;
+    setsid().map_err(failed("starting a session"))?;
     set_child_subreaper(Some(getpid())).map_err(failed("becoming a subreaper"))?;
     let abi = context.plan.landlock_abi;
     landlock_rules::scope_rules(abi)
@@ -98,6 +100,7 @@ fn prepare_init(
         limits: context.plan.limits,
         rules: landlock_rules::command_rules(abi, context.workspace, scratch)?,
         filter: context.filter.clone(),
+        reporting_filter: None,
         slot_pidfd: None,
     };
     let state = SandboxState::new(Box::leak(Box::new(blueprint)), ScratchOptions::default(), 0);

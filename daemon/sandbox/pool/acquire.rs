@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{SandboxPool, pool_closed_failure};
 use crate::daemon::{
-    queue::{Limiter, Sharing},
+    queue::{Limiter, PrincipalName, Sharing},
     sandbox::{limits::RunLimits, running::IdleSandbox, stage::StageFailure},
 };
 
@@ -21,17 +21,20 @@ impl SandboxPool {
         &self.limiter
     }
 
-    /// Takes a sandbox with these limits. The caller must hold a permit of [`Self::limiter`].
+    /// Takes a sandbox with these limits for a run of `caller`, who must hold a permit of
+    /// [`Self::limiter`].
     ///
     /// Waits until a sandbox is built, and fails when building fails.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         limits: &RunLimits,
+        caller: &PrincipalName,
     ) -> Result<IdleSandbox, StageFailure> {
         loop {
-            let mut sandbox = self.take_idle().await?;
+            let permits_run = |sandbox: &IdleSandbox| sandbox.history.permits_run_of(caller);
+            let mut sandbox = self.take_idle(permits_run).await?;
 
-            if !limits.has_same_scratch_as(&self.context.limits) {
+            if !limits.has_same_scratch_as(&self.context.limits) || !permits_run(&sandbox) {
                 let rebuilt = sandbox.rebuild_for(*limits).await;
                 sandbox = rebuilt.unwrap_or_else(|| Err(pool_closed_failure()))?;
             }

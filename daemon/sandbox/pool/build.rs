@@ -1,7 +1,7 @@
 //! Requests to a slot keeper: build a sandbox, and measure the newest one.
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     io,
     os::{
         fd::{AsFd as _, OwnedFd},
@@ -28,6 +28,7 @@ use crate::daemon::{
         level::IsolationLevel,
         limits::RunLimits,
         proxy_listener::ProxyListener,
+        recycle::{SandboxHistory, UsedSandbox},
         running::{HolderRequest, IdleSandbox},
         slot::{MAX_HANDLE_MESSAGE_BYTES, SANDBOX_HANDLE_MESSAGE},
         stage::{Stage, StageFailure},
@@ -55,14 +56,17 @@ pub(super) struct SlotBuilder {
     pub(super) keeper: Arc<Mutex<Channel>>,
     /// Whether the slot has made no sandbox yet.
     pub(super) is_new_slot: AtomicBool,
+    /// The limits of sandboxes that may be recycled. `None` if each serves one run.
+    pub(super) recycled_limits: Option<RunLimits>,
     pub(super) counts: Arc<BuildCounts>,
 }
 
-/// Numbers of sandboxes that were built.
+/// How often sandboxes were made ready for a run.
 #[derive(Debug, Default)]
 pub(in crate::daemon::sandbox) struct BuildCounts {
     in_new_slots: AtomicU64,
     in_reused_slots: AtomicU64,
+    recycled: AtomicU64,
 }
 
 impl BuildCounts {
@@ -74,6 +78,11 @@ impl BuildCounts {
     /// Sandboxes of slots that had made others.
     pub(in crate::daemon::sandbox) fn in_reused_slots(&self) -> u64 {
         self.in_reused_slots.load(Ordering::Relaxed)
+    }
+
+    /// Times that a sandbox was made ready for another run.
+    pub(in crate::daemon::sandbox) fn recycled(&self) -> u64 {
+        self.recycled.load(Ordering::Relaxed)
     }
 }
 
@@ -139,14 +148,45 @@ async fn request_sandbox(
     let scratch_directory = (!scratch.is_empty()).then(|| OsStr::from_bytes(scratch).to_owned());
 
     let control = Channel::new(control).map_err(|error| io_failure(&error))?;
+    let may_recycle =
+        builder.recycled_limits.is_some_and(|recycled| limits.has_same_scratch_as(&recycled));
+    let history = SandboxHistory::new(may_recycle);
+    let new = UsedSandbox { control, pidfd, history };
+    wait_until_ready(new, slot_outcome, builder, limits, scratch_directory).await
+}
+
+/// Waits until the init of a used sandbox has made it ready for another run. Returns `None` if the
+/// run left something in it, or changed what only a new sandbox can restore.
+pub(super) async fn recycle_sandbox(
+    used: UsedSandbox,
+    builder: &SlotBuilder,
+    limits: &RunLimits,
+) -> Option<(IdleSandbox, oneshot::Receiver<SlotOutcome>)> {
+    let (outcome_sender, outcome) = oneshot::channel();
+    let ready = wait_until_ready(used, outcome_sender, builder, limits, None);
+    let sandbox = timeout(BUILD_TIMEOUT, ready).await.ok()?.ok()?;
+    builder.counts.recycled.fetch_add(1, Ordering::Relaxed);
+    Some((sandbox, outcome))
+}
+
+/// Waits for the sandbox's report that it is ready.
+async fn wait_until_ready(
+    UsedSandbox { control, pidfd, history }: UsedSandbox,
+    slot_outcome: oneshot::Sender<SlotOutcome>,
+    builder: &SlotBuilder,
+    limits: &RunLimits,
+    scratch_directory: Option<OsString>,
+) -> Result<IdleSandbox, StageFailure> {
     let mut report = [0; SANDBOX_REPORT_BYTES];
     let (received, _) = control.receive(&mut report).await.map_err(slot_keeper_failure)?;
     match SandboxReport::decode(report.get(..received.length).unwrap_or_default()) {
-        Some(SandboxReport::Ready) => Ok(IdleSandbox {
+        Some(SandboxReport::Ready { vpid }) => Ok(IdleSandbox {
             cgroup: create_run_cgroup(builder, limits, received.sender)?,
             control,
             pidfd,
             command: received.sender,
+            vpid,
+            history,
             slot_outcome,
             holder_requests: builder.holder_requests.clone(),
             proxy_listener: builder.proxy_listener.clone(),

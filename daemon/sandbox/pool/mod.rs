@@ -7,6 +7,7 @@
 mod acquire;
 mod build;
 mod make_slot;
+mod serve_slot;
 
 use std::{
     collections::VecDeque,
@@ -20,22 +21,19 @@ use std::{
 
 use tokio::{
     io::unix::AsyncFd,
-    sync::{Mutex as AsyncMutex, Notify, mpsc, oneshot},
-    time::{sleep, timeout},
+    sync::{Mutex as AsyncMutex, Notify, oneshot},
+    time::sleep,
 };
 
-use self::build::{
-    BUILD_TIMEOUT, BuildCounts, SlotBuilder, build_sandbox, build_timeout_failure, measure_sandbox,
-};
+use self::build::BuildCounts;
 use super::{
     cgroup::Cgroups,
     channel::Channel,
-    kill::SlotOutcome,
     level::IsolationLevel,
     limits::RunLimits,
     protected_files::ProtectedFiles,
     proxy_listener::ProxyListener,
-    running::{HolderRequest, IdleSandbox},
+    running::IdleSandbox,
     stage::{Stage, StageFailure},
     wire::SandboxIdentity,
 };
@@ -48,8 +46,6 @@ use crate::daemon::{
 const INITIAL_IDLE_SANDBOXES: usize = 2;
 /// Maximum of idle sandboxes per workspace when calls become fewer. Each costs the kernel 0.4 MB.
 const MAX_IDLE_SANDBOXES: usize = 8;
-/// Pause before a slot whose network namespace holds sockets of an earlier run is checked again.
-const NETNS_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause before a workspace that got no sandbox makes another attempt without a call.
 const BUILD_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Slots that may die in a row before a caller gets an error: as many as die with one launcher.
@@ -74,6 +70,8 @@ pub(crate) struct SandboxPool {
 pub(super) struct PoolContext {
     /// Default limits of runs, for which idle sandboxes are built.
     pub(super) limits: RunLimits,
+    /// Whether consecutive runs of one caller may use one sandbox.
+    pub(super) recycle: bool,
     /// Where runs get cgroups, if the host has them.
     pub(super) cgroups: Option<Arc<Cgroups>>,
     pub(super) keeper: Arc<AsyncMutex<Channel>>,
@@ -190,13 +188,18 @@ impl SandboxPool {
         self.state().identity
     }
 
-    /// Takes an idle sandbox. Waits while all are in use, and fails when building one fails.
-    pub(super) async fn take_idle(self: &Arc<Self>) -> Result<IdleSandbox, StageFailure> {
+    /// Takes an idle sandbox, if possible one for which `fits` is true. Waits while all are in use, and
+    /// fails when building one fails.
+    pub(super) async fn take_idle(
+        self: &Arc<Self>,
+        fits: impl Fn(&IdleSandbox) -> bool,
+    ) -> Result<IdleSandbox, StageFailure> {
         let receiver = {
             let mut state = self.state();
-            if let Some(sandbox) = state.idle.pop() {
+            let fitting = state.idle.iter().rposition(fits);
+            if let Some(last) = state.idle.len().checked_sub(1) {
                 state.in_use += 1;
-                return Ok(sandbox);
+                return Ok(state.idle.remove(fitting.unwrap_or(last)));
             }
 
             let (sender, receiver) = oneshot::channel();
@@ -314,79 +317,6 @@ impl SandboxPool {
         }
     }
 
-    /// Waits while a socket of an earlier run exists in a slot's network namespace.
-    ///
-    /// The slot counts as in use: another slot can replace it, but the limit on slots still bounds
-    /// the number of network namespaces.
-    async fn wait_for_netns(self: &Arc<Self>) {
-        {
-            let mut state = self.state();
-            state.in_use += 1;
-            self.start_slot_if_needed(&mut state);
-        }
-        sleep(NETNS_RETRY_INTERVAL).await;
-        self.on_sandbox_returned();
-    }
-
-    /// Makes a slot in a task of its own, which always runs to its end. If it were cancelled
-    /// between a request and its reply, the next request would receive that reply.
-    async fn make_slot_uncancelled(self: &Arc<Self>) -> Result<NewSlot, StageFailure> {
-        let pool = Arc::clone(self);
-        let slot = task::spawn("make slot", async move { pool.make_slot().await });
-        match timeout(BUILD_TIMEOUT, slot).await {
-            Ok(Ok(slot)) => slot,
-            Ok(Err(_)) | Err(_) => Err(build_timeout_failure(Stage::SlotNamespace)),
-        }
-    }
-
-    /// Serves one slot until the pool does not need it, or the slot is lost.
-    async fn serve_slot(self: &Arc<Self>) -> Result<(), StageFailure> {
-        let level = self.state().level;
-        let (holder_requests, mut requests) = mpsc::channel(1);
-        let (mut slot, proxy_listener, generation) = self.make_slot_uncancelled().await?;
-        let mut builder = SlotBuilder {
-            holder_requests,
-            proxy_listener,
-            level,
-            generation,
-            cgroups: self.context.cgroups.clone(),
-            keeper: Arc::clone(&self.context.keeper),
-            is_new_slot: AtomicBool::new(true),
-            counts: Arc::clone(&self.context.build_counts),
-        };
-
-        loop {
-            let built = build_sandbox(&slot, &builder, &self.context.limits).await;
-            let (sandbox, outcome) = match built {
-                Err(failure) if failure.is_netns_in_use() => {
-                    self.wait_for_netns().await;
-                    continue;
-                }
-                built => built?,
-            };
-            if !self.offer(sandbox) {
-                return Ok(());
-            }
-
-            let outcome = serve_requests(&slot, &builder, &mut requests, outcome).await;
-            self.on_sandbox_returned();
-
-            match outcome? {
-                Some(SlotOutcome::Free) if level.reuses_network_namespaces() => {}
-                Some(SlotOutcome::Free) => {
-                    (slot, builder.proxy_listener, builder.generation) =
-                        self.make_slot_uncancelled().await?;
-                    builder.is_new_slot = AtomicBool::new(true);
-                }
-                Some(SlotOutcome::Quarantined(sandbox)) => {
-                    self.quarantine(sandbox);
-                    return Ok(());
-                }
-                None => return Ok(()),
-            }
-        }
-    }
-
     /// Decrements the number of sandboxes in use, unless the pool is closed: then idle sandboxes
     /// were dropped, which were never counted.
     fn on_sandbox_returned(&self) {
@@ -448,42 +378,6 @@ impl SandboxPool {
 
     fn state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Handles the requests of a sandbox's holder until the sandbox has been used. Returns `None` if
-/// the sandbox was dropped unused.
-async fn serve_requests(
-    slot: &Channel,
-    builder: &SlotBuilder,
-    requests: &mut mpsc::Receiver<HolderRequest>,
-    mut slot_outcome: oneshot::Receiver<SlotOutcome>,
-) -> Result<Option<SlotOutcome>, StageFailure> {
-    loop {
-        tokio::select! {
-            biased;
-            outcome = &mut slot_outcome => return Ok(outcome.ok()),
-            Some(request) = requests.recv() => match request {
-                HolderRequest::Measure { bounds, reply } => {
-                    let measurement = measure_sandbox(slot, bounds).await?;
-                    let _receiver_gone = reply.send(measurement);
-                }
-                HolderRequest::Rebuild { limits, reply } => {
-                    match build_sandbox(slot, builder, &limits).await {
-                        Ok((sandbox, new_outcome)) => {
-                            slot_outcome = new_outcome;
-                            if reply.send(Ok(sandbox)).is_err() {
-                                tracing::debug!("a sandbox was rebuilt, but its client has disconnected");
-                            }
-                        }
-                        Err(failure) => {
-                            let _receiver_gone = reply.send(Err(failure.clone()));
-                            return Err(failure);
-                        }
-                    }
-                }
-            },
-        }
     }
 }
 

@@ -232,6 +232,10 @@ const BUILD_SYSCALLS: &[(i64, SyscallAction)] = &[
     (libc::SYS_unshare, SyscallAction::Refuse(Errno::PERM)),
 ];
 
+/// Calls after which a run may leave what its init cannot see: a descriptor with a process of another
+/// run (unix(7), SCM_RIGHTS), or a POSIX message queue.
+const REPORTED_SYSCALLS: &[i64] = &[libc::SYS_sendmsg, libc::SYS_sendmmsg, libc::SYS_mq_open];
+
 /// The two parts of the filter.
 #[derive(Debug)]
 pub(crate) struct SeccompFilters {
@@ -239,6 +243,8 @@ pub(crate) struct SeccompFilters {
     pub(crate) inherited: Vec<Instruction>,
     /// Loaded by each sandbox: refuses [`BUILD_SYSCALLS`].
     pub(crate) closing: Vec<Instruction>,
+    /// The same, for sandboxes that are recycled. It also reports [`REPORTED_SYSCALLS`].
+    pub(crate) closing_and_reporting: Vec<Instruction>,
 }
 
 impl SeccompFilters {
@@ -270,9 +276,17 @@ impl SeccompFilters {
             }
         }
 
+        let mut reporting = closing.clone();
+        for number in REPORTED_SYSCALLS {
+            if let Some(entry) = reporting.get_mut(action_index(*number)) {
+                *entry = SyscallAction::Report;
+            }
+        }
+
         Self {
             inherited: assemble(&inherited, SyscallAction::Refuse(Errno::NOSYS)),
             closing: assemble(&closing, SyscallAction::Allow),
+            closing_and_reporting: assemble(&reporting, SyscallAction::Allow),
         }
     }
 }

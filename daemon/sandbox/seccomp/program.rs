@@ -27,6 +27,8 @@ const fn argument_offset(index: u32) -> u32 {
 pub(super) enum SyscallAction {
     Allow,
     Refuse(Errno),
+    /// Reports the call to the process that loaded the filter, which lets it continue.
+    Report,
     /// Decides by the arguments. Seccomp sees their values, but not what they point to.
     Decide(ArgumentDecision),
 }
@@ -120,6 +122,7 @@ fn action_program(action: SyscallAction) -> Vec<Instruction> {
     match action {
         SyscallAction::Allow => vec![verdict_instruction(SyscallVerdict::Allow)],
         SyscallAction::Refuse(errno) => vec![verdict_instruction(SyscallVerdict::Refuse(errno))],
+        SyscallAction::Report => vec![instruction(RETURN, libc::SECCOMP_RET_USER_NOTIF)],
         SyscallAction::Decide(decision) => {
             let mut code: Vec<Instruction> = decision.tests.iter().flat_map(test_program).collect();
             code.push(verdict_instruction(decision.otherwise));

@@ -126,7 +126,7 @@ metrics! {
     SANDBOXES = "jig.sandbox.count", UpDownCounter, "{sandbox}", [semconv::SANDBOX_STATE],
         "sandboxes";
     SANDBOX_BUILDS = "jig.sandbox.builds", Counter, "{sandbox}", [semconv::SANDBOX_SLOT],
-        "sandboxes that were built";
+        "sandboxes that were made ready for a run";
     SANDBOX_FALLBACKS = "jig.sandbox.fallbacks", UpDownCounter, "{level}", [],
         "isolation levels from the minimum on that workspaces cannot use";
     AUTH_FAILURES = "jig.auth.failures", Counter, "{call}", [semconv::REASON],

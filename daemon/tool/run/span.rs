@@ -170,10 +170,10 @@ fn saturating_i64(bytes: u64) -> i64 {
 }
 
 impl RunObserver for ProcessSpan {
-    fn started(&mut self, pid: Option<i32>) {
+    fn started(&mut self, pid: Option<i32>, vpid: i32) {
         if let Some(pid) = pid {
             self.span.set(semconv::PROCESS_PID, i64::from(pid));
         }
-        self.span.set(semconv::PROCESS_VPID, 2);
+        self.span.set(semconv::PROCESS_VPID, i64::from(vpid));
     }
 }
