@@ -59,7 +59,7 @@ try_upgrade() {
 
   serve "$old/jigd" "$scratch/log"
   check "the version before does not serve the state of the new version" 0 '^no$' echo "$listening"
-  check "the version before says why, and what to do" 0 'newer jigd.*schema version.*--state-dir' cat "$scratch/log"
+  check "the version before says why, and what to do" 0 'newer jigd.*schema.*--state-dir' cat "$scratch/log"
   stop_serving
 
   serve "$new/jigd" "$scratch/log"
