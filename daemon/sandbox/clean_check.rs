@@ -14,10 +14,15 @@
 //! | the CPU share of the session | `/proc/self/autogroup` |
 //! | the priority of the init | getpriority(2) |
 //!
+//! The daemon lowers the CPU share of a run that takes long, which is not undone.
+//!
+//! A terminal of a run stays usable while the daemon holds its other end. No check shows that, but
+//! the command's process sends that end to the daemon by sendmsg(2).
+//!
 //! A descriptor of the run can live on in another run only if it was passed over a socket. The init
-//! sees calls of sendmsg(2) and sendmmsg(2) ([`super::init`]), and a sandbox in which there was one
-//! is not used again. The same holds for mq_open(3): nothing lists POSIX message queues. Mounts cannot
-//! be changed.
+//! sees the calls that pass descriptors ([`super::init`]), and a sandbox in which there was one is
+//! not used again. The same holds for calls that direct signals at process groups of later runs, and
+//! for mq_open(3): nothing lists POSIX message queues. Mounts cannot be changed.
 
 use std::ffi::CStr;
 
@@ -88,11 +93,7 @@ impl SandboxSnapshot {
             },
             session_nice: match first_bytes(priority::AUTOGROUP_PATH) {
                 Err(Errno::NOENT) => None,
-                text => match priority::session_nice(str::from_utf8(&text?).unwrap_or_default()) {
-                    // The daemon lowers the share of a run that takes long.
-                    Some(priority::COMMAND_NICE_INCREMENT) => Some(0),
-                    nice => nice,
-                },
+                text => priority::session_nice(str::from_utf8(&text?).unwrap_or_default()),
             },
             priority: getpriority_process(None)?,
         })

@@ -126,12 +126,15 @@ fn connect_and_execute(
     let image = ExecImage::relocate(image, header.argv, header.argc, header.envp, header.envc)
         .ok_or(Errno::BADMSG)?;
 
-    // A session of its own would be scheduled as a group of its own. Where many commands end soon,
-    // some of them then wait for tens of milliseconds.
     set_stage(Stage::Session);
     match header.stdio {
-        StdioLayout::Terminal(_) => setsid().map(drop)?,
-        StdioLayout::Descriptors { .. } => setpgid(None, None)?,
+        // A session of its own would be scheduled as a group of its own. Where many commands end
+        // soon, some of them then wait for tens of milliseconds.
+        StdioLayout::Descriptors { .. } if state.blueprint.level.has_namespaces() => {
+            setpgid(None, None)?;
+        }
+        // At L1, the session keeps the command from the group of the init.
+        StdioLayout::Descriptors { .. } | StdioLayout::Terminal(_) => setsid().map(drop)?,
     }
 
     let (stdin, stdout, stderr) = match (header.stdio, descriptors) {

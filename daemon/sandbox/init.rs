@@ -16,9 +16,9 @@
 //! The init starts another process only if the run left nothing in the sandbox ([`clean_check`]).
 //! That one may become another command of the same caller.
 //!
-//! A run could also leave a descriptor with a run that lives on, for example of a directory in
-//! `/tmp`, over a socket. The last filter therefore reports each call of sendmsg(2) and of a few
-//! others to the init, which lets it continue and then exits after the run. Seccomp does not ask for the
+//! A run could also exchange descriptors over a socket with a run that lives on, for example one of
+//! a directory in `/tmp`. The last filter therefore reports each call of sendmsg(2), recvmsg(2) and
+//! a few others to the init, which lets it continue and then exits after the run. Seccomp does not ask for the
 //! arguments: what memory holds could change after the decision.
 //!
 //! Both processes share the memory of the slot keeper until the command is executed: nothing here
@@ -56,7 +56,10 @@ use crate::daemon::sys::{
     call_watch::let_call_continue,
     denied_syscalls::unshare_user_namespace,
     fd::{close_all_except, inherited_fd},
-    process::{ResourceUsage, die_with_parent, exit_now, kill_all, reap_ended, wait_any},
+    process::{
+        ResourceUsage, cpu_time_with_children_us, die_with_parent, exit_now, kill_all, reap_ended,
+        wait_any,
+    },
     process_arena::SharedArea,
     set_process_name,
     signal::{enable_child_interrupts, install_signal_relay, wait_for_child_or_input},
@@ -135,7 +138,7 @@ pub(super) struct SandboxState {
     pub(super) errno: AtomicI32,
     /// Number of runs that have ended.
     pub(super) past_runs: AtomicU32,
-    /// CPU time of these runs in microseconds.
+    /// CPU time that these runs and the init have used, in microseconds.
     pub(super) past_cpu_us: AtomicU64,
 }
 
@@ -193,6 +196,8 @@ pub(super) fn run_init(area: &'static SharedArea<SandboxState>) -> ! {
         if !had_request || recycling.as_ref().is_none_or(|recycling| !recycling.is_clean(state)) {
             exit_now(0);
         }
+        state.past_cpu_us.store(cpu_time_with_children_us(), Ordering::Relaxed);
+        state.past_runs.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -213,9 +218,10 @@ impl Recycling {
     }
 
     /// Waits until a child has ended. Lets reported calls continue.
-    fn wait(&mut self) -> Result<(), Errno> {
+    fn wait(&mut self, state: &SandboxState) -> Result<(), Errno> {
         if wait_for_child_or_input(self.call_reports.as_fd())? {
-            self.was_call_reported = true;
+            // Before the command's process has its request, it receives this with a reported call.
+            self.was_call_reported |= state.stage.load(Ordering::Acquire) != 0;
             let_call_continue(self.call_reports.as_fd())?;
         }
         Ok(())
@@ -231,7 +237,7 @@ pub(super) fn wait_for_command_end(
 ) -> bool {
     let state = &area.state;
     let mut usage = ResourceUsage::default();
-    let status = wait_for_exit(command, &mut usage, recycling);
+    let status = wait_for_exit(state, command, &mut usage, recycling);
     let Some(stage) = Stage::from_number(state.stage.swap(0, Ordering::AcqRel)) else {
         return false;
     };
@@ -243,8 +249,6 @@ pub(super) fn wait_for_command_end(
         usage.add(ended.usage);
     }
     area.unmap_image();
-    state.past_cpu_us.fetch_add(usage.user_us + usage.system_us, Ordering::Relaxed);
-    state.past_runs.fetch_add(1, Ordering::Release);
 
     send_report(match state.errno.swap(0, Ordering::AcqRel) {
         0 => SandboxReport::Ended { status, usage },
@@ -256,6 +260,7 @@ pub(super) fn wait_for_command_end(
 /// Waits until `command` has ended, and returns its wait status. Reaps all other children too, and
 /// adds the usage of all.
 fn wait_for_exit(
+    state: &SandboxState,
     command: Pid,
     usage: &mut ResourceUsage,
     mut recycling: Option<&mut Recycling>,
@@ -264,7 +269,7 @@ fn wait_for_exit(
         let ended = match &mut recycling {
             None => wait_any().map(Some),
             Some(recycling) => match reap_ended() {
-                Ok(None) => recycling.wait().map(|()| None),
+                Ok(None) => recycling.wait(state).map(|()| None),
                 ended => ended,
             },
         };

@@ -15,7 +15,7 @@ use rustix::{
 };
 
 /// Nice increment of commands: it gives a tenth of the daemon's share.
-pub(super) const COMMAND_NICE_INCREMENT: i32 = 10;
+const COMMAND_NICE_INCREMENT: i32 = 10;
 /// The session's share of this process.
 pub(super) const AUTOGROUP_PATH: &CStr = c"/proc/self/autogroup";
 

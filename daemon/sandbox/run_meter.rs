@@ -60,7 +60,8 @@ pub(super) struct RunMeter {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct PastRuns {
     pub(super) count: u32,
-    /// CPU time of their processes in microseconds. `/proc` adds it to that of the init.
+    /// CPU time of their processes and of the init until their end, in microseconds. `/proc` counts
+    /// it for the init.
     pub(super) cpu_us: u64,
 }
 

@@ -28,10 +28,17 @@ pub(crate) fn load_filter(filter: &[Instruction]) -> Result<(), Errno> {
     load(filter, 0).map(|_| ())
 }
 
+/// Once a report is read, only a fatal signal interrupts the reported call.
+const WAIT_KILLABLE: usize = libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV as usize;
+
 /// As [`load_filter`], for a filter that reports calls. Returns the descriptor that the reports come
 /// from (seccomp_unotify(2)). Fails with EBUSY if an earlier filter of this thread has one.
 pub(crate) fn load_reporting_filter(filter: &[Instruction]) -> Result<OwnedFd, Errno> {
-    let listener = load(filter, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as usize)?;
+    let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as usize;
+    let listener = match load(filter, flags | WAIT_KILLABLE) {
+        Err(Errno::INVAL) => load(filter, flags), // before Linux 5.19
+        listener => listener,
+    }?;
     // SAFETY: the kernel has just made this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(listener as i32) })
 }

@@ -2,6 +2,8 @@
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
+use rustix::io::retry_on_intr;
+
 use super::{Errno, syscall::syscall};
 
 /// `struct seccomp_notif` of linux/seccomp.h.
@@ -48,5 +50,6 @@ pub(crate) fn let_call_continue(listener: BorrowedFd<'_>) -> Result<(), Errno> {
 fn control(listener: BorrowedFd<'_>, request: usize, argument: usize) -> Result<(), Errno> {
     let fd = listener.as_raw_fd() as u32 as usize;
     // SAFETY: the callers above pass a structure that the request reads or writes, zeroed first.
-    unsafe { syscall(libc::SYS_ioctl, [fd, request, argument, 0, 0, 0]) }.map(|_| ())
+    retry_on_intr(|| unsafe { syscall(libc::SYS_ioctl, [fd, request, argument, 0, 0, 0]) })
+        .map(|_| ())
 }

@@ -153,6 +153,23 @@ pub(super) unsafe fn spawn_sharing_memory(
     i32::try_from(child).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)
 }
 
+/// CPU time of this process and of its reaped descendants, in microseconds (getrusage(2)).
+pub(crate) fn cpu_time_with_children_us() -> u64 {
+    let time_of = |who: i32| {
+        // SAFETY: all-zero bytes are a valid rusage: it holds integers only.
+        let mut raw: libc::rusage = unsafe { std::mem::zeroed() };
+        let arguments = [who as isize as usize, (&raw mut raw) as usize, 0, 0, 0, 0];
+        // SAFETY: the kernel writes one rusage, alive here.
+        let read = unsafe { syscall(libc::SYS_getrusage, arguments) };
+        read.map_or(0, |_| micros(raw.ru_utime) + micros(raw.ru_stime))
+    };
+    time_of(libc::RUSAGE_SELF) + time_of(libc::RUSAGE_CHILDREN)
+}
+
+fn micros(time: libc::timeval) -> u64 {
+    (time.tv_sec as u64).saturating_mul(1_000_000).saturating_add(time.tv_usec as u64)
+}
+
 /// A child that has ended and was reaped.
 #[derive(Debug)]
 pub(crate) struct EndedChild {
@@ -188,12 +205,15 @@ fn reap(flags: i32) -> Result<Option<EndedChild>, Errno> {
         0,
         0,
     ];
-    // SAFETY: the kernel writes one status and one rusage, both alive here.
-    let child = retry_on_intr(|| unsafe { syscall(libc::SYS_wait4, arguments) })?;
-
-    let micros = |time: libc::timeval| {
-        (time.tv_sec as u64).saturating_mul(1_000_000).saturating_add(time.tv_usec as u64)
+    let child = loop {
+        // SAFETY: the kernel writes one status and one rusage, both alive here.
+        let child = retry_on_intr(|| unsafe { syscall(libc::SYS_wait4, arguments) })?;
+        // A child that asked to be traced also reports stops (ptrace(2)).
+        if child == 0 || !libc::WIFSTOPPED(status) {
+            break child;
+        }
     };
+
     Ok(Pid::from_raw(child as i32).map(|pid| EndedChild {
         pid,
         status,

@@ -92,6 +92,8 @@ fn surface_answers() -> Vec<(String, &'static str)> {
         "i/o priority of init",
         "i/o priority of init, more bits",
         "i/o priority of init's group",
+        "group of init",
+        "group of init, more bits",
         "i/o priority of the user",
         "i/o priority of the user by number",
         // This architecture does not have the call.

@@ -67,6 +67,13 @@ const TRACES: &[(&str, &str)] = &[
         "many messages in one call",
         "a, b = socket.socketpair(); assert libc.sendmmsg(a.fileno(), bytes(64), 0, 0) >= 0",
     ),
+    ("a received message", "a, b = socket.socketpair(); a.send(b'left'); b.recvmsg(9)"),
+    ("an owner of its output", "fcntl.fcntl(1, fcntl.F_SETOWN, -1)"),
+    (
+        "an owner of its output by ioctl",
+        "fcntl.ioctl(socket.socket(socket.AF_UNIX), 0x8901, struct.pack('i', -1))",
+    ),
+    ("a lowered share of a long run", "time.sleep(0.5)"),
     (
         "a message of a process that is gone",
         "a, b = socket.socketpair()\nif os.fork() == 0:\n  os.setsid()\n  a.sendmsg([b'left'])\n  os._exit(0)\nb.recv(10)",
@@ -78,7 +85,7 @@ async fn sandbox_is_discarded_for_whatever_a_run_leaves() {
     let daemon = one_place().start().await;
     for (what, script) in TRACES {
         recycle_once(&daemon).await;
-        let imports = "import ctypes, os, socket, struct, time\nlibc = ctypes.CDLL(None)\n";
+        let imports = "import ctypes, fcntl, os, socket, struct, time\nlibc = ctypes.CDLL(None)\n";
         daemon.output(argv(&["python3", "-B", "-c", &format!("{imports}{script}")])).await;
         assert_eq!(next_process(&daemon).await, 2, "{what}: the next run has a new sandbox");
     }
@@ -92,8 +99,6 @@ const CLEAN_COMMANDS: &[(&str, &str)] = &[
     ("a file in the workspace", "echo one >file; rm file; echo two >other"),
     ("background processes", "sleep 1000 & (setsid sleep 1000 &) ; trap '' TERM; exit 0"),
     ("attempts without effect", "touch /usr/left /proc/left; kill -9 1; renice -5 1; true"),
-    // The daemon has lowered its CPU share.
-    ("a longer run", "sleep 0.3"),
 ];
 
 #[tokio::test]
@@ -231,6 +236,52 @@ while True:
         open('seen', 'a').write(repr(seen))
     time.sleep(0.001)
 ";
+
+/// Receives an inotify instance, and adds watches of its directories to it.
+const WATCH_SCRIPT: &str = "
+import ctypes, socket, time
+end = socket.socket(socket.AF_UNIX)
+while end.connect_ex('meet'):
+    time.sleep(0.001)
+_, (watch,), _, _ = socket.recv_fds(end, 1, 1)
+for path in (b'/tmp', b'/dev/shm', b'/home/agent'):
+    assert ctypes.CDLL(None).inotify_add_watch(watch, path, 0x3c2) >= 0
+";
+
+/// Gives an inotify instance away, and writes what it reports of later runs to a file.
+const LENDING_SPY_SCRIPT: &str = "
+import array, ctypes, os, socket
+watch = ctypes.CDLL(None).inotify_init1(0)
+end = socket.socket(socket.AF_UNIX)
+end.bind('meet')
+end.listen()
+taker = end.accept()[0]
+taker.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [watch]))])
+taker.recv(1)
+taker.close()
+end.close()
+open('ready', 'w').close()
+while True:
+    event = os.read(watch, 4096)
+    open('seen', 'a').write(repr(event))
+";
+
+#[tokio::test]
+async fn lent_watches_show_nothing_of_later_runs() {
+    let daemon = Setup::new().workspace_table("[limits]\nconcurrent_runs = 2").start().await;
+    let mark = Mark::new();
+    let spy = daemon.spawn_run(mark.on(argv(&["python3", "-c", LENDING_SPY_SCRIPT])));
+    daemon.output(argv(&["python3", "-c", WATCH_SCRIPT])).await;
+    eventually("the spy continues", async || daemon.file("ready").exists()).await;
+
+    for _ in 0..30 {
+        daemon.output(shell("touch /tmp/secret /dev/shm/secret ~/secret; sleep 0.01")).await;
+    }
+    spy.abort();
+    mark.wait_until_gone().await;
+    let seen = std::fs::read_to_string(daemon.file("seen")).unwrap_or_default();
+    assert!(!seen.contains("secret"), "what the spy has seen of later runs: {seen}");
+}
 
 #[tokio::test]
 async fn passed_directories_show_nothing_of_later_runs() {

@@ -4,7 +4,7 @@
 use std::{fs, io, mem::ManuallyDrop, os::unix::fs::MetadataExt as _, path::Path};
 
 use rustix::process::{
-    Pid, Signal, getpid, getppid, set_child_subreaper, set_parent_process_death_signal, setsid,
+    Pid, Signal, getpid, getppid, set_child_subreaper, set_parent_process_death_signal,
 };
 
 use super::{
@@ -69,7 +69,6 @@ fn prepare_init(
 ) -> Result<&'static SharedArea<SandboxState>, StageFailure> {
     let failed = |what: &'static str| at_stage(Stage::RunNamespaces, what);
     install_signal_relay_and_kill().map_err(failed("installing signal handlers"))?;
-    setsid().map_err(failed("starting a session"))?;
     set_child_subreaper(Some(getpid())).map_err(failed("becoming a subreaper"))?;
     let abi = context.plan.landlock_abi;
     landlock_rules::scope_rules(abi)

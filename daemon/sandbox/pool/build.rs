@@ -24,7 +24,7 @@ use crate::daemon::{
     sandbox::{
         cgroup::{Cgroups, RunCgroup},
         channel::Channel,
-        kill::SlotOutcome,
+        kill::{SlotOutcome, kill_sandbox},
         level::IsolationLevel,
         limits::RunLimits,
         proxy_listener::ProxyListener,
@@ -151,8 +151,9 @@ async fn request_sandbox(
     let may_recycle =
         builder.recycled_limits.is_some_and(|recycled| limits.has_same_scratch_as(&recycled));
     let history = SandboxHistory::new(may_recycle);
+    let ready = receive_ready(&control).await?;
     let new = UsedSandbox { control, pidfd, history };
-    wait_until_ready(new, slot_outcome, builder, limits, scratch_directory).await
+    idle_sandbox(new, ready, slot_outcome, builder, limits, scratch_directory)
 }
 
 /// Waits until the init of a used sandbox has made it ready for another run. Returns `None` if the
@@ -162,39 +163,33 @@ pub(super) async fn recycle_sandbox(
     builder: &SlotBuilder,
     limits: &RunLimits,
 ) -> Option<(IdleSandbox, oneshot::Receiver<SlotOutcome>)> {
-    let (outcome_sender, outcome) = oneshot::channel();
-    let ready = wait_until_ready(used, outcome_sender, builder, limits, None);
-    let sandbox = timeout(BUILD_TIMEOUT, ready).await.ok()?.ok()?;
+    let UsedSandbox { control, pidfd, history } = used;
+    let ready = timeout(BUILD_TIMEOUT, receive_ready(&control)).await;
+    let Ok(Ok(ready)) = ready else {
+        // Its init has ended, as a rule.
+        kill_sandbox(&pidfd, builder.level);
+        return None;
+    };
+
+    let (slot_outcome, outcome) = oneshot::channel();
+    let used = UsedSandbox { control, pidfd, history };
+    let sandbox = idle_sandbox(used, ready, slot_outcome, builder, limits, None).ok()?;
     builder.counts.recycled.fetch_add(1, Ordering::Relaxed);
     Some((sandbox, outcome))
 }
 
-/// Waits for the sandbox's report that it is ready.
-async fn wait_until_ready(
-    UsedSandbox { control, pidfd, history }: UsedSandbox,
-    slot_outcome: oneshot::Sender<SlotOutcome>,
-    builder: &SlotBuilder,
-    limits: &RunLimits,
-    scratch_directory: Option<OsString>,
-) -> Result<IdleSandbox, StageFailure> {
+/// The process that becomes the command, by its ids in its own namespace and in the daemon's.
+struct ReadyProcess {
+    vpid: i32,
+    command: Option<Pid>,
+}
+
+/// Waits for a sandbox's report that it is ready.
+async fn receive_ready(control: &Channel) -> Result<ReadyProcess, StageFailure> {
     let mut report = [0; SANDBOX_REPORT_BYTES];
     let (received, _) = control.receive(&mut report).await.map_err(slot_keeper_failure)?;
     match SandboxReport::decode(report.get(..received.length).unwrap_or_default()) {
-        Some(SandboxReport::Ready { vpid }) => Ok(IdleSandbox {
-            cgroup: create_run_cgroup(builder, limits, received.sender)?,
-            control,
-            pidfd,
-            command: received.sender,
-            vpid,
-            history,
-            slot_outcome,
-            holder_requests: builder.holder_requests.clone(),
-            proxy_listener: builder.proxy_listener.clone(),
-            level: builder.level,
-            generation: builder.generation,
-            keeper: Arc::clone(&builder.keeper),
-            scratch_directory,
-        }),
+        Some(SandboxReport::Ready { vpid }) => Ok(ReadyProcess { vpid, command: received.sender }),
         Some(SandboxReport::Failed { stage, errno }) => {
             Err(build_failure(stage, errno, "building a sandbox"))
         }
@@ -204,6 +199,31 @@ async fn wait_until_ready(
             "a sandbox died while it was built",
         )),
     }
+}
+
+fn idle_sandbox(
+    UsedSandbox { control, pidfd, history }: UsedSandbox,
+    ReadyProcess { vpid, command }: ReadyProcess,
+    slot_outcome: oneshot::Sender<SlotOutcome>,
+    builder: &SlotBuilder,
+    limits: &RunLimits,
+    scratch_directory: Option<OsString>,
+) -> Result<IdleSandbox, StageFailure> {
+    Ok(IdleSandbox {
+        cgroup: create_run_cgroup(builder, limits, command)?,
+        control,
+        pidfd,
+        command,
+        vpid,
+        history,
+        slot_outcome,
+        holder_requests: builder.holder_requests.clone(),
+        proxy_listener: builder.proxy_listener.clone(),
+        level: builder.level,
+        generation: builder.generation,
+        keeper: Arc::clone(&builder.keeper),
+        scratch_directory,
+    })
 }
 
 /// Returns the sandbox's pidfd and, at L1, the path of its scratch directory (else empty).

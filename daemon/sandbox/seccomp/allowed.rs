@@ -186,7 +186,6 @@ pub(super) const ALLOWED_SYSCALLS: &[SyscallGroup] = &[
             libc::SYS_getppid,
             libc::SYS_gettid,
             libc::SYS_getpgid,
-            libc::SYS_setpgid,
             libc::SYS_getsid,
             libc::SYS_setsid,
             libc::SYS_set_tid_address,

@@ -43,7 +43,7 @@ use self::{
     file_bits::{BLOCK_DEVICE, CHARACTER_DEVICE, CREATE_FLAGS, FILE_TYPE, SET_ID_BITS},
     program::{
         ArgumentCondition, ArgumentDecision, ArgumentTest, REFUSE_EPERM, SyscallAction,
-        SyscallVerdict, assemble, refuse_if,
+        SyscallVerdict, assemble, refuse_if, report_if,
     },
 };
 use crate::daemon::sys::{Errno, bpf::Instruction};
@@ -176,6 +176,8 @@ const ARGUMENT_DECIDED_SYSCALLS: &[(i64, SyscallAction)] = &[
     (libc::SYS_sched_setscheduler, refuse_if!(ArgumentCondition::Equals(0, 1))),
     (libc::SYS_sched_setparam, refuse_if!(ArgumentCondition::Equals(0, 1))),
     (libc::SYS_sched_setaffinity, refuse_if!(ArgumentCondition::Equals(0, 1))),
+    // In the group of the init, a command could change the init's priority with its own group's.
+    (libc::SYS_setpgid, refuse_if!(ArgumentCondition::Equals(1, 1))),
     // These two calls also reach the init by its group and its user: PRIO_PROCESS, PRIO_PGRP, and
     // all of PRIO_USER. A command can still tune itself and its children.
     (libc::SYS_setpriority, not_of_init!(0, 1, 2)),
@@ -232,9 +234,38 @@ const BUILD_SYSCALLS: &[(i64, SyscallAction)] = &[
     (libc::SYS_unshare, SyscallAction::Refuse(Errno::PERM)),
 ];
 
-/// Calls after which a run may leave what its init cannot see: a descriptor with a process of another
-/// run (unix(7), SCM_RIGHTS), or a POSIX message queue.
-const REPORTED_SYSCALLS: &[i64] = &[libc::SYS_sendmsg, libc::SYS_sendmmsg, libc::SYS_mq_open];
+/// Calls after which a run may leave what its init cannot see:
+///
+/// * a descriptor that it gave to another run, or received from one and bound to its own files, as
+///   inotify(7) does (unix(7), SCM_RIGHTS),
+/// * the address of a signal in an open file that the daemon or another run holds (fcntl(2),
+///   F_SETOWN): process groups of the next run have the same numbers,
+/// * a POSIX message queue.
+const REPORTED_SYSCALLS: &[(i64, SyscallAction)] = &[
+    (libc::SYS_sendmsg, SyscallAction::Report),
+    (libc::SYS_sendmmsg, SyscallAction::Report),
+    (libc::SYS_recvmsg, SyscallAction::Report),
+    (libc::SYS_recvmmsg, SyscallAction::Report),
+    (libc::SYS_mq_open, SyscallAction::Report),
+    (
+        libc::SYS_fcntl,
+        report_if!(
+            ArgumentCondition::Equals(1, F_SETOWN),
+            ArgumentCondition::Equals(1, F_SETOWN_EX)
+        ),
+    ),
+    (
+        libc::SYS_ioctl,
+        report_if!(
+            ArgumentCondition::Equals(1, FIOSETOWN),
+            ArgumentCondition::Equals(1, SIOCSPGRP)
+        ),
+    ),
+];
+const F_SETOWN: u32 = 8;
+const F_SETOWN_EX: u32 = 15;
+const FIOSETOWN: u32 = 0x8901;
+const SIOCSPGRP: u32 = 0x8902;
 
 /// The two parts of the filter.
 #[derive(Debug)]
@@ -277,9 +308,9 @@ impl SeccompFilters {
         }
 
         let mut reporting = closing.clone();
-        for number in REPORTED_SYSCALLS {
+        for (number, action) in REPORTED_SYSCALLS {
             if let Some(entry) = reporting.get_mut(action_index(*number)) {
-                *entry = SyscallAction::Report;
+                *entry = *action;
             }
         }
 

@@ -27,7 +27,6 @@ const fn argument_offset(index: u32) -> u32 {
 pub(super) enum SyscallAction {
     Allow,
     Refuse(Errno),
-    /// Reports the call to the process that loaded the filter, which lets it continue.
     Report,
     /// Decides by the arguments. Seccomp sees their values, but not what they point to.
     Decide(ArgumentDecision),
@@ -67,6 +66,8 @@ pub(super) enum ArgumentCondition {
 pub(super) enum SyscallVerdict {
     Allow,
     Refuse(Errno),
+    /// Reports the call to the process that loaded the filter, which lets it continue.
+    Report,
 }
 
 pub(super) const REFUSE_EPERM: SyscallVerdict = SyscallVerdict::Refuse(Errno::PERM);
@@ -78,6 +79,14 @@ macro_rules! refuse_if {
     };
 }
 pub(super) use refuse_if;
+
+/// Reports a call if one of these conditions holds, and allows it.
+macro_rules! report_if {
+    ($($condition:expr),+ $(,)?) => {
+        SyscallAction::Decide(ArgumentDecision { tests: &[$(ArgumentTest { all: &[$condition], then: SyscallVerdict::Report }),+], otherwise: SyscallVerdict::Allow })
+    };
+}
+pub(super) use report_if;
 
 /// Assembles the filter that applies `actions[n]` to call number n, and `beyond` to higher numbers.
 /// A call of another architecture kills the process, because its numbers mean something else.
@@ -122,7 +131,7 @@ fn action_program(action: SyscallAction) -> Vec<Instruction> {
     match action {
         SyscallAction::Allow => vec![verdict_instruction(SyscallVerdict::Allow)],
         SyscallAction::Refuse(errno) => vec![verdict_instruction(SyscallVerdict::Refuse(errno))],
-        SyscallAction::Report => vec![instruction(RETURN, libc::SECCOMP_RET_USER_NOTIF)],
+        SyscallAction::Report => vec![verdict_instruction(SyscallVerdict::Report)],
         SyscallAction::Decide(decision) => {
             let mut code: Vec<Instruction> = decision.tests.iter().flat_map(test_program).collect();
             code.push(verdict_instruction(decision.otherwise));
@@ -159,6 +168,7 @@ fn test_program(test: &ArgumentTest) -> Vec<Instruction> {
 fn verdict_instruction(verdict: SyscallVerdict) -> Instruction {
     match verdict {
         SyscallVerdict::Allow => instruction(RETURN, libc::SECCOMP_RET_ALLOW),
+        SyscallVerdict::Report => instruction(RETURN, libc::SECCOMP_RET_USER_NOTIF),
         SyscallVerdict::Refuse(errno) => instruction(
             RETURN,
             libc::SECCOMP_RET_ERRNO | (errno.raw_os_error().unsigned_abs() & 0xffff),

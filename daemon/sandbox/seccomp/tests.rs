@@ -45,6 +45,9 @@ const ARGUMENT_CASES: &[ArgumentCase] = &[
     ("chown to itself", libc::SYS_fchownat, [0, 0, 1000, 1001], 0),
     ("lchown to root", libc::SYS_fchownat, [0, 0, 0, 0], libc::EPERM),
     ("fchown to root", libc::SYS_fchown, [3, 0, 0, 0], libc::EPERM),
+    ("setpgid to the group of init", libc::SYS_setpgid, [0, 1, 0, 0], libc::EPERM),
+    ("setpgid, more bits", libc::SYS_setpgid, [0, 0x1_0000_0001, 0, 0], libc::EPERM),
+    ("setpgid to a group of its own", libc::SYS_setpgid, [0, 0, 0, 0], 0),
     ("clone of a process", libc::SYS_clone, [17, 0, 0, 0], 0),
     ("clone of a thread", libc::SYS_clone, [0x3d_0f00, 0, 0, 0], 0),
     ("clone with a user namespace", libc::SYS_clone, [0x1000_0011, 0, 0, 0], libc::EPERM),
@@ -137,10 +140,45 @@ fn filters_decide_by_arguments() {
     }
 }
 
+/// A sandbox that is recycled refuses what others refuse, and reports what could outlive a run.
+#[test]
+fn recycled_sandboxes_report_what_could_outlive_a_run() {
+    let filters = SeccompFilters::new(false, USER);
+    let verdict =
+        |number, arguments| evaluate(&filters.closing_and_reporting, AUDIT_ARCH, number, arguments);
+    for (call, number, arguments) in [
+        ("sendmsg", libc::SYS_sendmsg, [0; 4]),
+        ("sendmmsg", libc::SYS_sendmmsg, [0; 4]),
+        ("recvmsg", libc::SYS_recvmsg, [0; 4]),
+        ("recvmmsg", libc::SYS_recvmmsg, [0; 4]),
+        ("mq_open", libc::SYS_mq_open, [0; 4]),
+        ("F_SETOWN", libc::SYS_fcntl, [0, 8, 0, 0]),
+        ("F_SETOWN, more bits", libc::SYS_fcntl, [0, 0x1_0000_0008, 0, 0]),
+        ("F_SETOWN_EX", libc::SYS_fcntl, [0, 15, 0, 0]),
+        ("FIOSETOWN", libc::SYS_ioctl, [0, 0x8901, 0, 0]),
+        ("SIOCSPGRP", libc::SYS_ioctl, [0, 0x8902, 0, 0]),
+    ] {
+        assert_eq!(verdict(number, arguments), libc::SECCOMP_RET_USER_NOTIF, "{call}");
+    }
+    for number in [libc::SYS_read, libc::SYS_fcntl, libc::SYS_ioctl, libc::SYS_sendto] {
+        assert_eq!(verdict(number, [0; 4]), libc::SECCOMP_RET_ALLOW, "{number}");
+    }
+    for (number, _) in super::BUILD_SYSCALLS {
+        let arguments = [u64::from(super::NAMESPACE_FLAGS), 0, 0, 0];
+        let expected = evaluate(&filters.closing, AUDIT_ARCH, *number, arguments);
+        assert_eq!(verdict(*number, arguments), expected, "{number}");
+    }
+}
+
 #[test]
 fn calls_of_other_architectures_kill_the_process() {
     let filters = SeccompFilters::new(true, USER);
-    let programs = [filters.inherited, filters.closing, no_namespaces::assemble_filter()];
+    let programs = [
+        filters.inherited,
+        filters.closing,
+        filters.closing_and_reporting,
+        no_namespaces::assemble_filter(),
+    ];
     let mut foreign = 0;
     for (name, architecture) in FOREIGN_ARCHITECTURES.iter().filter(|(_, id)| *id != AUDIT_ARCH) {
         foreign += 1;

@@ -148,6 +148,8 @@ static void priorities(void)
     answer("i/o priority of init's group", CALL(ioprio_set, 2, 1, IDLE));
     answer("i/o priority of the user", CALL(ioprio_set, 3, 0, IDLE));
     answer("i/o priority of the user by number", CALL(ioprio_set, 3, getuid(), IDLE));
+    answer("group of init", CALL(setpgid, 0, 1));
+    answer("group of init, more bits", CALL(setpgid, 0, MORE_BITS | 1));
     answer("init is as it was", getpriority(PRIO_PROCESS, 1) == before ? 0 : -1);
     answer("own priority", CALL(setpriority, PRIO_PROCESS, 0, 15));
     answer("own group's priority", CALL(setpriority, PRIO_PGRP, 0, 15));
