@@ -13,13 +13,13 @@
 //!   exits, or starts another process
 //! ```
 //!
-//! The init starts another process only if the run left nothing in the sandbox ([`clean_check`]).
-//! That one may become another command of the same caller.
+//! The init starts another process only if the run left nothing in the sandbox
+//! ([`super::clean_check`]). That one may become another command of the same caller.
 //!
 //! A run could also exchange descriptors over a socket with a run that lives on, for example one of
 //! a directory in `/tmp`. The last filter therefore reports each call of sendmsg(2), recvmsg(2) and
-//! a few others to the init, which lets it continue and then exits after the run. Seccomp does not ask for the
-//! arguments: what memory holds could change after the decision.
+//! a few others to the init, which lets it continue and then exits after the run. Most are reported
+//! whatever their arguments: what memory holds could change after the decision.
 //!
 //! Both processes share the memory of the slot keeper until the command is executed: nothing here
 //! allocates, locks, panics or touches thread-local storage. The init completes every step that does
