@@ -67,3 +67,15 @@ print_first_command() {
   awk -v "file=${1##*/}" -v "bytes=$(stat --format %s "$1")" -v "started=$2" -v "now=$EPOCHREALTIME" \
     'BEGIN { printf "%s: %s bytes, the first command ended after %.1f s\n", file, bytes, now - started }'
 }
+
+# unset_variables_of_cargo: those that cargo sets for tests and programs that it starts. With them, cargo would compile again what it has compiled from a
+# shell, and once more from the next shell.
+unset_variables_of_cargo() {
+  local name
+  while read -r name; do
+    case $name in
+      CARGO_HOME | CARGO_TARGET_DIR | CARGO_TERM_* | CARGO_BUILD_* | CARGO_NET_* | CARGO_PROFILE_* | CARGO_INCREMENTAL) ;;
+      *) unset "$name" ;;
+    esac
+  done < <(compgen -v CARGO || true)
+}

@@ -3,13 +3,8 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-# Variables that cargo sets for tests and programs that it starts. They would make a build differ from that of a shell.
-while read -r name; do
-  case $name in
-    CARGO_HOME | CARGO_TARGET_DIR | CARGO_TERM_* | CARGO_BUILD_* | CARGO_NET_* | CARGO_PROFILE_* | CARGO_INCREMENTAL) ;;
-    *) unset "$name" ;;
-  esac
-done < <(compgen -v CARGO || true)
+source tests/deploy/tools.sh
+unset_variables_of_cargo
 
 # shellcheck source=deploy/release/cross-environment
 source deploy/release/cross-environment

@@ -17,6 +17,7 @@ source tests/deploy/tools.sh
 source tests/deploy/kubernetes.sh
 deploy/release/install-packages binutils buildah mmdebstrap
 install_kubernetes_tools
+unset_variables_of_cargo
 
 # A static program without a build for another target: only the last step differs from `cargo build`.
 cargo rustc --quiet --locked --bin jig --config "build.build-dir='${CARGO_TARGET_DIR:-$PWD/target}'" --target-dir "$tools/static" -- \
