@@ -91,7 +91,7 @@
 //! 8. **Execute.** The tool runs in a task of its own. A caller that disconnects cancels it; with a
 //!    request id, the call continues for `requests.detached_timeout`. `run` takes an idle sandbox
 //!    from the workspace's pool, sends it the command, reads its output, and waits until every
-//!    process of the sandbox is gone.
+//!    process of the run is gone.
 //! 9. **Record the end and reply.** The event log gets `tool_call_finished`, the audit log a line, the
 //!    span ends, and the permits are released. The reply is stored for duplicates, and the caller gets it.
 //!
@@ -165,7 +165,8 @@
 //! * **A tool is described once**, in its proto file: names, limits and defaults are read from
 //!   there.
 //! * **`unsafe` occurs in `daemon/sys` alone.**
-//! * **Every command runs in a sandbox.** There is no option to run one without.
+//! * **Every command runs in a sandbox.** There is no option to run one without. A sandbox that had
+//!   an earlier run serves the same caller only, and only if that run left nothing in it.
 
 pub mod api;
 #[cfg(feature = "client")]

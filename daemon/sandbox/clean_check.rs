@@ -8,7 +8,7 @@
 //! |---|---|
 //! | files, also unlinked ones that are still open | free inodes and blocks of each tmpfs (statfs(2)) |
 //! | modes, owners, times and attributes of the top directories | statx(2), listxattr(2) |
-//! | terminals, and changed modes of `/dev/ptmx` | the same |
+//! | modes and attributes of `/dev/pts` and `/dev/ptmx` | the same |
 //! | segments, semaphores and message queues of System V | their number |
 //! | sockets of the network namespace | their number (see [`super::netns_check`]) |
 //! | the CPU share of the session | `/proc/self/autogroup` |

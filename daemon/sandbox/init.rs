@@ -46,7 +46,6 @@ use super::{
     plan::{NetworkMode, SANDBOX_HOME},
     probe::GuardedTargets,
     root::EMPTY_DIRECTORY,
-    run_meter::PastRuns,
     stage::Stage,
     wire::{SandboxReport, send_bytes},
 };
@@ -136,9 +135,7 @@ pub(super) struct SandboxState {
     pub(super) stage: AtomicU32,
     /// Error number of that step; 0 unless it failed.
     pub(super) errno: AtomicI32,
-    /// Number of runs that have ended.
-    pub(super) past_runs: AtomicU32,
-    /// CPU time that these runs and the init have used, in microseconds.
+    /// CPU time of the runs that have ended and of the init, in microseconds. Grows with each run.
     pub(super) past_cpu_us: AtomicU64,
 }
 
@@ -160,16 +157,7 @@ impl SandboxState {
             control,
             stage: AtomicU32::new(0),
             errno: AtomicI32::new(0),
-            past_runs: AtomicU32::new(0),
             past_cpu_us: AtomicU64::new(0),
-        }
-    }
-
-    /// The runs that have ended.
-    pub(super) fn past_runs(&self) -> PastRuns {
-        PastRuns {
-            count: self.past_runs.load(Ordering::Acquire),
-            cpu_us: self.past_cpu_us.load(Ordering::Relaxed),
         }
     }
 
@@ -196,8 +184,7 @@ pub(super) fn run_init(area: &'static SharedArea<SandboxState>) -> ! {
         if !had_request || recycling.as_ref().is_none_or(|recycling| !recycling.is_clean(state)) {
             exit_now(0);
         }
-        state.past_cpu_us.store(cpu_time_with_children_us(), Ordering::Relaxed);
-        state.past_runs.fetch_add(1, Ordering::Release);
+        state.past_cpu_us.store(cpu_time_with_children_us(), Ordering::Release);
     }
 }
 

@@ -6,15 +6,16 @@
 //!      └─ launcher       process 1 of its namespaces: its death kills all below
 //!          └─ template   one per workspace: its root built and pivoted into
 //!              └─ slot keeper     user and network namespace of one slot of the pool
-//!                  └─ init        process 1 of a run: builds the sandbox before a request
+//!                  └─ init        process 1 of its namespaces: builds the sandbox before a request
 //!                      └─ command process 2: receives the request, executes it. After a run that
 //!                                 left nothing, the init starts another
 //! ```
 //!
 //! For each sandbox the daemon receives a control socket and a pidfd, and then talks to the sandbox
 //! directly. It responds to the client when the sandbox reports that the command has ended and that
-//! no process of it is left. The namespaces are torn down or recycled after that. A killed sandbox is gone when
-//! the pidfd of its init says so, not when its socket closes: processes may still live then.
+//! no process of it is left. The namespaces are torn down or recycled after that. A killed sandbox
+//! is gone when the pidfd of its init says so, not when its socket closes: processes may still live
+//! then.
 //!
 //! Everything fails closed: a step that fails is reported as a [`stage::StageFailure`] with its
 //! name. The isolation level of a workspace is decided once, when the daemon starts

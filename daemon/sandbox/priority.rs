@@ -39,8 +39,8 @@ pub(super) fn session_nice(text: &str) -> Option<i32> {
     nice.parse().ok()
 }
 
-/// Lowers the share of a command's session, unless it is low enough. Without
-/// CAP_SYS_ADMIN the kernel permits ten such writes a second, over all sessions of the machine.
+/// Lowers the share of a command's session, unless it is low enough. Without CAP_SYS_ADMIN the
+/// kernel permits ten such writes a second, over all sessions of the machine.
 pub(super) fn lower_session_share(command: Pid) {
     let path = format!("/proc/{}/autogroup", command.as_raw_nonzero());
     let text = fs::read_to_string(&path).unwrap_or_default();

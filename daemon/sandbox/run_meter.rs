@@ -52,28 +52,22 @@ const USER_HZ: u64 = 100;
 #[derive(Debug)]
 pub(super) struct RunMeter {
     init: Pid,
-    past_runs: PastRuns,
+    /// CPU time of the sandbox's earlier runs and of the init until their end, in microseconds.
+    /// `/proc` counts it for the init.
+    past_cpu_us: u64,
     counter: ObjectCounter,
-}
-
-/// The runs that a sandbox had before the present one.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct PastRuns {
-    pub(super) count: u32,
-    /// CPU time of their processes and of the init until their end, in microseconds. `/proc` counts
-    /// it for the init.
-    pub(super) cpu_us: u64,
 }
 
 impl RunMeter {
     pub(super) fn new(init: Pid) -> Self {
-        Self { init, past_runs: PastRuns::default(), counter: ObjectCounter::new() }
+        Self { init, past_cpu_us: 0, counter: ObjectCounter::new() }
     }
 
-    /// Starts over if the sandbox has another run since the last measurement.
-    pub(super) fn set_past_runs(&mut self, past_runs: PastRuns) {
-        if self.past_runs != past_runs {
-            self.past_runs = past_runs;
+    /// Starts over if the sandbox has another run since the last measurement: the CPU time of its
+    /// earlier runs then differs.
+    pub(super) fn start_run_after(&mut self, past_cpu_us: u64) {
+        if self.past_cpu_us != past_cpu_us {
+            self.past_cpu_us = past_cpu_us;
             self.counter = ObjectCounter::new();
         }
     }
@@ -92,7 +86,7 @@ impl RunMeter {
         let mut usages: Vec<ProcessUsage> =
             processes.iter().filter_map(|pid| ProcessUsage::read_process(*pid)).collect();
         let cpu_us: u64 = usages.iter().map(|usage| usage.cpu_us).sum();
-        let cpu_us = cpu_us.saturating_sub(self.past_runs.cpu_us);
+        let cpu_us = cpu_us.saturating_sub(self.past_cpu_us);
         // The init's memory is the slot keeper's, or at L1 a copy of it. It does not belong to the
         // run.
         usages.retain(|usage| usage.process.pid != init);

@@ -10,6 +10,7 @@ use std::{
     fs,
     os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
     path::PathBuf,
+    sync::atomic::Ordering,
 };
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -159,7 +160,7 @@ impl SlotState {
         let file_systems = self.own_file_systems();
         let (arena, meter) = self.newest.as_mut()?;
         if let Some(state) = self.arenas.get(*arena).and_then(ProcessArena::state) {
-            meter.set_past_runs(state.past_runs());
+            meter.start_run_after(state.past_cpu_us.load(Ordering::Acquire));
         }
         Some(meter.measure(bounds, file_systems))
     }

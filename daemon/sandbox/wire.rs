@@ -42,7 +42,7 @@ pub(super) enum KeeperRequest {
     /// What to build sandboxes from. Sent first, with the workspaces' directories.
     Plan(SandboxPlan),
     StartTemplate(TemplateSpec),
-    /// Lower the CPU share of the session that the process with this id leads. Has no reply.
+    /// Lower the CPU share of the session of the process with this id. Has no reply.
     LowerCpuShare(i32),
 }
 

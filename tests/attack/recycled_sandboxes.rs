@@ -182,7 +182,7 @@ async fn killed_run_ends_its_sandbox() {
     let request = RunRequest { timeout_sec: Some(1), ..shell("trap '' TERM; sleep 1000") };
     let response = daemon.run(request).await;
     assert!(response.exit_code.is_none(), "{response:?}");
-    assert!(next_process(&daemon).await <= 2);
+    assert_eq!(next_process(&daemon).await, 2);
 }
 
 /// Sends descriptors of its directories, and watches of them, to the process that listens in the
@@ -258,37 +258,32 @@ while True:
     open('seen', 'a').write(repr(event))
 ";
 
-#[tokio::test]
-async fn lent_watches_show_nothing_of_later_runs() {
+/// Runs `spy`, which lives on, and once `partner`, which exchanges descriptors with it. Returns what the
+/// spy has seen of later runs.
+async fn seen_of_later_runs(spy: &str, partner: &str) -> String {
     let daemon = Setup::new().workspace_table("[limits]\nconcurrent_runs = 2").start().await;
     let mark = Mark::new();
-    let spy = daemon.spawn_run(mark.on(argv(&["python3", "-c", LENDING_SPY_SCRIPT])));
-    daemon.output(argv(&["python3", "-c", WATCH_SCRIPT])).await;
-    eventually("the spy continues", async || daemon.file("ready").exists()).await;
+    let spy = daemon.spawn_run(mark.on(argv(&["python3", "-c", spy])));
+    daemon.output(argv(&["python3", "-c", partner])).await;
+    eventually("the spy has the descriptors", async || daemon.file("ready").exists()).await;
 
     for _ in 0..30 {
         daemon.output(shell("touch /tmp/secret /dev/shm/secret ~/secret; sleep 0.01")).await;
     }
     spy.abort();
     mark.wait_until_gone().await;
-    let seen = std::fs::read_to_string(daemon.file("seen")).unwrap_or_default();
+    std::fs::read_to_string(daemon.file("seen")).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn lent_watches_show_nothing_of_later_runs() {
+    let seen = seen_of_later_runs(LENDING_SPY_SCRIPT, WATCH_SCRIPT).await;
     assert!(!seen.contains("secret"), "what the spy has seen of later runs: {seen}");
 }
 
 #[tokio::test]
 async fn passed_directories_show_nothing_of_later_runs() {
-    let daemon = Setup::new().workspace_table("[limits]\nconcurrent_runs = 2").start().await;
-    let mark = Mark::new();
-    let spy = daemon.spawn_run(mark.on(argv(&["python3", "-c", SPY_SCRIPT])));
-    daemon.output(argv(&["python3", "-c", PASS_SCRIPT])).await;
-    eventually("the spy has the directories", async || daemon.file("ready").exists()).await;
-
-    for _ in 0..30 {
-        daemon.output(shell("touch /tmp/secret /dev/shm/secret ~/secret; sleep 0.01")).await;
-    }
-    spy.abort();
-    mark.wait_until_gone().await;
-    let seen = std::fs::read_to_string(daemon.file("seen")).unwrap_or_default();
+    let seen = seen_of_later_runs(SPY_SCRIPT, PASS_SCRIPT).await;
     assert_eq!(seen, "", "what the spy has seen of later runs");
 }
 
@@ -309,8 +304,7 @@ async fn queued_signals_reach_no_later_run() {
 async fn programs_that_send_many_messages_work() {
     let daemon = one_place().start().await;
     let script = "
-import socket, threading, time
-started = time.monotonic()
+import socket, threading
 a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
 def send():
     for _ in range(2000):
