@@ -11,10 +11,10 @@
 //! | modes and attributes of `/dev/pts` and `/dev/ptmx` | the same |
 //! | segments, semaphores and message queues of System V | their number |
 //! | sockets of the network namespace | their number (see [`super::netns_check`]) |
-//! | the CPU share of the session | `/proc/self/autogroup` |
 //! | the priority of the init | getpriority(2) |
 //!
-//! The daemon lowers the CPU share of a run that takes long, which is not undone.
+//! The CPU share of the session is no difference: it is that of all commands of the workspace
+//! ([`super::priority`]).
 //!
 //! A terminal of a run stays usable while the daemon holds its other end. No check shows that, but
 //! the command's process sends that end to the daemon by sendmsg(2).
@@ -35,7 +35,6 @@ use rustix::{
 use super::{
     netns_check::{SOCKSTAT_PATH, count_sockets},
     plan::NetworkMode,
-    priority,
 };
 use crate::daemon::sys::{Errno, ipc::sysv_object_count};
 
@@ -49,8 +48,6 @@ pub(super) struct SandboxSnapshot {
     sysv_objects: u32,
     /// Sockets of the network namespace. `None` with the network `host`, where they are not the run's.
     sockets: Option<u64>,
-    /// Nice value of the session. `None` on a kernel that does not schedule sessions as groups.
-    session_nice: Option<i32>,
     priority: i32,
 }
 
@@ -65,9 +62,6 @@ struct PathSnapshot {
     /// Length of the list of extended attributes.
     xattr_list_bytes: usize,
 }
-
-/// The first bytes of a file of `/proc`.
-type FileStart = [u8; 64];
 
 impl SandboxSnapshot {
     /// Takes the present state. Called by the init, which allocates nothing.
@@ -86,14 +80,13 @@ impl SandboxSnapshot {
             sockets: match network {
                 NetworkMode::Host => None,
                 NetworkMode::None | NetworkMode::Proxy => {
-                    let counts = first_bytes(SOCKSTAT_PATH)?;
+                    let mut counts = [0; 64];
+                    let file =
+                        open(SOCKSTAT_PATH, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+                    read(file, &mut counts)?;
                     let text = str::from_utf8(&counts).unwrap_or_default();
                     Some(count_sockets(text).ok_or(Errno::IO)?)
                 }
-            },
-            session_nice: match first_bytes(priority::AUTOGROUP_PATH) {
-                Err(Errno::NOENT) => None,
-                text => priority::session_nice(str::from_utf8(&text?).unwrap_or_default()),
             },
             priority: getpriority_process(None)?,
         })
@@ -120,11 +113,4 @@ impl PathSnapshot {
             },
         })
     }
-}
-
-fn first_bytes(path: &CStr) -> Result<FileStart, Errno> {
-    let mut bytes = [0; 64];
-    let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    read(file, &mut bytes)?;
-    Ok(bytes)
 }

@@ -33,7 +33,7 @@ use std::{
 
 use rustix::{
     mount::{MountFlags, mount, mount_bind},
-    process::{Pid, Resource, Rlimit, setrlimit, setsid},
+    process::{Pid, Resource, Rlimit, setpgid, setrlimit},
     thread::{SecureComputingMode, secure_computing_mode},
 };
 
@@ -288,7 +288,8 @@ fn build_sandbox(state: &SandboxState) -> Result<Option<Recycling>, StageError> 
     }
     close_all_except(state.control).map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
     set_open_files_limit(&blueprint.limits)?;
-    setsid().map_err(|errno| StageError(Stage::Session, errno))?;
+    // The session is that of the template.
+    setpgid(None, None).map_err(|errno| StageError(Stage::Session, errno))?;
 
     mount_proc(blueprint)?;
     mount_scratch(&state.scratch)?;

@@ -138,7 +138,7 @@ impl KeeperState {
                 Ok(Some((KeeperRequest::StartTemplate(spec), _))) => spec,
                 Ok(Some((KeeperRequest::LowerCpuShare(command), _))) => {
                     if let Some(command) = Pid::from_raw(command) {
-                        priority::lower_session_share(command);
+                        priority::lower_share_of_long_run(command);
                     }
                     continue;
                 }

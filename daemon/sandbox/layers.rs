@@ -219,8 +219,8 @@ impl Isolation {
                 "cgroup v2: cpu.weight, all runs together a tenth of the daemon's; cpu.max enforces limits.cpus"
             }
             MemoryAccounting::Cgroups(_) | MemoryAccounting::Watchdog(_) => {
-                "commands run at nice +10 relative to the daemon, and so do their sessions where sessions have shares (autogroup); a command can make more \
-                 sessions, or raise the share of its own. limits.cpus needs cgroups of version 2 with the controller cpu, which this daemon does not have"
+                "commands run at nice +10 relative to the daemon, and at nice 19 once they take long; where sessions have shares (autogroup), the commands of a workspace \
+                 share one, and a command can make more sessions. limits.cpus needs cgroups of version 2 with the controller cpu, which this daemon does not have"
             }
         };
         self.layer_with_remedy("cpu_share", self.level > IsolationLevel::L0, detail.to_owned())

@@ -1,23 +1,23 @@
 //! CPU shares of commands: lower than those of the daemon and of clients on this machine, so that
-//! the daemon responds in time while commands use all CPUs.
+//! the daemon responds in time while commands use all CPUs. A run that takes long has less than a
+//! short one.
 //!
 //! Linux gives each process a share by its nice value. Where sessions are scheduled as groups, nice
 //! values only count within a session, and each session has a share by a nice value of its own
-//! (sched(7), "The autogroup feature"). There, a command that starts sessions has a share for each,
-//! and can raise its own again: this mechanism handles many processes, not malice. Cgroups with the
-//! controller `cpu` take precedence over both.
+//! (sched(7), "The autogroup feature"). The commands of a workspace are in one session, so their nice
+//! values count among them. A command with a terminal leads a session of its own.
+//!
+//! A command that starts sessions has a share for each: this mechanism handles many processes, not
+//! malice. Cgroups with the controller `cpu` take precedence over both.
 
-use std::{ffi::CStr, fs, sync::OnceLock};
+use std::fs;
 
-use rustix::{
-    fs::{Access, access},
-    process::{Pid, getpriority_process, getsid, setpriority_process},
-};
+use rustix::process::{Pid, getpriority_process, getsid, setpriority_pgrp, setpriority_process};
 
 /// Nice increment of commands: it gives a tenth of the daemon's share.
 const COMMAND_NICE_INCREMENT: i32 = 10;
-/// The session's share of this process.
-pub(super) const AUTOGROUP_PATH: &CStr = c"/proc/self/autogroup";
+/// Nice value of runs that take long: a seventh of the share of a command that has just started.
+const LONG_RUN_NICE: i32 = 19;
 
 /// Lowers the share of this process before it becomes a command. Allocates nothing.
 pub(super) fn lower_own_share() {
@@ -26,29 +26,27 @@ pub(super) fn lower_own_share() {
         .and_then(|nice| setpriority_process(None, nice + COMMAND_NICE_INCREMENT));
 }
 
-/// Whether this host schedules sessions as groups.
-pub(super) fn has_autogroups() -> bool {
-    static HAS_AUTOGROUPS: OnceLock<bool> = OnceLock::new();
-    *HAS_AUTOGROUPS.get_or_init(|| access(AUTOGROUP_PATH, Access::EXISTS).is_ok())
-}
-
-/// The nice value in the text of [`AUTOGROUP_PATH`], such as `/autogroup-17 nice 0`. Allocates
-/// nothing.
-pub(super) fn session_nice(text: &str) -> Option<i32> {
+/// The nice value in the text of `/proc/PID/autogroup`, such as `/autogroup-17 nice 0`.
+fn session_nice(text: &str) -> Option<i32> {
     let (_, nice) = text.lines().next()?.rsplit_once(' ')?;
     nice.parse().ok()
 }
 
-/// Lowers the share of a command's session, unless it is low enough. Without CAP_SYS_ADMIN the
-/// kernel permits ten such writes a second, over all sessions of the machine.
-pub(super) fn lower_session_share(command: Pid) {
+/// Lowers the share of a run that takes long: that of the command's process group, and that of its
+/// session if it leads one. If it does not, undoes what a command has done to the share of the session,
+/// in which others run too.
+///
+/// Without CAP_SYS_ADMIN the kernel permits ten changes of a session's share a second, over all
+/// sessions of the machine.
+pub(super) fn lower_share_of_long_run(command: Pid) {
+    let _best_effort = setpriority_pgrp(Some(command), LONG_RUN_NICE);
+    let leads_session = getsid(Some(command)) == Ok(command);
+    let wanted = if leads_session { COMMAND_NICE_INCREMENT } else { 0 };
+
     let path = format!("/proc/{}/autogroup", command.as_raw_nonzero());
     let text = fs::read_to_string(&path).unwrap_or_default();
-    let nice = session_nice(&text);
-
-    if nice.is_some_and(|nice| nice < COMMAND_NICE_INCREMENT)
-        && getsid(Some(command)) != getsid(None)
-    {
-        let _best_effort = fs::write(path, COMMAND_NICE_INCREMENT.to_string());
+    let is_wrong = |nice| if leads_session { nice < wanted } else { nice != wanted };
+    if session_nice(&text).is_some_and(is_wrong) {
+        let _best_effort = fs::write(path, wanted.to_string());
     }
 }

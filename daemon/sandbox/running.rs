@@ -26,7 +26,7 @@ use super::{
     level::IsolationLevel,
     limits::RunLimits,
     no_namespaces::scratch_directory::redirect_to_scratch,
-    priority, probe,
+    probe,
     proxy_listener::{ProxyLease, ProxyListener},
     recycle::{SandboxHistory, UsedSandbox},
     run_meter::MIN_RECOUNT_CPU_US,
@@ -376,12 +376,8 @@ impl RunningSandbox {
         }
     }
 
-    /// Lowers the CPU share of the command's session, on hosts with autogroups. Best effort.
+    /// Lowers the CPU share of a run that takes long. Best effort.
     pub(crate) fn lower_cpu_share(&self) {
-        if !priority::has_autogroups() {
-            return;
-        }
-
         let request =
             self.pid().and_then(|pid| serde_json::to_vec(&KeeperRequest::LowerCpuShare(pid)).ok());
         // Skipped while the keeper is busy with another request.

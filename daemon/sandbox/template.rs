@@ -15,7 +15,8 @@ use nix::sched::{CloneFlags, unshare};
 use rustix::{
     fs::{Mode, OFlags, open},
     process::{
-        DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal, umask,
+        DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal, setsid,
+        umask,
     },
     system::sethostname,
     thread::{
@@ -156,6 +157,8 @@ fn build_root(
     identity: SandboxIdentity,
     trees: Vec<OwnedFd>,
 ) -> Result<(), StageFailure> {
+    // CPU shares of commands count within it: see `priority`.
+    setsid().map_err(at_stage(Stage::TemplateNamespaces, "starting a session"))?;
     become_user(identity)?;
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(at_stage(Stage::TemplateNamespaces, "setting the death signal"))?;

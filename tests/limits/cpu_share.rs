@@ -5,10 +5,14 @@ use std::fs;
 use rustix::process::{Pid, getpriority_process};
 
 use super::isolation_layer;
-use crate::support::{DAEMON_UID, Daemon, Mark, Setup, descendants, eventually, shell};
+use crate::support::{
+    DAEMON_UID, Daemon, Mark, Setup, descendants, eventually, find_descendant, shell,
+};
 
 /// What the daemon adds to the nice value of a command.
 const NICE_INCREMENT: i32 = 10;
+/// The nice value of a command that runs long.
+const LONG_RUN_NICE: i32 = 19;
 
 fn nice_value(pid: i32) -> i32 {
     getpriority_process(Pid::from_raw(pid)).unwrap()
@@ -25,7 +29,13 @@ fn autogroup_of(pid: i32) -> Option<String> {
 
 async fn check_commands_have_lower_priority(daemon: &Daemon) {
     let daemon_nice = nice_value(daemon.pid());
-    let expected = (daemon_nice + NICE_INCREMENT).min(19);
+    let expected = (daemon_nice + NICE_INCREMENT).min(LONG_RUN_NICE);
+    // On a loaded machine, a short command can run long.
+    eventually("a command has a lower priority", async || {
+        daemon.output(shell("nice")).await == format!("{expected}\n")
+    })
+    .await;
+
     let mark = Mark::new();
     let script = "renice -n 0 $$; nice -n -5 true; nice; exec sleep 1000";
     let run = daemon.spawn_run(mark.on(shell(script)));
@@ -38,18 +48,12 @@ async fn check_commands_have_lower_priority(daemon: &Daemon) {
     })
     .await;
 
-    eventually("the command has a lower priority", async || {
-        let session = autogroup_of(command);
-        let suffix = format!(" nice {NICE_INCREMENT}\n");
-        nice_value(command) == expected && session.is_none_or(|text| text.ends_with(&suffix))
+    eventually("the long command has the least priority", async || {
+        nice_value(command) == LONG_RUN_NICE
     })
     .await;
-
+    check_session(daemon, command).await;
     assert_eq!(nice_value(daemon.pid()), daemon_nice);
-
-    if let Some(session) = autogroup_of(daemon.pid()) {
-        assert!(!session.ends_with(&format!(" nice {NICE_INCREMENT}\n")), "{session}");
-    }
 
     run.abort();
     mark.wait_until_gone().await;
@@ -61,6 +65,21 @@ async fn check_commands_have_lower_priority(daemon: &Daemon) {
             assert_eq!(nice_value(process.pid), daemon_nice, "{process:?}");
         }
     }
+}
+
+/// Checks that a command is in the session of its workspace, or in one with a lower share.
+async fn check_session(daemon: &Daemon, command: i32) {
+    let Some(daemon_session) = autogroup_of(daemon.pid()) else {
+        return; // no shares of sessions on this kernel
+    };
+    let template =
+        find_descendant(daemon.pid(), "jig-template").and_then(|it| autogroup_of(it.pid));
+    eventually("the session has its share", async || match autogroup_of(command) {
+        session if session == template => true,
+        session => session.unwrap().ends_with(&format!(" nice {NICE_INCREMENT}\n")),
+    })
+    .await;
+    assert!(!daemon_session.ends_with(&format!(" nice {NICE_INCREMENT}\n")), "{daemon_session}");
 }
 
 #[tokio::test]
