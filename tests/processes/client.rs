@@ -7,7 +7,11 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
-use rustix::process::Signal;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    pipe::{PipeFlags, pipe_with},
+    process::Signal,
+};
 use serde_json::Value;
 
 use super::command_line::{jig_command, run_jig, signal_jig};
@@ -233,11 +237,22 @@ async fn closed_stdout_ends_jig() {
         let mark = Mark::new();
         let variable = mark.variable();
         let arguments = [flags, &["--env", &variable, script]].concat();
-        let mut child = jig_command(&daemon.socket(), &arguments).spawn().unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let (stdout, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let mut command = jig_command(&daemon.socket(), &arguments);
+        let child = command.stdout(writer.try_clone().unwrap()).spawn().unwrap();
+        drop(command);
+        let mut stdout = BufReader::new(File::from(stdout));
         let mut first = String::new();
         stdout.read_line(&mut first).unwrap();
         drop(stdout);
+        // A process that another test is starting may still have a copy of the reading end.
+        eventually("no reader is left", async || {
+            let mut polled = [PollFd::new(&writer, PollFlags::empty())];
+            poll(&mut polled, Some(&Timespec::default())).unwrap();
+            polled[0].revents().contains(PollFlags::ERR)
+        })
+        .await;
+        drop(writer);
         if script == once {
             std::fs::write(daemon.file("go"), "").unwrap();
         }
