@@ -109,7 +109,7 @@ async fn arm64_builds_and_at_full_size_withstands_attacks() {
     let programs = Arc::new(Arm64Programs::build());
     for expected in &KERNELS {
         check_filter(expected, &programs).await;
-        run_attacks(&guest(expected.kernel).on_arm64(&programs)).await;
+        run_attacks(&guest(expected.kernel).on_arm64(&programs), &[]).await;
     }
     run_unit_tests(&programs).await;
 }

@@ -42,12 +42,12 @@ pub(crate) use container::{
 pub(crate) use curl::{CurlResponse, curl, curl_command, parse_curl_response};
 pub(crate) use daemon::{Daemon, lazy_channel, tool_client};
 pub(crate) use epoll_shortage::EpollShortage;
-pub(crate) use guest::{Guest, Kernel, guest};
+pub(crate) use guest::{Guest, Kernel, guest, is_guest};
 pub(crate) use keys::{KeyFile, with_key};
 pub(crate) use level::DAEMON_UID;
 pub(crate) use process_table::{
-    Mark, count_marked_processes, descendants, find_descendant, is_alive, session_processes,
-    status_field,
+    Mark, Process, count_marked_processes, descendants, find_descendant, is_alive,
+    session_processes, status_field,
 };
 pub(crate) use program::{
     FOREIGN_CALL_ANSWERS, HostProgram, check_answers, check_no_leftovers, compile_in_workspace,
