@@ -11,6 +11,9 @@ use crate::cli_error::CliError;
 /// Program that is run. It does nothing, so that only the overhead is measured.
 pub(super) const BARE_PROGRAM: &str = "/bin/true";
 
+/// Command of a shell that does nothing.
+pub(super) const SHELL_COMMAND: &str = "true";
+
 /// Command that sleeps for longer than any benchmark.
 pub(super) const SLEEP_COMMAND: [&str; 2] = ["sleep", "100000"];
 
@@ -44,6 +47,11 @@ const BUBBLEWRAP_ARGS: [&str; 22] = [
 /// Runs a bare process. With null streams and no work in the child, std uses `posix_spawn`.
 pub(super) fn spawn_bare() -> Result<(), CliError> {
     run_to_end("a bare process", &mut command(BARE_PROGRAM))
+}
+
+/// Runs a shell.
+pub(super) fn spawn_shell() -> Result<(), CliError> {
+    run_to_end("a shell", command("/bin/sh").args(["-c", SHELL_COMMAND]))
 }
 
 /// Runs a process in a bubblewrap sandbox.
@@ -103,7 +111,7 @@ mod tests {
 
     #[test]
     fn failed_runs_are_errors() {
-        assert!(spawn_bare().is_ok());
+        assert!(spawn_bare().is_ok() && spawn_shell().is_ok());
         assert!(run_to_end("false", &mut command("/bin/false")).is_err());
         assert!(run_to_end("nothing", &mut command("/no/such/program")).is_err());
     }

@@ -18,7 +18,7 @@ use tokio::{runtime::Runtime, task::JoinSet};
 
 use super::{
     super::statistics::Samples,
-    bare::{BARE_PROGRAM, spawn_bare, spawn_bubblewrap},
+    bare::{BARE_PROGRAM, SHELL_COMMAND, spawn_bare, spawn_bubblewrap, spawn_shell},
 };
 use crate::cli_error::CliError;
 
@@ -37,13 +37,17 @@ pub(super) struct RunScale {
     pub(super) clients: usize,
 }
 
-/// Kind of run.
+/// Kind of run. Shells run `true`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RunBenchCase {
     /// A process without isolation.
     Bare,
     /// A sandboxed run by the daemon.
     Jig,
+    /// A shell without isolation.
+    BareShell,
+    /// The same command by the daemon.
+    JigShell,
     /// A process in a sandbox of bubblewrap.
     Bubblewrap,
     /// A health check of the daemon: the cost of a call that does nothing.
@@ -84,12 +88,14 @@ pub(super) fn measure(
     let mut kinds = vec![
         RunBenchCase::Bare,
         RunBenchCase::Jig,
+        RunBenchCase::BareShell,
+        RunBenchCase::JigShell,
         RunBenchCase::Bubblewrap,
         RunBenchCase::HealthCheck,
     ];
     kinds.retain(|kind| has_bubblewrap || *kind != RunBenchCase::Bubblewrap);
 
-    let isolation = runtime.block_on(client.run(request()))?.isolation;
+    let isolation = runtime.block_on(client.run(request(RunBenchCase::Jig)))?.isolation;
     let times = measure_one_client(runtime, client, scale.count, &kinds)?;
     kinds.retain(|kind| *kind != RunBenchCase::HealthCheck);
     let rates = measure_many_clients(runtime, clients, scale.count, &kinds)?;
@@ -135,20 +141,23 @@ fn run_block(
 
     match kind {
         RunBenchCase::Bare => processes(spawn_bare),
+        RunBenchCase::BareShell => processes(spawn_shell),
         RunBenchCase::Bubblewrap => processes(spawn_bubblewrap),
-        RunBenchCase::Jig | RunBenchCase::HealthCheck => runtime.block_on(async {
-            let mut times = Vec::with_capacity(count);
-            for _ in 0..count {
-                let start = Instant::now();
-                if kind == RunBenchCase::Jig {
-                    run(client).await?;
-                } else {
-                    client.check_health("").await?;
+        RunBenchCase::Jig | RunBenchCase::JigShell | RunBenchCase::HealthCheck => {
+            runtime.block_on(async {
+                let mut times = Vec::with_capacity(count);
+                for _ in 0..count {
+                    let start = Instant::now();
+                    if kind == RunBenchCase::HealthCheck {
+                        client.check_health("").await?;
+                    } else {
+                        run(client, request(kind)).await?;
+                    }
+                    times.push(start.elapsed());
                 }
-                times.push(start.elapsed());
-            }
-            Ok(times)
-        }),
+                Ok(times)
+            })
+        }
     }
 }
 
@@ -192,23 +201,26 @@ fn run_round(
     let remaining = RemainingRuns::new(count);
     match kind {
         RunBenchCase::Bare => run_in_threads(&remaining, clients.len(), spawn_bare),
+        RunBenchCase::BareShell => run_in_threads(&remaining, clients.len(), spawn_shell),
         RunBenchCase::Bubblewrap => run_in_threads(&remaining, clients.len(), spawn_bubblewrap),
-        RunBenchCase::Jig | RunBenchCase::HealthCheck => runtime.block_on(async {
-            let mut tasks = JoinSet::new();
-            for client in clients {
-                let (client, remaining) = (client.clone(), remaining.clone());
-                tasks.spawn(async move {
-                    while remaining.take() {
-                        run(&client).await?;
-                    }
-                    Ok::<(), CliError>(())
-                });
-            }
-            while let Some(ended) = tasks.join_next().await {
-                ended.map_err(CliError::system)??;
-            }
-            Ok(())
-        }),
+        RunBenchCase::Jig | RunBenchCase::JigShell | RunBenchCase::HealthCheck => {
+            runtime.block_on(async {
+                let mut tasks = JoinSet::new();
+                for client in clients {
+                    let (client, remaining) = (client.clone(), remaining.clone());
+                    tasks.spawn(async move {
+                        while remaining.take() {
+                            run(&client, request(kind)).await?;
+                        }
+                        Ok::<(), CliError>(())
+                    });
+                }
+                while let Some(ended) = tasks.join_next().await {
+                    ended.map_err(CliError::system)??;
+                }
+                Ok(())
+            })
+        }
     }
 }
 
@@ -235,19 +247,23 @@ fn run_in_threads(
     })
 }
 
-pub(super) async fn run(client: &Client) -> Result<(), CliError> {
-    let response = client.run(request()).await?;
+pub(super) async fn run(client: &Client, request: RunRequest) -> Result<(), CliError> {
+    let response = client.run(request).await?;
     if response.outcome() == Outcome::Exited && response.exit_code == Some(0) {
         return Ok(());
     }
     Err(CliError::System(format!(
-        "a run of {BARE_PROGRAM} ended with {}: {}",
+        "a run ended with {}: {}",
         response.outcome().as_str_name(),
         response.stderr
     )))
 }
 
-fn request() -> RunRequest {
+/// A request for the command of a kind of run.
+pub(super) fn request(kind: RunBenchCase) -> RunRequest {
+    if kind == RunBenchCase::JigShell {
+        return RunRequest { command: Some(SHELL_COMMAND.to_owned()), ..RunRequest::default() };
+    }
     RunRequest { argv: vec![BARE_PROGRAM.to_owned()], ..RunRequest::default() }
 }
 

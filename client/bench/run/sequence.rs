@@ -3,7 +3,11 @@
 use jig::client::Client;
 use tokio::runtime::Runtime;
 
-use super::{super::daemon::Daemon, calls, tree::ProcessTreeUsage};
+use super::{
+    super::daemon::Daemon,
+    calls::{self, RunBenchCase},
+    tree::ProcessTreeUsage,
+};
 use crate::cli_error::CliError;
 
 /// Unmeasured runs, after which pools and caches are filled.
@@ -26,7 +30,7 @@ pub(super) fn measure(
     let run = |count: usize| {
         runtime.block_on(async {
             for _ in 0..count {
-                calls::run(client).await?;
+                calls::run(client, calls::request(RunBenchCase::Jig)).await?;
             }
             Ok::<(), CliError>(())
         })
