@@ -19,7 +19,7 @@ int main(void)
     answer("open /dev/tty", open("/dev/tty", O_RDWR));
     answer("open /dev/console", open("/dev/console", O_RDWR));
     answer("open /dev/ptmx", open("/dev/ptmx", O_RDWR));
-    // The parent of a command is its init. At L1, each command has a session of its own.
-    answer("session of the run", getsid(0) == getppid() || getsid(0) == getpid() ? 0 : -1);
+    // The leader of the session is outside, and has no number here. At L1, each command has a session of its own.
+    answer("session of the run", getsid(0) == 0 || getsid(0) == getpid() ? 0 : -1);
     return 0;
 }
