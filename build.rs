@@ -41,7 +41,31 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     compile(&PROTO_FILES, &out_dir.join("jig.v1.bin"))?;
     compile(&AGENT_SANDBOX_FILES, &out_dir.join("process.v1.bin"))?;
+    build_warm_shell(&out_dir.join("warm_shell.so"))?;
     set_version()
+}
+
+/// Compiles the library of warm shells. Other architectures have none: the file is empty.
+fn build_warm_shell(library: &Path) -> Result<(), Box<dyn Error>> {
+    const SOURCE: &str = "daemon/sys/warm_shell.c";
+    println!("cargo:rerun-if-changed={SOURCE}");
+    if env::var("CARGO_CFG_TARGET_ARCH")? != "x86_64" || env::var("CARGO_FEATURE_DAEMON").is_err() {
+        return Ok(fs::write(library, [])?);
+    }
+
+    // It has no libc, and must need no relocation: the dynamic loader does not see its copy.
+    let compiler =
+        cc::Build::new().cargo_metadata(false).no_default_flags(true).try_get_compiler()?;
+    let status = compiler
+        .to_command()
+        .args(["-Os", "-Wall", "-Wextra", "-Werror", "-std=gnu11", "-fPIC", "-ffreestanding"])
+        .args(["-fno-builtin", "-fno-stack-protector", "-fcf-protection=none"])
+        .args(["-fno-asynchronous-unwind-tables", "-nostdlib", "-shared"])
+        .args(["-Wl,-z,noseparate-code", "-Wl,--hash-style=gnu", "-Wl,--build-id=none", "-o"])
+        .arg(library)
+        .arg(SOURCE)
+        .status()?;
+    if status.success() { Ok(()) } else { Err("the C compiler failed".into()) }
 }
 
 fn set_version() -> Result<(), Box<dyn Error>> {

@@ -124,6 +124,8 @@ mod tidy;
 mod tls;
 /// State of other versions, and backups.
 mod upgrade;
+/// Shells that were executed before their command is known.
+mod warm_shells;
 /// The same effects by every way in.
 mod ways_in;
 /// Several workspaces of one daemon.

@@ -175,6 +175,7 @@ pub(super) struct SandboxTable {
     pub(super) network: Option<String>,
     pub(super) allow_ptrace: Option<bool>,
     pub(super) recycle: Option<bool>,
+    pub(super) warm_shells: Option<bool>,
     pub(super) uid: Option<u32>,
     pub(super) path: Vec<String>,
     pub(super) bind: Vec<String>,

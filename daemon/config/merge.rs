@@ -121,6 +121,7 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
         chown_workspace: exposure.chown_workspace,
         allow_ptrace: file.sandbox.allow_ptrace.unwrap_or(false),
         recycle_sandboxes: file.sandbox.recycle.unwrap_or(true),
+        warm_shells: file.sandbox.warm_shells.unwrap_or(true),
         network: exposure.network,
         egress: exposure.egress,
         fetch: parse_fetch(file.fetch, &mut problems),

@@ -111,6 +111,8 @@ pub(crate) struct Config {
     pub(crate) allow_ptrace: bool,
     /// Whether a run may use the sandbox of an earlier run of the same caller that left nothing.
     pub(crate) recycle_sandboxes: bool,
+    /// Whether commands of shells may start in a shell that was executed before.
+    pub(crate) warm_shells: bool,
     /// Network of commands.
     pub(crate) network: NetworkMode,
     /// Hosts that commands can connect to, with [`NetworkMode::Proxy`].

@@ -112,6 +112,12 @@ impl CommandEnds {
         }
     }
 
+    /// Whether a warm shell can connect them: it opens no terminal, and cannot tell that a command is
+    /// executed.
+    pub(super) fn suit_warm_shell(&self) -> bool {
+        self.outputs.is_some() && self.exec_pipe.is_none()
+    }
+
     /// Makes the command's user the owner of the pipes. Without that it could not open them by name
     /// (`/dev/stderr`), since opening checks the owner even if the process has them open.
     pub(super) fn chown_to_sandbox_user(&self, pool: &SandboxPool) {

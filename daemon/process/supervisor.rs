@@ -25,6 +25,7 @@ use crate::daemon::{
     fd_exhaustion::FdRetry,
     queue::{DeferredPermit, Permit, PrincipalName},
     sandbox::{
+        image::ExecRequest,
         pool::SandboxPool,
         proxy_listener::ProxyLease,
         running::{CommandEnd, IdleSandbox, RunningSandbox, SandboxEvent},
@@ -238,11 +239,11 @@ impl<'a> Launch<'a> {
         let command = self.spec.exec_request();
         let mut stale_sandboxes = 0;
         loop {
-            let Some(sandbox) = self.acquire_sandbox(caller).await? else {
+            let for_shell = command_ends.suit_warm_shell().then_some(&command);
+            let Some(sandbox) = self.acquire_sandbox(caller, for_shell).await? else {
                 self.check_cancelled()?;
                 continue;
             };
-
             let dispatched_at = Instant::now();
             command_ends.chown_to_sandbox_user(self.pool);
             match sandbox.dispatch(
@@ -270,10 +271,11 @@ impl<'a> Launch<'a> {
     async fn acquire_sandbox(
         &mut self,
         caller: &PrincipalName,
+        command: Option<&ExecRequest>,
     ) -> Result<Option<IdleSandbox>, RunError> {
         let acquired = tokio::select! {
             biased;
-            acquired = self.pool.acquire(&self.spec.limits, caller) => acquired,
+            acquired = self.pool.acquire(&self.spec.limits, caller, command) => acquired,
             () = task::sleep_until(self.deadline) => return Err(RunError::SandboxTimeout),
             () = self.cancel.abandoned.cancelled() => return Err(RunError::Abandoned),
             () = self.cancel.terminate.cancelled() => return Err(RunError::Draining),
@@ -489,12 +491,10 @@ async fn next_control(
     if let Some(control) = deferred.pop_front() {
         return control;
     }
-    let control = match controls {
-        Some(controls) => controls.recv().await,
-        None => None,
-    };
-    match control {
-        Some(control) => control,
-        None => std::future::pending().await,
+    if let Some(controls) = controls
+        && let Some(control) = controls.recv().await
+    {
+        return control;
     }
+    std::future::pending().await
 }

@@ -180,8 +180,7 @@ impl Cgroups {
             write_control(&swap, "0")?;
         }
 
-        let command = command.as_raw_nonzero().to_string();
-        run.write("cgroup.procs", &command)?;
+        run.add(command)?;
         Ok(run)
     }
 
@@ -252,6 +251,11 @@ impl RunCgroup {
     }
 
     /// The run's CPU clock, valid while the cgroup exists.
+    /// Moves a process into this cgroup.
+    pub(super) fn add(&self, process: Pid) -> Result<(), CgroupsUnavailable> {
+        self.write("cgroup.procs", &process.as_raw_nonzero().to_string())
+    }
+
     pub(super) fn cpu_clock(&self) -> CpuClock {
         CpuClock(self.path.join("cpu.stat"))
     }

@@ -22,11 +22,13 @@ use rustix::{
 };
 
 use super::{
+    blueprint::SandboxState,
     image::{HEADER_BYTES, ImageHeader, StdioLayout, TerminalSize},
-    init::{SandboxState, send_report},
+    init::send_report,
     limits::RLIMIT_COUNT,
     priority, probe,
     stage::Stage,
+    warm_shell::{self, Shell},
     wire::{ReceivedMessage, SandboxReport, receive_bytes, send_bytes},
 };
 use crate::daemon::sys::{
@@ -41,6 +43,11 @@ use crate::daemon::sys::{
 /// Runs as the command's process: reports Ready, and waits for the request.
 pub(super) fn run(area: &'static SharedArea<SandboxState>) -> ! {
     let state = &area.state;
+    if let Some(shell) = Shell::from_number(state.template_shell.load(Ordering::Acquire)) {
+        let _errno = warm_shell::become_template(state, shell);
+        exit_now(1);
+    }
+
     // The init's descriptor for reported calls is not for commands, nor are its blocked signals.
     if let Err(errno) = close_all_except(INHERITED_FD_NUMBER).and_then(|_| unblock_all()) {
         send_report(SandboxReport::Failed { stage: Stage::CommandProcess, errno });
@@ -48,7 +55,7 @@ pub(super) fn run(area: &'static SharedArea<SandboxState>) -> ! {
     }
 
     priority::lower_own_share();
-    send_report(SandboxReport::Ready { vpid: getpid().as_raw_nonzero().get() });
+    send_report(SandboxReport::Ready { vpid: getpid().as_raw_nonzero().get(), warm_shell: 0 });
 
     let errno = become_command(area);
     state.errno.store(errno.raw_os_error(), Ordering::Release);
@@ -125,6 +132,11 @@ fn connect_and_execute(
     };
     let image = ExecImage::relocate(image, header.argv, header.argc, header.envp, header.envc)
         .ok_or(Errno::BADMSG)?;
+
+    let has_shell = header.uses_warm_shells && header.program_count == 1;
+    let program = image.string(header.programs).filter(|_| has_shell);
+    let shell = program.and_then(Shell::with_path).map_or(0, |shell| shell as u32);
+    state.last_shell.store(shell, Ordering::Release);
 
     set_stage(Stage::Session);
     match header.stdio {

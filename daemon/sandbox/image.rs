@@ -52,6 +52,8 @@ pub(super) struct ImageHeader {
     /// Whether the first descriptor is a pipe that execve(2) closes. If execution fails, the error
     /// number is written to it.
     pub(super) has_exec_pipe: bool,
+    /// Whether the next command may start in a warm shell ([`super::warm_shell`]).
+    pub(super) uses_warm_shells: bool,
     pub(super) stdio: StdioLayout,
     pub(super) length: usize,
     /// Offset of the working directory's path.
@@ -71,12 +73,21 @@ pub(super) struct ImageHeader {
     pub(super) rlimits: [u64; RLIMIT_COUNT],
 }
 
+/// What else a sandbox is told with a command.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ImageFlags {
+    pub(super) has_exec_pipe: bool,
+    /// Whether the next command may start in a warm shell ([`super::warm_shell`]).
+    pub(super) uses_warm_shells: bool,
+}
+
 /// Flags in the header.
 const FLAG_PROBE: u32 = 1;
 const FLAG_EXEC_PIPE: u32 = 2;
 const FLAG_STDIN: u32 = 4;
 const FLAG_TERMINAL: u32 = 8;
 const FLAG_CWD_IDENTITY: u32 = 16;
+const FLAG_WARM_SHELLS: u32 = 32;
 
 const HEADER_WORDS: usize = 16;
 /// Length of the header with its limits. A multiple of 8, so that the lists are aligned.
@@ -94,10 +105,10 @@ pub(crate) fn probe_image() -> Vec<u8> {
 
 impl ExecRequest {
     /// Lays out the command. Returns `None` above 4 GiB, which no kernel would execute.
-    pub(crate) fn to_image(
+    pub(super) fn to_image(
         &self,
         layout: StdioLayout,
-        has_exec_pipe: bool,
+        flags: ImageFlags,
         limits: &RunLimits,
     ) -> Option<Vec<u8>> {
         let argv = HEADER_BYTES;
@@ -123,14 +134,15 @@ impl ExecRequest {
             StdioLayout::Descriptors { stdin: false } => (0, TerminalSize::default()),
             StdioLayout::Terminal(size) => (FLAG_TERMINAL, size),
         };
-        let exec_pipe_flag = if has_exec_pipe { FLAG_EXEC_PIPE } else { 0 };
+        let exec_pipe_flag = if flags.has_exec_pipe { FLAG_EXEC_PIPE } else { 0 };
+        let warm_flag = if flags.uses_warm_shells { FLAG_WARM_SHELLS } else { 0 };
         let identity_flag = if self.cwd_identity.is_some() { FLAG_CWD_IDENTITY } else { 0 };
         let (device, inode) = self.cwd_identity.unwrap_or_default();
         let ([device_high, device_low], [inode_high, inode_low]) = (halves(device), halves(inode));
         let word = |value: usize| u32::try_from(value).ok();
         let header = [
             IMAGE_MAGIC,
-            stdio_flag | exec_pipe_flag | identity_flag,
+            stdio_flag | exec_pipe_flag | identity_flag | warm_flag,
             word(image.len())?,
             word(cwd)?,
             word(programs)?,
@@ -202,6 +214,7 @@ impl ImageHeader {
         (magic == IMAGE_MAGIC as usize).then_some(Self {
             is_probe: has(FLAG_PROBE),
             has_exec_pipe: has(FLAG_EXEC_PIPE),
+            uses_warm_shells: has(FLAG_WARM_SHELLS),
             stdio,
             length,
             cwd,

@@ -28,7 +28,7 @@
 use std::{
     ffi::CStr,
     os::fd::{AsFd as _, OwnedFd},
-    sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering},
+    sync::atomic::Ordering,
 };
 
 use rustix::{
@@ -38,20 +38,20 @@ use rustix::{
 };
 
 use super::{
+    blueprint::{Blueprint, SandboxState, ScratchOptions},
     capabilities,
     clean_check::SandboxSnapshot,
-    landlock::LandlockRules,
     level::IsolationLevel,
     limits::RunLimits,
-    plan::{NetworkMode, SANDBOX_HOME},
-    probe::GuardedTargets,
+    plan::SANDBOX_HOME,
     root::EMPTY_DIRECTORY,
     stage::Stage,
+    warm_shell::WarmShell,
     wire::{SandboxReport, send_bytes},
 };
 use crate::daemon::sys::{
     Errno,
-    bpf::{Instruction, load_filter, load_reporting_filter},
+    bpf::{load_filter, load_reporting_filter},
     call_watch::let_call_continue,
     denied_syscalls::unshare_user_namespace,
     fd::{close_all_except, inherited_fd},
@@ -64,108 +64,8 @@ use crate::daemon::sys::{
     signal::{enable_child_interrupts, install_signal_relay, wait_for_child_or_input},
 };
 
-/// What a sandbox is built from, prepared by its slot keeper (at L1, by its init).
-#[derive(Debug)]
-pub(super) struct Blueprint {
-    pub(super) level: IsolationLevel,
-    /// Files and processes that commands can name but must not reach.
-    pub(super) guarded_targets: GuardedTargets,
-    /// Files of `/proc` to cover with `/dev/null`.
-    pub(super) masked_files: Vec<&'static CStr>,
-    /// Directories of `/proc` to cover with an empty one.
-    pub(super) masked_directories: Vec<&'static CStr>,
-    /// Processes outside the run that RLIMIT_NPROC counts too.
-    pub(super) other_process_count: u64,
-    /// Limits of the run. A request can lower them.
-    pub(super) limits: RunLimits,
-    pub(super) rules: LandlockRules,
-    /// The last part of the seccomp filter: it refuses the calls that building a sandbox needs.
-    pub(super) filter: Vec<Instruction>,
-    /// The same filter, which also reports calls that could leave what the init cannot see. `None` if
-    /// each sandbox serves one run.
-    pub(super) reporting_filter: Option<Vec<Instruction>>,
-    /// The network of the run.
-    pub(super) network: NetworkMode,
-    /// Pidfd of the slot keeper, with which the init ends. `None` at L1, where a signal ends it.
-    pub(super) slot_pidfd: Option<OwnedFd>,
-}
-
-/// Mount options of a run's own file systems (tmpfs(5)). Empty at L1.
-#[derive(Debug, Default)]
-pub(super) struct ScratchOptions {
-    /// For `/tmp` and `/dev/shm`.
-    pub(super) shared_options: MountOptions,
-    /// For the home directory; `None` if it is persistent.
-    pub(super) home_options: Option<MountOptions>,
-}
-
-/// A string for mount(2), stored inline: a sandbox's memory is never freed, only overwritten, so a
-/// heap allocation would leak.
-#[derive(Debug)]
-pub(super) struct MountOptions([u8; 128]);
-
-impl Default for MountOptions {
-    fn default() -> Self {
-        Self([0; 128])
-    }
-}
-
-impl MountOptions {
-    /// Returns `None` if `text` is too long or contains a NUL.
-    pub(super) fn new(text: &str) -> Option<Self> {
-        let mut bytes = [0; 128];
-        let (start, rest) = bytes.split_at_mut_checked(text.len())?;
-        start.copy_from_slice(text.as_bytes());
-        (!rest.is_empty() && !text.contains('\0')).then_some(Self(bytes))
-    }
-
-    fn as_c_str(&self) -> &CStr {
-        CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
-    }
-}
-
-/// State that the two processes share.
-#[derive(Debug)]
-pub(super) struct SandboxState {
-    pub(super) blueprint: &'static Blueprint,
-    scratch: ScratchOptions,
-    /// Descriptor number of the control socket, as the init inherits it.
-    pub(super) control: i32,
-    /// The current step of the command's process; 0 until it has a request.
-    pub(super) stage: AtomicU32,
-    /// Error number of that step; 0 unless it failed.
-    pub(super) errno: AtomicI32,
-    /// CPU time of the runs that have ended and of the init, in microseconds. Grows with each run.
-    pub(super) past_cpu_us: AtomicU64,
-}
-
-/// Processes in the slot's user namespace besides the command's: the slot keeper and the init.
-pub(super) const OWN_PROCESS_COUNT: u64 = 2;
-
 /// A failed step. Unlike [`super::stage::StageFailure`], it needs no allocation.
 pub(super) struct StageError(pub(super) Stage, pub(super) Errno);
-
-impl SandboxState {
-    pub(super) fn new(
-        blueprint: &'static Blueprint,
-        scratch: ScratchOptions,
-        control: i32,
-    ) -> Self {
-        Self {
-            blueprint,
-            scratch,
-            control,
-            stage: AtomicU32::new(0),
-            errno: AtomicI32::new(0),
-            past_cpu_us: AtomicU64::new(0),
-        }
-    }
-
-    fn take_snapshot(&self) -> Result<SandboxSnapshot, Errno> {
-        let home = self.scratch.home_options.as_ref().map(|_| HOME_PATH);
-        SandboxSnapshot::take(self.blueprint.network, home)
-    }
-}
 
 pub(super) fn run_init(area: &'static SharedArea<SandboxState>) -> ! {
     set_process_name(c"jig-init");
@@ -176,16 +76,37 @@ pub(super) fn run_init(area: &'static SharedArea<SandboxState>) -> ! {
     });
 
     loop {
-        let command = area.start_second().unwrap_or_else(|errno| {
-            send_report(SandboxReport::Failed { stage: Stage::CommandProcess, errno });
-            exit_now(1)
-        });
-        let had_request = wait_for_command_end(area, command, recycling.as_mut());
-        if !had_request || recycling.as_ref().is_none_or(|recycling| !recycling.is_clean(state)) {
+        let copy = recycling.as_mut().and_then(|recycling| recycling.warm_shell.copy(area));
+        let mut end = match copy {
+            Some(copy) => wait_for_command_end(area, copy, recycling.as_mut()),
+            None => RunEnd::OtherProcessNeeded,
+        };
+        if end == RunEnd::OtherProcessNeeded {
+            let command = area.start_second().unwrap_or_else(|errno| {
+                send_report(SandboxReport::Failed { stage: Stage::CommandProcess, errno });
+                exit_now(1)
+            });
+            end = wait_for_command_end(area, command, recycling.as_mut());
+        }
+
+        if end != RunEnd::Reported
+            || recycling.as_ref().is_none_or(|recycling| !recycling.is_clean(state))
+        {
             exit_now(0);
         }
         state.past_cpu_us.store(cpu_time_with_children_us(), Ordering::Release);
     }
+}
+
+/// How the wait for a command has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RunEnd {
+    /// There was a command. The daemon knows how it ended.
+    Reported,
+    /// The daemon has a command for which the waiting shell is no use.
+    OtherProcessNeeded,
+    /// The daemon has dropped the sandbox.
+    Dropped,
 }
 
 /// What the init needs to know whether another run may use the sandbox.
@@ -195,20 +116,25 @@ pub(super) struct Recycling {
     /// Whether there was such a call.
     was_call_reported: bool,
     new_sandbox: Result<SandboxSnapshot, Errno>,
+    warm_shell: WarmShell,
 }
 
 impl Recycling {
     /// Whether the sandbox is as it was when it was built.
     fn is_clean(&self, state: &SandboxState) -> bool {
         !self.was_call_reported
-            && matches!((&self.new_sandbox, state.take_snapshot()), (Ok(before), Ok(now)) if *before == now)
+            && matches!((&self.new_sandbox, take_snapshot(state)), (Ok(before), Ok(now)) if *before == now)
     }
 
     /// Waits until a child has ended. Lets reported calls continue.
     fn wait(&mut self, state: &SandboxState) -> Result<(), Errno> {
         if wait_for_child_or_input(self.call_reports.as_fd())? {
-            // Before the command's process has its request, it receives this with a reported call.
-            self.was_call_reported |= state.stage.load(Ordering::Acquire) != 0;
+            // The command's process receives its request with a reported call.
+            let is_of_command = match self.warm_shell.is_copy() {
+                true => !self.warm_shell.take_first_call(),
+                false => state.stage.load(Ordering::Acquire) != 0,
+            };
+            self.was_call_reported |= is_of_command;
             let_call_continue(self.call_reports.as_fd())?;
         }
         Ok(())
@@ -216,32 +142,41 @@ impl Recycling {
 }
 
 /// Waits until the command has ended, kills everything that it left behind, and reports the end.
-/// Returns whether there was a command: without a request, the daemon has dropped the sandbox.
 pub(super) fn wait_for_command_end(
     area: &'static SharedArea<SandboxState>,
     command: Pid,
-    recycling: Option<&mut Recycling>,
-) -> bool {
+    mut recycling: Option<&mut Recycling>,
+) -> RunEnd {
     let state = &area.state;
     let mut usage = ResourceUsage::default();
-    let status = wait_for_exit(state, command, &mut usage, recycling);
+    let status = wait_for_exit(state, command, &mut usage, recycling.as_deref_mut());
+    let mut warm_shell = recycling.map(|recycling| &mut recycling.warm_shell);
+    if let Some(warm_shell) = &mut warm_shell {
+        warm_shell.note_end_of_copy(state);
+    }
+    let errno = state.errno.swap(0, Ordering::AcqRel);
     let Some(stage) = Stage::from_number(state.stage.swap(0, Ordering::AcqRel)) else {
-        return false;
+        return if errno == 0 { RunEnd::Dropped } else { RunEnd::OtherProcessNeeded };
     };
 
-    // With namespaces, this reaches everything in the process namespace except the init. At L1 it
-    // reaches everything in the Landlock domain except the L1 init.
-    let _none_left = kill_all(libc::SIGKILL);
-    while let Ok(ended) = wait_any() {
-        usage.add(ended.usage);
+    if !warm_shell.as_ref().is_some_and(|warm_shell| warm_shell.is_alone()) {
+        // With namespaces, this reaches everything in the process namespace except the init. At L1
+        // it reaches everything in the Landlock domain except the L1 init.
+        let _none_left = kill_all(libc::SIGKILL);
+        let template = warm_shell.and_then(WarmShell::take_template);
+        while let Ok(ended) = wait_any() {
+            if Some(ended.pid) != template {
+                usage.add(ended.usage);
+            }
+        }
     }
     area.unmap_image();
 
-    send_report(match state.errno.swap(0, Ordering::AcqRel) {
+    send_report(match errno {
         0 => SandboxReport::Ended { status, usage },
         errno => SandboxReport::NotStarted { stage, errno: Errno::from_raw_os_error(errno) },
     });
-    true
+    RunEnd::Reported
 }
 
 /// Waits until `command` has ended, and returns its wait status. Reaps all other children too, and
@@ -263,6 +198,11 @@ fn wait_for_exit(
         match ended {
             Ok(None) => {}
             Ok(Some(ended)) => {
+                let warm_shell =
+                    recycling.as_deref_mut().map(|recycling| &mut recycling.warm_shell);
+                if warm_shell.is_some_and(|warm_shell| warm_shell.has_lost_template(ended.pid)) {
+                    continue;
+                }
                 usage.add(ended.usage);
                 if ended.pid == command {
                     return ended.status;
@@ -305,8 +245,14 @@ fn build_sandbox(state: &SandboxState) -> Result<Option<Recycling>, StageError> 
         return Ok(None);
     };
     enable_child_interrupts().map_err(|errno| StageError(Stage::Seccomp, errno))?;
-    let new_sandbox = state.take_snapshot();
-    Ok(Some(Recycling { call_reports, was_call_reported: false, new_sandbox }))
+    let new_sandbox = take_snapshot(state);
+    let warm_shell = WarmShell::default();
+    Ok(Some(Recycling { call_reports, was_call_reported: false, new_sandbox, warm_shell }))
+}
+
+fn take_snapshot(state: &SandboxState) -> Result<SandboxSnapshot, Errno> {
+    let home = state.scratch.home_options.as_ref().map(|_| HOME_PATH);
+    SandboxSnapshot::take(state.blueprint.network, home)
 }
 
 /// Loads the last part of the filter. Returns where it reports calls, or `None` if it reports none.

@@ -26,15 +26,17 @@
 //! |---|---|
 //! | [`keeper`], [`launcher`], [`template`], [`slot`], [`init`], [`command_process`] | what each process does, in this order |
 //! | [`no_namespaces`] | the same for hosts that cannot make namespaces (L1) |
-//! | [`plan`], [`limits`], [`wire`], [`image`] | messages between these processes |
+//! | [`plan`], [`blueprint`], [`limits`], [`wire`], [`image`] | messages between these processes |
 //! | [`identity`], [`root`], [`etc`], [`masked_proc`], [`protected_paths`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the isolation layers |
 //! | [`quotas`] | what the kernel counts per user or per machine, and what limits it |
 //! | [`cgroup`], [`run_meter`], [`priority`] | memory, processes and CPU of a run: counted by the kernel or sampled; CPU shares |
 //! | [`stage`], [`probe`], [`level`], [`layers`], [`host_environment`] | steps that can fail, the probe, and the report to the operator |
 //! | [`proxy_listener`], [`netns_check`] | listener for runs with the network `proxy`; detection of sockets that a run left behind |
 //! | [`clean_check`], [`recycle`] | proof that a run left nothing in its sandbox; which caller may have another run in it |
+//! | [`warm_shell`] | shells that were executed before their command is known |
 //! | [`keeper_process`], [`pools`], [`pool`], [`level_probe`], [`channel`], [`running`], [`kill`], [`protected_files`] | the daemon's side |
 
+mod blueprint;
 mod capabilities;
 pub(crate) mod cgroup;
 mod channel;
@@ -76,4 +78,5 @@ mod seccomp;
 mod slot;
 pub(crate) mod stage;
 mod template;
+mod warm_shell;
 pub(crate) mod wire;

@@ -22,6 +22,7 @@ use super::{
     limits::RunLimits,
     pool::{PoolContext, SandboxPool},
     protected_files::ProtectedFiles,
+    recycle::WarmShellSwitch,
 };
 use crate::daemon::sys::readiness;
 
@@ -45,6 +46,7 @@ impl SandboxPools {
         max_slots: usize,
         limits: RunLimits,
         recycle: bool,
+        warm_shells: bool,
         cgroups: Option<Arc<Cgroups>>,
     ) -> io::Result<Self> {
         let context = PoolContext {
@@ -54,6 +56,7 @@ impl SandboxPools {
             build_counts: Arc::default(),
             limits,
             recycle,
+            warm_shells: Arc::new(WarmShellSwitch::new(warm_shells)),
             cgroups,
         };
 
@@ -98,10 +101,15 @@ impl SandboxPools {
     }
 
     /// Numbers of sandboxes that all pools have made ready: built in new slots, built in reused ones,
-    /// and recycled.
-    pub(crate) fn build_counts(&self) -> [u64; 3] {
+    /// recycled, and recycled with a warm shell.
+    pub(crate) fn build_counts(&self) -> [u64; 4] {
         let counts = &self.context.build_counts;
-        [counts.in_new_slots(), counts.in_reused_slots(), counts.recycled()]
+        [
+            counts.in_new_slots(),
+            counts.in_reused_slots(),
+            counts.recycled(),
+            counts.with_warm_shell(),
+        ]
     }
 
     /// Number of idle sandboxes in the pools that `include` selects.

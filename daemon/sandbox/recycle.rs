@@ -5,6 +5,7 @@
 
 use std::{
     os::fd::OwnedFd,
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
@@ -33,6 +34,33 @@ pub(super) struct UsedSandbox {
     pub(super) control: Channel,
     pub(super) pidfd: OwnedFd,
     pub(super) history: SandboxHistory,
+}
+
+/// Whether commands of recycled sandboxes get warm shells.
+#[derive(Debug)]
+pub(super) struct WarmShellSwitch {
+    is_on: AtomicBool,
+    needs_check: AtomicBool,
+}
+
+impl WarmShellSwitch {
+    /// Off until a check has passed. If they are not `wanted`, there is no check.
+    pub(super) fn new(wanted: bool) -> Self {
+        Self { is_on: AtomicBool::new(false), needs_check: AtomicBool::new(wanted) }
+    }
+
+    /// Whether a check is due. Only the first caller gets true.
+    pub(super) fn take_check(&self) -> bool {
+        self.needs_check.swap(false, Ordering::Relaxed)
+    }
+
+    pub(super) fn turn_on(&self) {
+        self.is_on.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
 }
 
 impl SandboxHistory {

@@ -21,7 +21,7 @@ use tokio::{
 use super::{
     cgroup::{CgroupLimitHits, CpuClock, RLIMIT_NPROC_MARGIN, RunCgroup},
     channel::Channel,
-    image::{ExecRequest, HEADER_BYTES, StdioLayout, TerminalSize, probe_image},
+    image::{ExecRequest, HEADER_BYTES, ImageFlags, StdioLayout, TerminalSize, probe_image},
     kill::{SlotOutcome, kill_and_wait, kill_sandbox},
     level::IsolationLevel,
     limits::RunLimits,
@@ -31,6 +31,7 @@ use super::{
     recycle::{SandboxHistory, UsedSandbox},
     run_meter::MIN_RECOUNT_CPU_US,
     stage::{Stage, StageFailure},
+    warm_shell::Shell,
     wire::{KeeperRequest, MeasurementBounds, RunMeasurement, SANDBOX_REPORT_BYTES, SandboxReport},
 };
 use crate::daemon::{
@@ -66,6 +67,10 @@ pub(crate) struct IdleSandbox {
     pub(super) command: Option<Pid>,
     /// The same process by its id in the sandbox, which is also the command's process group.
     pub(super) vpid: i32,
+    /// The shell that this process is already, if it is one.
+    pub(super) warm_shell: Option<Shell>,
+    /// Whether the next command in the sandbox may start in a warm shell.
+    pub(super) uses_warm_shells: bool,
     pub(super) history: SandboxHistory,
     pub(super) slot_outcome: oneshot::Sender<SlotOutcome>,
     pub(super) holder_requests: mpsc::Sender<HolderRequest>,
@@ -210,11 +215,14 @@ impl IdleSandbox {
             rlimits.processes = rlimits.processes.saturating_add(RLIMIT_NPROC_MARGIN);
         }
 
-        let has_exec_pipe = exec_pipe.is_some();
+        let flags = ImageFlags {
+            has_exec_pipe: exec_pipe.is_some(),
+            uses_warm_shells: self.uses_warm_shells,
+        };
         let image = match &self.scratch_directory {
-            None => command.to_image(layout, has_exec_pipe, &rlimits),
+            None => command.to_image(layout, flags, &rlimits),
             Some(scratch) => {
-                redirect_to_scratch(command, scratch).to_image(layout, has_exec_pipe, &rlimits)
+                redirect_to_scratch(command, scratch).to_image(layout, flags, &rlimits)
             }
         }
         .ok_or_else(|| failed(Errno::TOOBIG))?;

@@ -20,8 +20,9 @@ use rustix::process::{
 };
 
 use super::{
+    blueprint::{Blueprint, MountOptions, OWN_PROCESS_COUNT, SandboxState, ScratchOptions},
     capabilities, command_process,
-    init::{Blueprint, MountOptions, OWN_PROCESS_COUNT, SandboxState, ScratchOptions, run_init},
+    init::run_init,
     landlock::{LandlockRules, PathAccess, ScopeReach},
     level::IsolationLevel,
     limits::RunLimits,
@@ -150,7 +151,8 @@ impl SlotState {
         scratch: ScratchOptions,
         control: OwnedFd,
     ) -> Result<OwnedFd, StageFailure> {
-        let (pidfd, init, arena) = start_init(&mut self.arenas, self.blueprint, scratch, control)?;
+        let state = SandboxState::new(self.blueprint, scratch, control.as_raw_fd());
+        let (pidfd, init, arena) = start_init(&mut self.arenas, state)?;
         self.newest = Some((arena, RunMeter::new(newest_child().unwrap_or(init))));
         Ok(pidfd)
     }
@@ -362,9 +364,7 @@ pub(super) fn set_limits(limits: RunLimits) -> nix::Result<()> {
 /// its id, and the index of the arena.
 fn start_init(
     arenas: &mut Vec<ProcessArena<SandboxState>>,
-    blueprint: &'static Blueprint,
-    scratch: ScratchOptions,
-    control: OwnedFd,
+    state: SandboxState,
 ) -> Result<(OwnedFd, Pid, usize), StageFailure> {
     let failed = |errno| at_stage(Stage::RunNamespaces, "starting the init")(errno);
 
@@ -388,13 +388,7 @@ fn start_init(
         .ok_or_else(|| StageFailure::other(Stage::RunNamespaces, "no free arena"))?;
 
     let namespaces = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
-    let (pidfd, init) = arena
-        .start(
-            SandboxState::new(blueprint, scratch, control.as_raw_fd()),
-            run_init,
-            command_process::run,
-            namespaces,
-        )
-        .map_err(failed)?;
+    let (pidfd, init) =
+        arena.start(state, run_init, command_process::run, namespaces).map_err(failed)?;
     Ok((pidfd, init, free))
 }

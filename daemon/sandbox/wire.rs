@@ -136,6 +136,8 @@ pub(crate) enum SandboxReport {
         /// The process that becomes the command, by its id in its own namespace. It is also the
         /// command's process group.
         vpid: i32,
+        /// The shell that this process is already, by its number ([`super::warm_shell`]), or 0.
+        warm_shell: u32,
     },
     /// Building the sandbox failed.
     Failed { stage: Stage, errno: Errno },
@@ -357,7 +359,9 @@ impl SandboxReport {
     pub(crate) fn encode(&self) -> [u8; SANDBOX_REPORT_BYTES] {
         let mut bytes = [0; SANDBOX_REPORT_BYTES];
         let (kind, words): (u32, [u64; 4]) = match *self {
-            Self::Ready { vpid } => (1, [u64::from(vpid.cast_unsigned()), 0, 0, 0]),
+            Self::Ready { vpid, warm_shell } => {
+                (1, [u64::from(vpid.cast_unsigned()), u64::from(warm_shell), 0, 0])
+            }
             Self::Failed { stage, errno } => {
                 (2, [u64::from(stage as u32), u64::from(errno.raw_os_error().unsigned_abs()), 0, 0])
             }
@@ -409,7 +413,10 @@ impl SandboxReport {
         let stage = || Stage::from_number(u32::try_from(first).ok()?);
         let errno = || Some(Errno::from_raw_os_error(i32::try_from(second).ok()?));
         Some(match kind {
-            1 => Self::Ready { vpid: u32::try_from(first).ok()?.cast_signed() },
+            1 => Self::Ready {
+                vpid: u32::try_from(first).ok()?.cast_signed(),
+                warm_shell: u32::try_from(second).ok()?,
+            },
             2 => Self::Failed { stage: stage()?, errno: errno()? },
             3 => Self::NotStarted { stage: stage()?, errno: errno()? },
             4 => Self::Ended {

@@ -54,6 +54,7 @@ pub(super) async fn probe_workspaces(
         config.concurrent_runs,
         config.limits,
         config.recycle_sandboxes,
+        config.warm_shells,
         accounting.cgroups().cloned(),
     )?;
 

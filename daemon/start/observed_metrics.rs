@@ -118,7 +118,9 @@ fn observe_sandboxes(metrics: &Metrics, sandboxes: &Arc<SandboxPools>) {
     let pools = Arc::downgrade(sandboxes);
     metrics.observe(&table::SANDBOX_BUILDS, move |observe| {
         let Some(pools) = pools.upgrade() else { return };
-        for (slot, count) in ["new", "reused", "recycled"].into_iter().zip(pools.build_counts()) {
+        for (slot, count) in
+            ["new", "reused", "recycled", "warm_shell"].into_iter().zip(pools.build_counts())
+        {
             observe(count, &[KeyValue::new(semconv::SANDBOX_SLOT, slot)]);
         }
     });

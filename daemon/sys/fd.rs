@@ -39,6 +39,27 @@ pub(crate) fn close_all_except(keep: i32) -> Result<BorrowedFd<'static>, Errno> 
     Ok(inherited_fd())
 }
 
+/// Closes every descriptor of this process except 0, 1, 2 and `keep`, which get the numbers from 3 on
+/// and stay open across execve(2). For new processes, as [`close_all_except`].
+pub(crate) fn keep_only<const N: usize>(keep: [i32; N]) -> Result<(), Errno> {
+    let mut copies = [0; N];
+    for (copy, fd) in copies.iter_mut().zip(keep) {
+        // To numbers that none of them gets.
+        let arguments =
+            [fd as usize, libc::F_DUPFD as usize, INHERITED_FD_NUMBER as usize + N, 0, 0, 0];
+        // SAFETY: this fcntl(2) takes integers.
+        *copy = unsafe { syscall(libc::SYS_fcntl, arguments) }?;
+    }
+    for (number, copy) in (INHERITED_FD_NUMBER as usize..).zip(copies) {
+        // SAFETY: dup3(2) takes integers.
+        unsafe { syscall(libc::SYS_dup3, [copy, number, 0, 0, 0, 0]) }?;
+    }
+    let first_closed = INHERITED_FD_NUMBER as usize + N;
+    // SAFETY: close_range(2) takes integers.
+    unsafe { syscall(libc::SYS_close_range, [first_closed, u32::MAX as usize, 0, 0, 0, 0]) }?;
+    Ok(())
+}
+
 /// The descriptor that [`close_all_except`] has left open.
 pub(crate) fn inherited_fd() -> BorrowedFd<'static> {
     // SAFETY: the processes of a sandbox keep number 3 open until they execute another program or

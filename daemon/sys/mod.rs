@@ -35,6 +35,7 @@ pub(crate) mod readiness;
 pub(crate) mod schedule;
 pub(crate) mod signal;
 mod syscall;
+pub(crate) mod warm_shell;
 
 pub(crate) use rustix::io::Errno;
 

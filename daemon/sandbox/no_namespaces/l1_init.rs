@@ -9,10 +9,11 @@ use rustix::process::{
 
 use super::{
     super::{
+        blueprint::{Blueprint, OWN_PROCESS_COUNT, SandboxState, ScratchOptions},
         capabilities, command_process,
         init::{
-            Blueprint, OWN_PROCESS_COUNT, SandboxState, ScratchOptions, StageError, send_report,
-            set_open_files_limit, verify_restrictions, wait_for_command_end,
+            StageError, send_report, set_open_files_limit, verify_restrictions,
+            wait_for_command_end,
         },
         level::IsolationLevel,
         probe::GuardedTargets,

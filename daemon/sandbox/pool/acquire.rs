@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{SandboxPool, pool_closed_failure};
+use super::{SandboxPool, build::replace_warm_shell, pool_closed_failure};
 use crate::daemon::{
     queue::{Limiter, PrincipalName, Sharing},
-    sandbox::{limits::RunLimits, running::IdleSandbox, stage::StageFailure},
+    sandbox::{image::ExecRequest, limits::RunLimits, running::IdleSandbox, stage::StageFailure},
 };
 
 impl SandboxPool {
@@ -22,21 +22,31 @@ impl SandboxPool {
     }
 
     /// Takes a sandbox with these limits for a run of `caller`, who must hold a permit of
-    /// [`Self::limiter`].
+    /// [`Self::limiter`]. A warm shell can run it only if it is `command`.
     ///
     /// Waits until a sandbox is built, and fails when building fails.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         limits: &RunLimits,
         caller: &PrincipalName,
+        command: Option<&ExecRequest>,
     ) -> Result<IdleSandbox, StageFailure> {
         loop {
             let permits_run = |sandbox: &IdleSandbox| sandbox.history.permits_run_of(caller);
+            let suits = |sandbox: &IdleSandbox| {
+                let shell = sandbox.warm_shell;
+                shell.is_none_or(|shell| command.is_some_and(|command| shell.suits(command)))
+            };
             let mut sandbox = self.take_idle(permits_run).await?;
 
             if !limits.has_same_scratch_as(&self.context.limits) || !permits_run(&sandbox) {
                 let rebuilt = sandbox.rebuild_for(*limits).await;
                 sandbox = rebuilt.unwrap_or_else(|| Err(pool_closed_failure()))?;
+            }
+
+            // One that has died meanwhile is not used.
+            if !suits(&sandbox) && replace_warm_shell(&mut sandbox).await.is_err() {
+                continue;
             }
 
             // A sandbox from before a protected file was replaced does not protect that file. It is

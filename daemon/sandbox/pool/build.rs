@@ -22,16 +22,17 @@ use tokio::{
 
 use crate::daemon::{
     sandbox::{
-        cgroup::{Cgroups, RunCgroup},
+        cgroup::{Cgroups, CgroupsUnavailable, RunCgroup},
         channel::Channel,
         kill::{SlotOutcome, kill_sandbox},
         level::IsolationLevel,
         limits::RunLimits,
         proxy_listener::ProxyListener,
-        recycle::{SandboxHistory, UsedSandbox},
+        recycle::{SandboxHistory, UsedSandbox, WarmShellSwitch},
         running::{HolderRequest, IdleSandbox},
         slot::{MAX_HANDLE_MESSAGE_BYTES, SANDBOX_HANDLE_MESSAGE},
         stage::{Stage, StageFailure},
+        warm_shell::Shell,
         wire::{
             MeasurementBounds, RunMeasurement, SANDBOX_REPORT_BYTES, SandboxReport,
             SlotKeeperRequest, seqpacket_pair,
@@ -58,6 +59,7 @@ pub(super) struct SlotBuilder {
     pub(super) is_new_slot: AtomicBool,
     /// The limits of sandboxes that may be recycled. `None` if each serves one run.
     pub(super) recycled_limits: Option<RunLimits>,
+    pub(super) warm_shells: Arc<WarmShellSwitch>,
     pub(super) counts: Arc<BuildCounts>,
 }
 
@@ -67,6 +69,7 @@ pub(in crate::daemon::sandbox) struct BuildCounts {
     in_new_slots: AtomicU64,
     in_reused_slots: AtomicU64,
     recycled: AtomicU64,
+    with_warm_shell: AtomicU64,
 }
 
 impl BuildCounts {
@@ -80,9 +83,14 @@ impl BuildCounts {
         self.in_reused_slots.load(Ordering::Relaxed)
     }
 
-    /// Times that a sandbox was made ready for another run.
+    /// Times that a sandbox was made ready for another run, without a warm shell.
     pub(in crate::daemon::sandbox) fn recycled(&self) -> u64 {
         self.recycled.load(Ordering::Relaxed)
+    }
+
+    /// Times that a sandbox was made ready for another run, with a warm shell.
+    pub(in crate::daemon::sandbox) fn with_warm_shell(&self) -> u64 {
+        self.with_warm_shell.load(Ordering::Relaxed)
     }
 }
 
@@ -174,14 +182,36 @@ pub(super) async fn recycle_sandbox(
     let (slot_outcome, outcome) = oneshot::channel();
     let used = UsedSandbox { control, pidfd, history };
     let sandbox = idle_sandbox(used, ready, slot_outcome, builder, limits, None).ok()?;
-    builder.counts.recycled.fetch_add(1, Ordering::Relaxed);
+    let counts = &builder.counts;
+    let count = match sandbox.warm_shell {
+        Some(_) => &counts.with_warm_shell,
+        None => &counts.recycled,
+    };
+    count.fetch_add(1, Ordering::Relaxed);
     Some((sandbox, outcome))
+}
+
+/// Replaces the waiting shell of a sandbox by a process that can execute any command.
+pub(super) async fn replace_warm_shell(sandbox: &mut IdleSandbox) -> Result<(), StageFailure> {
+    // Too short for a command.
+    sandbox.control.send(&[0], &[]).map_err(slot_keeper_failure)?;
+    let ready = timeout(BUILD_TIMEOUT, receive_ready(&sandbox.control))
+        .await
+        .unwrap_or_else(|_| Err(build_timeout_failure(Stage::CommandProcess)))?;
+    (sandbox.vpid, sandbox.command, sandbox.warm_shell) = (ready.vpid, ready.command, None);
+    if let (Some(cgroup), Some(command)) = (&sandbox.cgroup, ready.command) {
+        let failed =
+            |error: CgroupsUnavailable| StageFailure::other(Stage::Cgroup, error.to_string());
+        cgroup.add(command).map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// The process that becomes the command, by its ids in its own namespace and in the daemon's.
 struct ReadyProcess {
     vpid: i32,
     command: Option<Pid>,
+    warm_shell: Option<Shell>,
 }
 
 /// Waits for a sandbox's report that it is ready.
@@ -189,7 +219,11 @@ async fn receive_ready(control: &Channel) -> Result<ReadyProcess, StageFailure> 
     let mut report = [0; SANDBOX_REPORT_BYTES];
     let (received, _) = control.receive(&mut report).await.map_err(slot_keeper_failure)?;
     match SandboxReport::decode(report.get(..received.length).unwrap_or_default()) {
-        Some(SandboxReport::Ready { vpid }) => Ok(ReadyProcess { vpid, command: received.sender }),
+        Some(SandboxReport::Ready { vpid, warm_shell }) => Ok(ReadyProcess {
+            vpid,
+            command: received.sender,
+            warm_shell: Shell::from_number(warm_shell),
+        }),
         Some(SandboxReport::Failed { stage, errno }) => {
             Err(build_failure(stage, errno, "building a sandbox"))
         }
@@ -203,7 +237,7 @@ async fn receive_ready(control: &Channel) -> Result<ReadyProcess, StageFailure> 
 
 fn idle_sandbox(
     UsedSandbox { control, pidfd, history }: UsedSandbox,
-    ReadyProcess { vpid, command }: ReadyProcess,
+    ReadyProcess { vpid, command, warm_shell }: ReadyProcess,
     slot_outcome: oneshot::Sender<SlotOutcome>,
     builder: &SlotBuilder,
     limits: &RunLimits,
@@ -215,6 +249,8 @@ fn idle_sandbox(
         pidfd,
         command,
         vpid,
+        warm_shell,
+        uses_warm_shells: builder.warm_shells.is_on(),
         history,
         slot_outcome,
         holder_requests: builder.holder_requests.clone(),

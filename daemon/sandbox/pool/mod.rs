@@ -8,6 +8,7 @@ mod acquire;
 mod build;
 mod make_slot;
 mod serve_slot;
+mod warm_shell_check;
 
 use std::{
     collections::VecDeque,
@@ -33,6 +34,7 @@ use super::{
     limits::RunLimits,
     protected_files::ProtectedFiles,
     proxy_listener::ProxyListener,
+    recycle::WarmShellSwitch,
     running::IdleSandbox,
     stage::{Stage, StageFailure},
     wire::SandboxIdentity,
@@ -72,6 +74,8 @@ pub(super) struct PoolContext {
     pub(super) limits: RunLimits,
     /// Whether consecutive runs of one caller may use one sandbox.
     pub(super) recycle: bool,
+    /// Whether commands of recycled sandboxes may start in a warm shell.
+    pub(super) warm_shells: Arc<WarmShellSwitch>,
     /// Where runs get cgroups, if the host has them.
     pub(super) cgroups: Option<Arc<Cgroups>>,
     pub(super) keeper: Arc<AsyncMutex<Channel>>,
@@ -163,6 +167,7 @@ impl SandboxPool {
     pub(super) fn decide_level(self: &Arc<Self>) {
         self.state().is_level_decided = true;
         self.start_initial_slots();
+        self.start_warm_shell_check();
     }
 
     /// Starts slots until the pool has [`INITIAL_IDLE_SANDBOXES`].

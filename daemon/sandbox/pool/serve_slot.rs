@@ -33,21 +33,8 @@ const NETNS_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 impl SandboxPool {
     /// Serves one slot until the pool does not need it, or the slot is lost.
     pub(super) async fn serve_slot(self: &Arc<Self>) -> Result<(), StageFailure> {
-        let level = self.state().level;
-        let (holder_requests, mut requests) = mpsc::channel(1);
-        let (mut slot, proxy_listener, generation) = self.make_slot_uncancelled().await?;
-        let mut builder = SlotBuilder {
-            holder_requests,
-            proxy_listener,
-            level,
-            generation,
-            cgroups: self.context.cgroups.clone(),
-            keeper: Arc::clone(&self.context.keeper),
-            is_new_slot: AtomicBool::new(true),
-            recycled_limits: (self.context.recycle && level.recycles_sandboxes())
-                .then_some(self.context.limits),
-            counts: Arc::clone(&self.context.build_counts),
-        };
+        let (mut slot, mut builder, mut requests) = self.make_slot_with_builder().await?;
+        let level = builder.level;
 
         let mut used = None;
         loop {
@@ -89,6 +76,29 @@ impl SandboxPool {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// Makes a slot, and what its sandboxes have in common.
+    pub(super) async fn make_slot_with_builder(
+        self: &Arc<Self>,
+    ) -> Result<(Channel, SlotBuilder, mpsc::Receiver<HolderRequest>), StageFailure> {
+        let level = self.state().level;
+        let (holder_requests, requests) = mpsc::channel(1);
+        let (slot, proxy_listener, generation) = self.make_slot_uncancelled().await?;
+        let builder = SlotBuilder {
+            holder_requests,
+            proxy_listener,
+            level,
+            generation,
+            cgroups: self.context.cgroups.clone(),
+            keeper: Arc::clone(&self.context.keeper),
+            is_new_slot: AtomicBool::new(true),
+            recycled_limits: (self.context.recycle && level.recycles_sandboxes())
+                .then_some(self.context.limits),
+            warm_shells: Arc::clone(&self.context.warm_shells),
+            counts: Arc::clone(&self.context.build_counts),
+        };
+        Ok((slot, builder, requests))
     }
 
     /// Waits while a socket of an earlier run exists in a slot's network namespace.

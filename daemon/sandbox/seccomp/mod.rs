@@ -240,7 +240,9 @@ const BUILD_SYSCALLS: &[(i64, SyscallAction)] = &[
 ///   inotify(7) does (unix(7), SCM_RIGHTS),
 /// * the address of a signal in an open file that the daemon or another run holds (fcntl(2),
 ///   F_SETOWN): process groups of the next run have the same numbers,
-/// * a POSIX message queue.
+/// * a POSIX message queue,
+/// * another priority, limit or schedule of the template of a warm shell ([`super::warm_shell`]),
+///   which later runs would inherit.
 const REPORTED_SYSCALLS: &[(i64, SyscallAction)] = &[
     (libc::SYS_sendmsg, SyscallAction::Report),
     (libc::SYS_sendmmsg, SyscallAction::Report),
@@ -261,7 +263,16 @@ const REPORTED_SYSCALLS: &[(i64, SyscallAction)] = &[
             ArgumentCondition::Equals(1, SIOCSPGRP)
         ),
     ),
+    (libc::SYS_prlimit64, report_if!(ArgumentCondition::AnyOf(0, ANY_BIT))),
+    (libc::SYS_sched_setattr, report_if!(ArgumentCondition::AnyOf(0, ANY_BIT))),
+    (libc::SYS_sched_setscheduler, report_if!(ArgumentCondition::AnyOf(0, ANY_BIT))),
+    (libc::SYS_sched_setparam, report_if!(ArgumentCondition::AnyOf(0, ANY_BIT))),
+    (libc::SYS_sched_setaffinity, report_if!(ArgumentCondition::AnyOf(0, ANY_BIT))),
+    (libc::SYS_setpriority, report_if!(ArgumentCondition::AnyOf(1, ANY_BIT))),
+    (libc::SYS_ioprio_set, report_if!(ArgumentCondition::AnyOf(1, ANY_BIT))),
 ];
+/// A process or group that is not the caller's own.
+const ANY_BIT: u32 = u32::MAX;
 const F_SETOWN: u32 = 8;
 const F_SETOWN_EX: u32 = 15;
 const FIOSETOWN: u32 = 0x8901;

@@ -1,0 +1,345 @@
+//! Warm shells: shells that were executed before their command is known.
+//!
+//! Most of the time of `sh -c true` is the execution of the shell. After a run of a shell, the init
+//! of a recycled sandbox therefore executes the same shell once more, up to its first instruction
+//! ([`crate::daemon::sys::warm_shell`]). This *template* makes a copy of itself for each run. The
+//! copy receives the command and starts as if it had just been executed.
+//!
+//! The daemon uses a copy only for a command that it suits ([`Shell::suits`]). Else the copy ends,
+//! and the init starts an ordinary process, which executes the command.
+//!
+//! The template outlives runs, so no run may change it for those that follow:
+//!
+//! * It never receives a command, and forgets what it was executed with.
+//! * It is not dumpable: no process can open its memory, its descriptors or its files in `/proc`.
+//! * The filter reports calls that change limits, priorities or the scheduling of another process,
+//!   and the sandbox is not used again ([`super::seccomp`]).
+//! * A signal ends it, stops it, or does nothing. Without an answer in time, the sandbox goes on
+//!   without it.
+
+use std::{
+    ffi::{CStr, CString},
+    os::fd::{AsRawFd as _, OwnedFd},
+    sync::atomic::{AtomicI32, Ordering},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, memfd_create, open},
+    io::{read, write},
+    pipe::{PipeFlags, pipe_with},
+    process::{Pid, setpgid},
+    stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
+};
+
+use super::{blueprint::SandboxState, image::ExecRequest, priority, stage::Stage};
+use crate::daemon::sys::{
+    Errno,
+    fd::{INHERITED_FD_NUMBER, keep_only},
+    process::{kill_all, wait_any},
+    process_arena::SharedArea,
+    signal::unblock_all,
+    warm_shell::{LIBRARY, MAX_VARIABLES, execute_waiting},
+};
+
+/// A shell that commands use by this path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Shell {
+    Sh = 1,
+    Bash,
+}
+
+/// Bytes of strings that a copy receives: less than a message has room for.
+const MAX_STRING_BYTES: usize = 32 << 10;
+/// Time for a template to start, and to make a copy. Both take less than a millisecond. A command can
+/// stop a template.
+const START_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const COPY_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+
+impl Shell {
+    const ALL: [Self; 2] = [Self::Sh, Self::Bash];
+
+    fn path(self) -> &'static CStr {
+        match self {
+            Self::Sh => c"/bin/sh",
+            Self::Bash => c"/bin/bash",
+        }
+    }
+
+    pub(super) fn with_path(path: &CStr) -> Option<Self> {
+        Self::ALL.into_iter().find(|shell| shell.path() == path)
+    }
+
+    pub(super) fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|shell| *shell as u32 == number)
+    }
+
+    /// Whether a copy of this shell becomes what executing `command` would.
+    pub(super) fn suits(self, command: &ExecRequest) -> bool {
+        let is_self = |string: &CString| string.as_c_str() == self.path();
+        let strings = command.argv.iter().chain(&command.envp);
+        command.cwd_identity.is_none()
+            && matches!(command.programs.as_slice(), [program] if is_self(program))
+            && command.argv.first().is_some_and(is_self)
+            && command.envp.len() <= MAX_VARIABLES
+            && !command.envp.iter().any(|variable| is_read_by_loader(variable))
+            && strings.map(|string| string.as_bytes().len()).sum::<usize>() <= MAX_STRING_BYTES
+    }
+}
+
+/// Whether the dynamic loader or the allocator of glibc reads a variable before the program starts
+/// (ld.so(8); "Tunables" of the glibc manual).
+fn is_read_by_loader(variable: &CStr) -> bool {
+    [&b"LD_"[..], b"GLIBC_TUNABLES=", b"MALLOC_"]
+        .iter()
+        .any(|prefix| variable.to_bytes().starts_with(prefix))
+}
+
+/// The warm shell of a sandbox, as its init knows it.
+#[derive(Debug, Default)]
+pub(super) struct WarmShell {
+    template: Option<Template>,
+    /// Whether no template is started any more, because one did not start.
+    has_failed: bool,
+    copy: CopyState,
+}
+
+#[derive(Debug)]
+struct Template {
+    process: Pid,
+    shell: Shell,
+    requests: OwnedFd,
+    replies: OwnedFd,
+}
+
+/// What the present command's process is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum CopyState {
+    /// An ordinary process.
+    #[default]
+    None,
+    /// A copy of the template that has not called recvmsg(2) yet.
+    New,
+    Waiting,
+}
+
+impl WarmShell {
+    /// Makes a copy of the shell that the last command was. Returns `None` if an ordinary process
+    /// must wait for the next command.
+    pub(super) fn copy(&mut self, area: &'static SharedArea<SandboxState>) -> Option<Pid> {
+        let state = &area.state;
+        let shell = Shell::from_number(state.last_shell.load(Ordering::Acquire))?;
+        if self.template.is_none() && !self.has_failed {
+            self.template = Template::start(area, shell).ok();
+            self.has_failed = self.template.is_none();
+        }
+
+        let template = self.template.as_ref().filter(|template| template.shell == shell)?;
+        match template.copy(state.blueprint.other_process_count) {
+            Ok(copy) => {
+                self.copy = CopyState::New;
+                Some(copy)
+            }
+            Err(_) => {
+                self.template = None;
+                end_all();
+                None
+            }
+        }
+    }
+
+    /// Whether the command's process is a copy.
+    pub(super) fn is_copy(&self) -> bool {
+        self.copy != CopyState::None
+    }
+
+    /// Whether this is the first reported call of a copy, with which it receives its command.
+    pub(super) fn take_first_call(&mut self) -> bool {
+        std::mem::replace(&mut self.copy, CopyState::Waiting) == CopyState::New
+    }
+
+    /// Enters the end of a copy in the state where an ordinary process would have.
+    pub(super) fn note_end_of_copy(&mut self, state: &SandboxState) {
+        let [stage, errno] = match std::mem::take(&mut self.copy) {
+            CopyState::None => return,
+            // It has ended before it could receive a command.
+            CopyState::New => [0, -1],
+            CopyState::Waiting => {
+                let template = self.template.as_ref();
+                // A copy that has started its command has closed the pipe and said nothing.
+                let reply = template.and_then(|it| it.receive(&Timespec::default()).ok());
+                reply.unwrap_or([i64::from(Stage::Execute as u32), 0])
+            }
+        };
+        state.stage.store(u32::try_from(stage).unwrap_or_default(), Ordering::Release);
+        state.errno.store(i32::try_from(errno).unwrap_or(-1), Ordering::Release);
+    }
+
+    /// Whether `ended` is the template. A command has ended it: another process can have its number.
+    pub(super) fn has_lost_template(&mut self, ended: Pid) -> bool {
+        let is_lost = self.template.as_ref().is_some_and(|template| template.process == ended);
+        if is_lost {
+            self.template = None;
+        }
+        is_lost
+    }
+
+    /// Forgets the template, which is being killed. Returns its process.
+    pub(super) fn take_template(&mut self) -> Option<Pid> {
+        self.template.take().map(|template| template.process)
+    }
+
+    /// Whether the template is all that lives in the sandbox, besides the init.
+    ///
+    /// All processes are descendants of the init, and the template has no children: copies are those of
+    /// the init. New children come last in the list, so none is missed while it is read.
+    pub(super) fn is_alone(&self) -> bool {
+        let Some(template) = &self.template else {
+            return false;
+        };
+        let mut text = [0; 32];
+        let path = c"/proc/1/task/1/children";
+        let length = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .and_then(|file| read(&file, &mut text));
+        let children = str::from_utf8(text.get(..length.unwrap_or(0)).unwrap_or_default());
+        children.unwrap_or_default().trim_end().parse()
+            == Ok(template.process.as_raw_nonzero().get())
+    }
+}
+
+impl Template {
+    /// Starts a template, and waits until it is ready.
+    fn start(area: &'static SharedArea<SandboxState>, shell: Shell) -> Result<Self, Errno> {
+        let library = memfd_create(c"jig-shell", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        if LIBRARY.is_empty() || write(&library, LIBRARY)? != LIBRARY.len() {
+            return Err(Errno::NOSYS);
+        }
+        let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+        fcntl_add_seals(&library, seals)?;
+        let (template_requests, requests) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (replies, template_replies) = pipe_with(PipeFlags::CLOEXEC)?;
+
+        let inherited = [&library, &template_requests, &template_replies];
+        for (entry, fd) in area.state.template_fds.iter().zip(inherited) {
+            entry.store(fd.as_raw_fd(), Ordering::Release);
+        }
+        area.state.template_shell.store(shell as u32, Ordering::Release);
+        let process = area.start_second();
+        drop((library, template_requests, template_replies));
+
+        let started = process.and_then(|process| {
+            let template = Self { process, shell, requests, replies };
+            template.receive(&START_TIMEOUT).map(|_| template)
+        });
+        area.state.template_shell.store(0, Ordering::Release);
+        if started.is_err() {
+            end_all();
+        }
+        started
+    }
+
+    /// Makes a copy. Returns its process.
+    fn copy(&self, other_process_count: u64) -> Result<Pid, Errno> {
+        // The template counts too.
+        let request = [other_process_count + 1, u64::from(self.shell as u32)];
+        let mut bytes = [0; 16];
+        for (chunk, value) in bytes.chunks_exact_mut(8).zip(request) {
+            chunk.copy_from_slice(&value.to_ne_bytes());
+        }
+        write(&self.requests, &bytes)?;
+        let [copy, _] = self.receive(&COPY_TIMEOUT)?;
+        i32::try_from(copy).ok().and_then(Pid::from_raw).ok_or(Errno::BADMSG)
+    }
+
+    /// Receives a message of the template or a copy: one or two numbers.
+    fn receive(&self, timeout: &Timespec) -> Result<[i64; 2], Errno> {
+        let mut polled = [PollFd::new(&self.replies, PollFlags::IN)];
+        let mut bytes = [0; 16];
+        if poll(&mut polled, Some(timeout))? == 0 || read(&self.replies, &mut bytes)? < 8 {
+            return Err(Errno::TIMEDOUT);
+        }
+        let (first, second) = bytes.split_at(8);
+        let number = |bytes: &[u8]| bytes.try_into().map(i64::from_ne_bytes).unwrap_or_default();
+        Ok([number(first), number(second)])
+    }
+}
+
+/// Kills and reaps everything in the sandbox, between two commands.
+fn end_all() {
+    let _none_left = kill_all(libc::SIGKILL);
+    while wait_any().is_ok() {}
+}
+
+/// Runs as a template. Returns only if it cannot be one.
+pub(super) fn become_template(state: &SandboxState, shell: Shell) -> Errno {
+    match prepare_template(state) {
+        Ok(()) => execute_waiting(shell.path()),
+        Err(errno) => errno,
+    }
+}
+
+fn prepare_template(state: &SandboxState) -> Result<(), Errno> {
+    let null = open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    dup2_stdin(&null)?;
+    dup2_stdout(&null)?;
+    dup2_stderr(&null)?;
+    drop(null); // `keep_only` would close it
+    let [library, requests, replies] = &state.template_fds;
+    let number = |entry: &AtomicI32| entry.load(Ordering::Acquire);
+    keep_only([INHERITED_FD_NUMBER, number(library), number(requests), number(replies)])?;
+    unblock_all()?;
+    setpgid(None, None)?;
+    priority::lower_own_share();
+    Ok(())
+}
+
+const _: () = assert!(
+    Stage::ResourceLimits as u32 == 25
+        && Stage::ReceiveRequest as u32 == 29
+        && Stage::StandardStreams as u32 == 32
+        && Stage::ChangeDirectory as u32 == 33
+        && Stage::Execute as u32 == 34,
+    "warm_shell.c has these numbers"
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(programs: &[&CStr], argv: &[&CStr], envp: &[&CStr]) -> ExecRequest {
+        let owned = |strings: &[&CStr]| strings.iter().map(|string| (*string).to_owned()).collect();
+        ExecRequest {
+            cwd: c"/workspace".to_owned(),
+            cwd_identity: None,
+            programs: owned(programs),
+            argv: owned(argv),
+            envp: owned(envp),
+        }
+    }
+
+    #[test]
+    fn copy_suits_only_what_it_can_become() {
+        let suits = |programs: &[&CStr], argv: &[&CStr], envp: &[&CStr]| {
+            Shell::Sh.suits(&command(programs, argv, envp))
+        };
+        let (sh, script) = ([c"/bin/sh"], [c"/bin/sh", c"-c", c"true"]);
+        assert!(suits(&sh, &script, &[c"HOME=/", c"LDFLAGS=-g", c"MALLOC=1"]));
+        assert!(suits(&sh, &[c"/bin/sh", c"-e", c"script", c"argument"], &[]));
+
+        assert!(!suits(&[c"/bin/bash"], &script, &[]), "another program");
+        assert!(!suits(&[c"/bin/sh", c"/usr/bin/sh"], &script, &[]), "one of several programs");
+        assert!(!suits(&sh, &[c"sh", c"-c", c"true"], &[]), "another name");
+        assert!(!suits(&sh, &[], &[]), "no name");
+        for variable in [c"LD_PRELOAD=x", c"LD_=", c"MALLOC_ARENA_MAX=1", c"GLIBC_TUNABLES=x"] {
+            assert!(!suits(&sh, &script, &[variable]), "{variable:?}");
+        }
+        assert!(suits(&sh, &script, &[c"A=b"; MAX_VARIABLES]));
+        assert!(!suits(&sh, &script, &[c"A=b"; MAX_VARIABLES + 1]));
+
+        let long = CString::new("x".repeat(MAX_STRING_BYTES)).unwrap();
+        assert!(!suits(&sh, &[c"/bin/sh", c"-c", &long], &[]));
+        let checked = ExecRequest { cwd_identity: Some((1, 2)), ..command(&sh, &script, &[]) };
+        assert!(!Shell::Sh.suits(&checked), "a directory that is checked");
+    }
+}
