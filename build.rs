@@ -61,7 +61,8 @@ fn build_warm_shell(library: &Path) -> Result<(), Box<dyn Error>> {
         .args(["-Os", "-Wall", "-Wextra", "-Werror", "-std=gnu11", "-fPIC", "-ffreestanding"])
         .args(["-fno-builtin", "-fno-stack-protector", "-fcf-protection=none"])
         .args(["-fno-asynchronous-unwind-tables", "-nostdlib", "-shared"])
-        .args(["-Wl,-z,noseparate-code", "-Wl,--hash-style=gnu", "-Wl,--build-id=none", "-o"])
+        .args(["-Wl,-z,noseparate-code", "-Wl,--hash-style=gnu", "-Wl,--build-id=none"])
+        .args(["-Wl,-z,defs", "-Wl,-z,text", "-o"])
         .arg(library)
         .arg(SOURCE)
         .status()?;

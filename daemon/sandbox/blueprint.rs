@@ -85,13 +85,15 @@ pub(super) struct SandboxState {
     pub(super) errno: AtomicI32,
     /// CPU time of the runs that have ended and of the init, in microseconds. Grows with each run.
     pub(super) past_cpu_us: AtomicU64,
-    /// Number of the shell that the last command was, if the next may start in a warm one
+    /// Number of the shell that was executed last, if the next command may start in a warm one
     /// ([`super::warm_shell`]), or 0.
     pub(super) last_shell: AtomicU32,
     /// What the second process becomes: the template of the shell with this number, with these
     /// descriptors, or a command with 0.
     pub(super) template_shell: AtomicU32,
     pub(super) template_fds: [AtomicI32; 3],
+    /// Number of templates that live beside the command: 0 or 1.
+    pub(super) template_count: AtomicU64,
 }
 
 /// Processes in the slot's user namespace besides the command's: the slot keeper and the init.
@@ -113,6 +115,7 @@ impl SandboxState {
             last_shell: AtomicU32::new(0),
             template_shell: AtomicU32::new(0),
             template_fds: Default::default(),
+            template_count: AtomicU64::new(0),
         }
     }
 }

@@ -250,12 +250,12 @@ impl RunCgroup {
         Ok(())
     }
 
-    /// The run's CPU clock, valid while the cgroup exists.
     /// Moves a process into this cgroup.
     pub(super) fn add(&self, process: Pid) -> Result<(), CgroupsUnavailable> {
         self.write("cgroup.procs", &process.as_raw_nonzero().to_string())
     }
 
+    /// The run's CPU clock, valid while the cgroup exists.
     pub(super) fn cpu_clock(&self) -> CpuClock {
         CpuClock(self.path.join("cpu.stat"))
     }

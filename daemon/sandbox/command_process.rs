@@ -179,7 +179,8 @@ fn connect_and_execute(
     }
 
     set_stage(Stage::ResourceLimits);
-    set_rlimits(header.rlimits, state.blueprint.other_process_count)?;
+    let templates = state.template_count.load(Ordering::Acquire);
+    set_rlimits(header.rlimits, state.blueprint.other_process_count.saturating_add(templates))?;
 
     set_stage(Stage::Execute);
     Err(execute_first_program(&image, header))

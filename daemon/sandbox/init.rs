@@ -13,6 +13,8 @@
 //!   exits, or starts another process
 //! ```
 //!
+//! Another process can be a copy of a shell that waits ([`super::warm_shell`]).
+//!
 //! The init starts another process only if the run left nothing in the sandbox
 //! ([`super::clean_check`]). That one may become another command of the same caller.
 //!
@@ -76,12 +78,18 @@ pub(super) fn run_init(area: &'static SharedArea<SandboxState>) -> ! {
     });
 
     loop {
-        let copy = recycling.as_mut().and_then(|recycling| recycling.warm_shell.copy(area));
+        let copy = match &mut recycling {
+            // The template or the copy can still report to the daemon.
+            Some(recycling) => recycling.warm_shell.copy(area).unwrap_or_else(|_| exit_now(0)),
+            None => None,
+        };
         let mut end = match copy {
             Some(copy) => wait_for_command_end(area, copy, recycling.as_mut()),
             None => RunEnd::OtherProcessNeeded,
         };
         if end == RunEnd::OtherProcessNeeded {
+            let template_count = recycling.as_ref().map(|it| it.warm_shell.process_count());
+            state.template_count.store(template_count.unwrap_or_default(), Ordering::Release);
             let command = area.start_second().unwrap_or_else(|errno| {
                 send_report(SandboxReport::Failed { stage: Stage::CommandProcess, errno });
                 exit_now(1)
@@ -141,7 +149,8 @@ impl Recycling {
     }
 }
 
-/// Waits until the command has ended, kills everything that it left behind, and reports the end.
+/// Waits until the command has ended, kills everything that it left behind, and reports the end. Does
+/// neither if there was no command.
 pub(super) fn wait_for_command_end(
     area: &'static SharedArea<SandboxState>,
     command: Pid,

@@ -14,8 +14,9 @@
 //! * It is not dumpable: no process can open its memory, its descriptors or its files in `/proc`.
 //! * The filter reports calls that change limits, priorities or the scheduling of another process,
 //!   and the sandbox is not used again ([`super::seccomp`]).
-//! * A signal ends it, stops it, or does nothing. Without an answer in time, the sandbox goes on
-//!   without it.
+//! * It is in the process group of the init, which no command can join or name.
+//! * A signal ends it, stops it, or does nothing. Without an answer in time, the sandbox is not used
+//!   again.
 
 use std::{
     ffi::{CStr, CString},
@@ -26,9 +27,9 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, memfd_create, open},
-    io::{read, write},
+    io::{read, retry_on_intr, write},
     pipe::{PipeFlags, pipe_with},
-    process::{Pid, setpgid},
+    process::Pid,
     stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
 };
 
@@ -50,17 +51,23 @@ pub(super) enum Shell {
     Bash,
 }
 
-/// Bytes of strings that a copy receives: less than a message has room for.
-const MAX_STRING_BYTES: usize = 32 << 10;
-/// Time for a template to start, and to make a copy. Both take less than a millisecond. A command can
-/// stop a template.
-const START_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-const COPY_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// Bytes of arguments and variables, with what the image of a command has for each: less than a
+/// message has room for.
+const MAX_LIST_BYTES: usize = 56 << 10;
+/// An address and a null byte.
+const BYTES_PER_STRING: usize = 9;
+/// The children of the init (proc_tid_children(5)).
+const CHILDREN_PATH: &CStr = c"/proc/1/task/1/children";
+/// Time for a template to start, and to make a copy. Both take less than a millisecond, unless other
+/// programs use all CPUs. A command can stop a template.
+const START_TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+const COPY_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 impl Shell {
-    const ALL: [Self; 2] = [Self::Sh, Self::Bash];
+    pub(super) const ALL: [Self; 2] = [Self::Sh, Self::Bash];
 
-    fn path(self) -> &'static CStr {
+    pub(super) fn path(self) -> &'static CStr {
         match self {
             Self::Sh => c"/bin/sh",
             Self::Bash => c"/bin/bash",
@@ -84,7 +91,8 @@ impl Shell {
             && command.argv.first().is_some_and(is_self)
             && command.envp.len() <= MAX_VARIABLES
             && !command.envp.iter().any(|variable| is_read_by_loader(variable))
-            && strings.map(|string| string.as_bytes().len()).sum::<usize>() <= MAX_STRING_BYTES
+            && strings.map(|string| string.as_bytes().len() + BYTES_PER_STRING).sum::<usize>()
+                <= MAX_LIST_BYTES
     }
 }
 
@@ -100,9 +108,11 @@ fn is_read_by_loader(variable: &CStr) -> bool {
 #[derive(Debug, Default)]
 pub(super) struct WarmShell {
     template: Option<Template>,
-    /// Whether no template is started any more, because one did not start.
-    has_failed: bool,
+    /// A shell of which no template starts.
+    failed: Option<Shell>,
     copy: CopyState,
+    /// Where the template and its copy answer. Kept until the copy has ended.
+    replies: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -110,7 +120,6 @@ struct Template {
     process: Pid,
     shell: Shell,
     requests: OwnedFd,
-    replies: OwnedFd,
 }
 
 /// What the present command's process is.
@@ -119,34 +128,48 @@ enum CopyState {
     /// An ordinary process.
     #[default]
     None,
-    /// A copy of the template that has not called recvmsg(2) yet.
+    /// A copy of the template that has not called recvmsg(2) yet. That call is not one of a command.
     New,
     Waiting,
 }
 
 impl WarmShell {
     /// Makes a copy of the shell that the last command was. Returns `None` if an ordinary process
-    /// must wait for the next command.
-    pub(super) fn copy(&mut self, area: &'static SharedArea<SandboxState>) -> Option<Pid> {
+    /// must wait for the next command. After an error, the state of the sandbox is not known.
+    pub(super) fn copy(
+        &mut self,
+        area: &'static SharedArea<SandboxState>,
+    ) -> Result<Option<Pid>, Errno> {
         let state = &area.state;
-        let shell = Shell::from_number(state.last_shell.load(Ordering::Acquire))?;
-        if self.template.is_none() && !self.has_failed {
-            self.template = Template::start(area, shell).ok();
-            self.has_failed = self.template.is_none();
-        }
+        let last_shell = Shell::from_number(state.last_shell.load(Ordering::Acquire));
+        let Some(shell) = last_shell.filter(|shell| self.failed != Some(*shell)) else {
+            return Ok(None);
+        };
 
-        let template = self.template.as_ref().filter(|template| template.shell == shell)?;
-        match template.copy(state.blueprint.other_process_count) {
-            Ok(copy) => {
-                self.copy = CopyState::New;
-                Some(copy)
-            }
-            Err(_) => {
-                self.template = None;
-                end_all();
-                None
+        if self.template.as_ref().is_none_or(|template| template.shell != shell) {
+            self.template = None;
+            end_all();
+            match Template::start(area, shell) {
+                Ok((template, replies)) => {
+                    (self.template, self.replies) = (Some(template), Some(replies));
+                }
+                Err(_) => {
+                    self.failed = Some(shell);
+                    return Ok(None);
+                }
             }
         }
+        let (Some(template), Some(replies)) = (&self.template, &self.replies) else {
+            return Ok(None);
+        };
+        let copy = template.copy(state.blueprint.other_process_count, replies)?;
+        self.copy = CopyState::New;
+        Ok(Some(copy))
+    }
+
+    /// Processes of the sandbox that are not the run's.
+    pub(super) fn process_count(&self) -> u64 {
+        u64::from(self.template.is_some())
     }
 
     /// Whether the command's process is a copy.
@@ -163,13 +186,10 @@ impl WarmShell {
     pub(super) fn note_end_of_copy(&mut self, state: &SandboxState) {
         let [stage, errno] = match std::mem::take(&mut self.copy) {
             CopyState::None => return,
-            // It has ended before it could receive a command.
-            CopyState::New => [0, -1],
-            CopyState::Waiting => {
-                let template = self.template.as_ref();
-                // A copy that has started its command has closed the pipe and said nothing.
-                let reply = template.and_then(|it| it.receive(&Timespec::default()).ok());
-                reply.unwrap_or([i64::from(Stage::Execute as u32), 0])
+            // One that has said nothing has not started a command: the init ends.
+            CopyState::New | CopyState::Waiting => {
+                let reply = self.replies.as_ref().map(|replies| receive(replies, &NO_TIME));
+                reply.and_then(Result::ok).unwrap_or_default()
             }
         };
         state.stage.store(u32::try_from(stage).unwrap_or_default(), Ordering::Release);
@@ -199,8 +219,7 @@ impl WarmShell {
             return false;
         };
         let mut text = [0; 32];
-        let path = c"/proc/1/task/1/children";
-        let length = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        let length = open(CHILDREN_PATH, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .and_then(|file| read(&file, &mut text));
         let children = str::from_utf8(text.get(..length.unwrap_or(0)).unwrap_or_default());
         children.unwrap_or_default().trim_end().parse()
@@ -209,8 +228,13 @@ impl WarmShell {
 }
 
 impl Template {
-    /// Starts a template, and waits until it is ready.
-    fn start(area: &'static SharedArea<SandboxState>, shell: Shell) -> Result<Self, Errno> {
+    /// Starts a template, and waits until it is ready. Returns where it and its copies answer.
+    fn start(
+        area: &'static SharedArea<SandboxState>,
+        shell: Shell,
+    ) -> Result<(Self, OwnedFd), Errno> {
+        // `WarmShell::is_alone` needs it.
+        open(CHILDREN_PATH, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(drop)?;
         let library = memfd_create(c"jig-shell", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         if LIBRARY.is_empty() || write(&library, LIBRARY)? != LIBRARY.len() {
             return Err(Errno::NOSYS);
@@ -229,18 +253,17 @@ impl Template {
         drop((library, template_requests, template_replies));
 
         let started = process.and_then(|process| {
-            let template = Self { process, shell, requests, replies };
-            template.receive(&START_TIMEOUT).map(|_| template)
+            receive(&replies, &START_TIMEOUT).map(|_| (Self { process, shell, requests }, replies))
         });
-        area.state.template_shell.store(0, Ordering::Release);
         if started.is_err() {
             end_all();
         }
+        area.state.template_shell.store(0, Ordering::Release);
         started
     }
 
     /// Makes a copy. Returns its process.
-    fn copy(&self, other_process_count: u64) -> Result<Pid, Errno> {
+    fn copy(&self, other_process_count: u64, replies: &OwnedFd) -> Result<Pid, Errno> {
         // The template counts too.
         let request = [other_process_count + 1, u64::from(self.shell as u32)];
         let mut bytes = [0; 16];
@@ -248,21 +271,24 @@ impl Template {
             chunk.copy_from_slice(&value.to_ne_bytes());
         }
         write(&self.requests, &bytes)?;
-        let [copy, _] = self.receive(&COPY_TIMEOUT)?;
-        i32::try_from(copy).ok().and_then(Pid::from_raw).ok_or(Errno::BADMSG)
+        let [copy, _] = receive(replies, &COPY_TIMEOUT)?;
+        let number = i32::try_from(copy).ok().filter(|number| *number > 0);
+        number.and_then(Pid::from_raw).ok_or(Errno::AGAIN)
     }
+}
 
-    /// Receives a message of the template or a copy: one or two numbers.
-    fn receive(&self, timeout: &Timespec) -> Result<[i64; 2], Errno> {
-        let mut polled = [PollFd::new(&self.replies, PollFlags::IN)];
-        let mut bytes = [0; 16];
-        if poll(&mut polled, Some(timeout))? == 0 || read(&self.replies, &mut bytes)? < 8 {
-            return Err(Errno::TIMEDOUT);
-        }
-        let (first, second) = bytes.split_at(8);
-        let number = |bytes: &[u8]| bytes.try_into().map(i64::from_ne_bytes).unwrap_or_default();
-        Ok([number(first), number(second)])
+/// Receives a message of a template or a copy: one or two numbers.
+fn receive(replies: &OwnedFd, timeout: &Timespec) -> Result<[i64; 2], Errno> {
+    let mut polled = [PollFd::new(replies, PollFlags::IN)];
+    let mut bytes = [0; 16];
+    // The daemon may have sent a signal for a command that has just ended.
+    let ready = retry_on_intr(|| poll(&mut polled, Some(timeout)))?;
+    if ready == 0 || retry_on_intr(|| read(replies, &mut bytes))? < 8 {
+        return Err(Errno::TIMEDOUT);
     }
+    let (first, second) = bytes.split_at(8);
+    let number = |bytes: &[u8]| bytes.try_into().map(i64::from_ne_bytes).unwrap_or_default();
+    Ok([number(first), number(second)])
 }
 
 /// Kills and reaps everything in the sandbox, between two commands.
@@ -289,7 +315,6 @@ fn prepare_template(state: &SandboxState) -> Result<(), Errno> {
     let number = |entry: &AtomicI32| entry.load(Ordering::Acquire);
     keep_only([INHERITED_FD_NUMBER, number(library), number(requests), number(replies)])?;
     unblock_all()?;
-    setpgid(None, None)?;
     priority::lower_own_share();
     Ok(())
 }
@@ -337,8 +362,10 @@ mod tests {
         assert!(suits(&sh, &script, &[c"A=b"; MAX_VARIABLES]));
         assert!(!suits(&sh, &script, &[c"A=b"; MAX_VARIABLES + 1]));
 
-        let long = CString::new("x".repeat(MAX_STRING_BYTES)).unwrap();
+        let long = CString::new("x".repeat(MAX_LIST_BYTES)).unwrap();
         assert!(!suits(&sh, &[c"/bin/sh", c"-c", &long], &[]));
+        let many = [&[c"/bin/sh"][..], &[c""; 8000]].concat();
+        assert!(!suits(&sh, &many, &[]), "many arguments");
         let checked = ExecRequest { cwd_identity: Some((1, 2)), ..command(&sh, &script, &[]) };
         assert!(!Shell::Sh.suits(&checked), "a directory that is checked");
     }

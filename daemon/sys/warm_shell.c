@@ -17,8 +17,8 @@
 //
 // The template never receives a command, so no copy knows another's.
 //
-// No libc: it is not there yet. Any failure before Ready ends the process, and the init starts the
-// command's process in the ordinary way.
+// No libc: it is not there yet. A template that cannot be ready ends, and the init starts the
+// command's process in the ordinary way. If a copy ends without a word, the init ends too.
 
 #include <elf.h>
 #include <fcntl.h>
@@ -44,7 +44,7 @@ enum {
   STAGE_EXECUTE = 34,
 };
 
-enum { PAGE = 4096, MAX_IMAGE = 64 << 10 };
+enum { PAGE = 4096, STACK_BYTES = 4 * PAGE, MAX_IMAGE = 64 << 10 };
 
 // The command, as the daemon lays it out (image.rs).
 struct image_header {
@@ -52,7 +52,7 @@ struct image_header {
   uint32_t unused[6];
   uint64_t processes, open_files, open_files_hard, file_size, cpu;
 };
-enum { MAGIC = 0x6a696704, FLAG_STDIN = 4 };
+enum { MAGIC = 0x6a696704, FLAG_STDIN = 4, FLAG_WARM_SHELLS = 32 };
 
 // The report Ready (wire.rs).
 struct ready {
@@ -64,11 +64,11 @@ struct context {
   uint64_t entry_stub, stack_pointer, finish, stub_stack, entry, region, region_bytes, unmap_gadget;
   struct prctl_mm_map memory_map;
   uint64_t other_processes, shell;
+  const char *program;
   uint64_t tid_address, robust_list, robust_list_bytes;
   char text[2 * PAGE];
   char image[MAX_IMAGE];
 };
-enum { STACK_BYTES = 4 * PAGE };
 
 #define HIDDEN __attribute__((visibility("hidden")))
 extern char __ehdr_start[] HIDDEN, stub_entry[] HIDDEN;
@@ -122,18 +122,14 @@ static int equal(const char *left, const char *right) {
 
 static uint64_t up_to_page(uint64_t address) { return (address + PAGE - 1) & -(uint64_t)PAGE; }
 
-// Reads a file of /proc. Returns its length, or 0 if it fails or does not fit.
-static long read_text(const char *path, char *text, long size) {
-  long fd = CALL(open, path, O_RDONLY | O_CLOEXEC, 0), length = 0, part = 0;
-  if (fd < 0)
-    return 0;
+// Reads a file of /proc. Returns whether it is there and fits.
+static int read_text(const char *path, char *text, long size) {
+  long fd = CALL(open, path, O_RDONLY | O_CLOEXEC, 0), length = 0, part = fd;
   while (length < size - 1 && (part = CALL(read, fd, text + length, size - 1 - length)) > 0)
     length += part;
   CALL(close, fd, 0, 0);
-  if (part != 0)
-    return 0;
   text[length] = 0;
-  return length;
+  return part == 0;
 }
 
 // === In the loader ===
@@ -198,9 +194,7 @@ unsigned la_version(unsigned version) {
     case AT_BASE: base = value; break;
     }
   }
-  uint64_t gadget = find_gadget(vdso);
-  if (!gadget)
-    gadget = find_gadget(base);
+  uint64_t gadget = find_gadget(vdso) ?: find_gadget(base);
   if (!entry || !phdr || !gadget)
     return 0;
 
@@ -209,6 +203,8 @@ unsigned la_version(unsigned version) {
   uint64_t code_bytes = up_to_page(((Elf64_Phdr *)(__ehdr_start + own->e_phoff))->p_filesz);
   uint64_t region_bytes = code_bytes + up_to_page(sizeof(struct context)) + STACK_BYTES;
   uint64_t region = (phdr & ~(uint64_t)0x1fffff) - 0x400000;
+  if ((uint64_t)(stub_entry - __ehdr_start) >= code_bytes)
+    return 0; // a linker that puts the code elsewhere
   int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
   if (call6(SYS_mmap, region, region_bytes, PROT_READ | PROT_WRITE, flags, -1, 0) != (long)region)
     return 0;
@@ -340,10 +336,15 @@ static int become_process(struct context *context, uint64_t random, int64_t *pro
   return 1;
 }
 
-// Ends a copy whose command cannot be started, and tells the init why. Stage 0: there is none.
+// Tells the init what became of a copy: the step that it has reached, and the error there or 0. At
+// step 0 there is no command.
+static void reply(uint64_t stage, long result) {
+  int64_t message[2] = {(int64_t)stage, -result};
+  CALL(write, REPLIES, message, sizeof message);
+}
+
 static _Noreturn void fail(uint64_t stage, long result) {
-  int64_t reply[2] = {(int64_t)stage, -result};
-  CALL(write, REPLIES, reply, sizeof reply);
+  reply(stage, result);
   leave(127);
 }
 
@@ -383,7 +384,9 @@ static void receive(struct context *context) {
     fail(0, -length); // the daemon wants another process, or none
   struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
   uint64_t count = header->flags & FLAG_STDIN ? 3 : 2;
-  if (header->magic != MAGIC || header->length != (uint64_t)length || !rights ||
+  if (header->magic != MAGIC || header->flags & ~(FLAG_STDIN | FLAG_WARM_SHELLS) ||
+      header->length != (uint64_t)length || header->program_count != 1 ||
+      !equal(context->image + header->programs, context->program) || !rights ||
       rights->cmsg_len != CMSG_LEN(count * sizeof(int)))
     fail(STAGE_RECEIVE_REQUEST, -74 /* EBADMSG */);
 
@@ -447,12 +450,11 @@ __attribute__((used)) HIDDEN void wait_for_command(struct context *context) {
   while (envp[envp_room])
     envp_room++;
   uint64_t *vector = envp + envp_room + 1, random = 0;
-  const char *program = 0;
   for (uint64_t *entry = vector; entry[0]; entry += 2) {
     if (entry[0] == AT_RANDOM)
       random = entry[1];
     if (entry[0] == AT_EXECFN)
-      program = (const char *)entry[1];
+      context->program = (const char *)entry[1];
   }
   // What the template was executed with is not for commands to see. The libc keeps argv[0].
   for (uint64_t i = 1; i < argc; i++)
@@ -466,7 +468,7 @@ __attribute__((used)) HIDDEN void wait_for_command(struct context *context) {
   call6(SYS_prctl, PR_SET_NAME, (uint64_t) "jig-shell", 0, 0, 0, 0);
   call6(SYS_prctl, PR_SET_DUMPABLE, 0, 0, 0, 0, 0);
   if (call6(SYS_prctl, PR_GET_TID_ADDRESS, (uint64_t)&context->tid_address, 0, 0, 0, 0) ||
-      CALL(get_robust_list, 0, &context->robust_list, &context->robust_list_bytes) || !program ||
+      CALL(get_robust_list, 0, &context->robust_list, &context->robust_list_bytes) || !context->program ||
       !read_memory_map(context) || set_memory_map(context) || !list_files(context))
     leave(125);
   make_copies(context);
@@ -486,12 +488,13 @@ __attribute__((used)) HIDDEN void wait_for_command(struct context *context) {
   check(STAGE_CHANGE_DIRECTORY, CALL(chdir, context->image + header->cwd, 0, 0));
   set_limits(context, header);
 
-  const char *name = program;
-  for (const char *c = program; *c; c++)
+  const char *name = context->program;
+  for (const char *c = name; *c; c++)
     if (*c == '/')
       name = c + 1;
   call6(SYS_prctl, PR_SET_NAME, (uint64_t)name, 0, 0, 0, 0);
   call6(SYS_prctl, PR_SET_DUMPABLE, 1, 0, 0, 0, 0);
-  // From here on, nothing can fail: the init takes the end of the process for that of the command.
+  // From here on, nothing can fail: the end of the process is that of the command.
+  reply(STAGE_EXECUTE, 0);
   CALL(close_range, CONTROL, ~0U, 0);
 }

@@ -51,7 +51,7 @@ pub(super) fn run(control: i32, slot: Pid, context: &TemplateContext<'_>, scratc
     });
     match started {
         Ok((area, command)) => {
-            let _had_request = wait_for_command_end(area, command, None);
+            let _end = wait_for_command_end(area, command, None);
         }
         Err(failure) => {
             send_report(SandboxReport::Failed { stage: failure.stage, errno: failure.wire_errno() })

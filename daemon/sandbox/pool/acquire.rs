@@ -44,8 +44,10 @@ impl SandboxPool {
                 sandbox = rebuilt.unwrap_or_else(|| Err(pool_closed_failure()))?;
             }
 
-            // One that has died meanwhile is not used.
-            if !suits(&sandbox) && replace_warm_shell(&mut sandbox).await.is_err() {
+            if !suits(&sandbox)
+                && let Err(failure) = replace_warm_shell(&mut sandbox).await
+            {
+                tracing::debug!(%failure, "a sandbox is dropped unused");
                 continue;
             }
 

@@ -22,7 +22,7 @@ use tokio::{
 
 use crate::daemon::{
     sandbox::{
-        cgroup::{Cgroups, CgroupsUnavailable, RunCgroup},
+        cgroup::{Cgroups, RunCgroup},
         channel::Channel,
         kill::{SlotOutcome, kill_sandbox},
         level::IsolationLevel,
@@ -199,12 +199,14 @@ pub(super) async fn replace_warm_shell(sandbox: &mut IdleSandbox) -> Result<(), 
         .await
         .unwrap_or_else(|_| Err(build_timeout_failure(Stage::CommandProcess)))?;
     (sandbox.vpid, sandbox.command, sandbox.warm_shell) = (ready.vpid, ready.command, None);
-    if let (Some(cgroup), Some(command)) = (&sandbox.cgroup, ready.command) {
-        let failed =
-            |error: CgroupsUnavailable| StageFailure::other(Stage::Cgroup, error.to_string());
-        cgroup.add(command).map_err(failed)?;
+    match (&sandbox.cgroup, ready.command) {
+        _ if ready.warm_shell.is_some() => Err(slot_keeper_failure(Errno::BADMSG)),
+        (None, _) => Ok(()),
+        (Some(_), None) => Err(slot_keeper_failure(Errno::SRCH)),
+        (Some(cgroup), Some(command)) => cgroup
+            .add(command)
+            .map_err(|error| StageFailure::other(Stage::Cgroup, error.to_string())),
     }
-    Ok(())
 }
 
 /// The process that becomes the command, by its ids in its own namespace and in the daemon's.

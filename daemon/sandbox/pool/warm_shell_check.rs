@@ -8,11 +8,11 @@ use std::{
 };
 
 use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     SandboxPool,
-    build::{build_sandbox, io_failure, recycle_sandbox},
+    build::{BUILD_TIMEOUT, build_sandbox, build_timeout_failure, io_failure, recycle_sandbox},
 };
 use crate::daemon::{
     queue::PrincipalName,
@@ -23,7 +23,9 @@ use crate::daemon::{
         recycle::{UsedSandbox, WarmShellSwitch},
         running::{CommandEnd, IdleSandbox, SandboxEvent, StdioStreams},
         stage::{Stage, StageFailure},
+        warm_shell::Shell,
     },
+    sys::{Errno, warm_shell::LIBRARY},
     task,
 };
 
@@ -44,13 +46,15 @@ impl SandboxPool {
     /// shell.
     pub(super) fn start_warm_shell_check(self: &Arc<Self>) {
         let context = &self.context;
-        let is_possible = context.recycle && self.state().level.recycles_sandboxes();
+        let recycles = context.recycle && self.state().level.recycles_sandboxes();
+        let is_possible = recycles && !LIBRARY.is_empty();
         if !is_possible || !context.warm_shells.take_check() {
             return;
         }
         let pool = Arc::clone(self);
         task::spawn("warm shell check", async move {
-            match pool.check_warm_shell().await {
+            let checked = timeout(BUILD_TIMEOUT, pool.check_warm_shells()).await;
+            match checked.unwrap_or_else(|_| Err(build_timeout_failure(Stage::CommandProcess))) {
                 Ok(()) => pool.context.warm_shells.turn_on(),
                 Err(failure) => tracing::info!(
                     stage = failure.stage.name(),
@@ -61,34 +65,47 @@ impl SandboxPool {
         });
     }
 
-    async fn check_warm_shell(self: &Arc<Self>) -> Result<(), StageFailure> {
+    /// Compares a copy of each shell with an executed one.
+    async fn check_warm_shells(self: &Arc<Self>) -> Result<(), StageFailure> {
         let (slot, mut builder, _) = self.make_slot_with_builder().await?;
         builder.warm_shells = Arc::new(WarmShellSwitch::new(false));
         builder.warm_shells.turn_on();
         let limits = &self.context.limits;
-        let failed = |why: &str| StageFailure::other(Stage::CommandProcess, why.to_owned());
 
-        let (sandbox, outcome) = build_sandbox(&slot, &builder, limits).await?;
-        let (expected, used) = run_script(sandbox, outcome, limits).await?;
-        let used = used.ok_or_else(|| failed("a sandbox was not recycled"))?;
-        let recycled = recycle_sandbox(used, &builder, limits).await;
-        let (sandbox, outcome) = recycled.ok_or_else(|| failed("a sandbox was not recycled"))?;
-        if sandbox.warm_shell.is_none() {
-            return Err(failed("a shell did not wait for its command"));
+        for shell in Shell::ALL {
+            let (sandbox, outcome) = build_sandbox(&slot, &builder, limits).await?;
+            let (executed, used) = run_script(shell, sandbox, outcome, limits).await?;
+            let Some(expected) = executed else {
+                continue; // there is no such shell
+            };
+            let used = used.ok_or_else(|| failure("a sandbox was not recycled"))?;
+            let recycled = recycle_sandbox(used, &builder, limits).await;
+            let (sandbox, outcome) =
+                recycled.ok_or_else(|| failure("a sandbox was not recycled"))?;
+            if sandbox.warm_shell != Some(shell) {
+                return Err(failure("a shell did not wait for its command"));
+            }
+            let (output, _) = run_script(shell, sandbox, outcome, limits).await?;
+            if output != Some(expected) {
+                return Err(failure("a warm shell differs from another"));
+            }
         }
-        let (output, _) = run_script(sandbox, outcome, limits).await?;
-        if output == expected { Ok(()) } else { Err(failed("a warm shell differs from another")) }
+        Ok(())
     }
 }
 
-/// Runs the script. Returns its output, and the sandbox.
+fn failure(why: &str) -> StageFailure {
+    StageFailure::other(Stage::CommandProcess, why.to_owned())
+}
+
+/// Runs the script. Returns its output, and the sandbox. Without output, there is no such shell.
 async fn run_script(
+    shell: Shell,
     sandbox: IdleSandbox,
     outcome: oneshot::Receiver<SlotOutcome>,
     limits: &RunLimits,
-) -> Result<(String, Option<UsedSandbox>), StageFailure> {
-    let failed = |why: &str| StageFailure::other(Stage::CommandProcess, why.to_owned());
-    let shell = c"/bin/sh".to_owned();
+) -> Result<(Option<String>, Option<UsedSandbox>), StageFailure> {
+    let shell = shell.path().to_owned();
     let request = ExecRequest {
         cwd: c"/tmp".to_owned(),
         cwd_identity: None,
@@ -109,8 +126,12 @@ async fn run_script(
         }
     };
     drop(writer);
-    if !matches!(end, CommandEnd::Exited { status, .. } if status == 7 << 8) {
-        return Err(failed("the script of the check failed"));
+    match end {
+        CommandEnd::Exited { status, .. } if status == 7 << 8 => {}
+        CommandEnd::NotStarted { errno: Errno::NOENT, .. } => return Ok((None, None)),
+        CommandEnd::Exited { .. } | CommandEnd::NotStarted { .. } | CommandEnd::SandboxLost => {
+            return Err(failure("the script of the check failed"));
+        }
     }
 
     // All processes have ended, and the pipe has room for all of it.
@@ -120,5 +141,5 @@ async fn run_script(
         Ok(SlotOutcome::Free(used)) => used,
         Ok(SlotOutcome::Quarantined(_)) | Err(_) => None,
     };
-    Ok((output, used))
+    Ok((Some(output), used))
 }

@@ -271,7 +271,7 @@ const REPORTED_SYSCALLS: &[(i64, SyscallAction)] = &[
     (libc::SYS_setpriority, report_if!(ArgumentCondition::AnyOf(1, ANY_BIT))),
     (libc::SYS_ioprio_set, report_if!(ArgumentCondition::AnyOf(1, ANY_BIT))),
 ];
-/// A process or group that is not the caller's own.
+/// The number of a process or group. The caller itself is 0.
 const ANY_BIT: u32 = u32::MAX;
 const F_SETOWN: u32 = 8;
 const F_SETOWN_EX: u32 = 15;
