@@ -133,8 +133,7 @@ fn connect_and_execute(
     let image = ExecImage::relocate(image, header.argv, header.argc, header.envp, header.envc)
         .ok_or(Errno::BADMSG)?;
 
-    let has_shell = header.uses_warm_shells && header.program_count == 1;
-    let program = image.string(header.programs).filter(|_| has_shell);
+    let program = image.string(header.programs).filter(|_| header.uses_warm_shells);
     let shell = program.and_then(Shell::with_path).map_or(0, |shell| shell as u32);
     state.last_shell.store(shell, Ordering::Release);
 

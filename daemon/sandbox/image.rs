@@ -73,7 +73,7 @@ pub(super) struct ImageHeader {
     pub(super) rlimits: [u64; RLIMIT_COUNT],
 }
 
-/// What else a sandbox is told with a command.
+/// Flags of an image that do not follow from its command.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ImageFlags {
     pub(super) has_exec_pipe: bool,

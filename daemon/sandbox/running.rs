@@ -217,10 +217,7 @@ impl IdleSandbox {
 
         let flags = ImageFlags {
             has_exec_pipe: exec_pipe.is_some(),
-            uses_warm_shells: self.uses_warm_shells
-                && exec_pipe.is_none()
-                && matches!(layout, StdioLayout::Descriptors { .. })
-                && Shell::ALL.iter().any(|shell| shell.suits(command)),
+            uses_warm_shells: self.uses_warm_shells,
         };
         let image = match &self.scratch_directory {
             None => command.to_image(layout, flags, &rlimits),

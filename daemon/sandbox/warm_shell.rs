@@ -5,7 +5,7 @@
 //! ([`crate::daemon::sys::warm_shell`]). This *template* makes a copy of itself for each run. The
 //! copy receives the command and starts as if it had just been executed.
 //!
-//! The daemon uses a copy only for a command that it suits ([`Shell::suits`]). Else the copy ends,
+//! The daemon uses a copy only for a command that it suits ([`Shell::for_command`]). Else the copy ends,
 //! and the init starts an ordinary process, which executes the command.
 //!
 //! The template outlives runs, so no run may change it for those that follow:
@@ -78,12 +78,17 @@ impl Shell {
         Self::ALL.into_iter().find(|shell| shell.path() == path)
     }
 
+    /// The shell of which a copy becomes what executing `command` would.
+    pub(super) fn for_command(command: &ExecRequest) -> Option<Self> {
+        Self::ALL.into_iter().find(|shell| shell.suits(command))
+    }
+
     pub(super) fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|shell| *shell as u32 == number)
     }
 
     /// Whether a copy of this shell becomes what executing `command` would.
-    pub(super) fn suits(self, command: &ExecRequest) -> bool {
+    fn suits(self, command: &ExecRequest) -> bool {
         let is_self = |string: &CString| string.as_c_str() == self.path();
         let strings = command.argv.iter().chain(&command.envp);
         command.cwd_identity.is_none()
@@ -184,14 +189,12 @@ impl WarmShell {
 
     /// Enters the end of a copy in the state where an ordinary process would have.
     pub(super) fn note_end_of_copy(&mut self, state: &SandboxState) {
-        let [stage, errno] = match std::mem::take(&mut self.copy) {
-            CopyState::None => return,
-            // One that has said nothing has not started a command: the init ends.
-            CopyState::New | CopyState::Waiting => {
-                let reply = self.replies.as_ref().map(|replies| receive(replies, &NO_TIME));
-                reply.and_then(Result::ok).unwrap_or_default()
-            }
-        };
+        if std::mem::take(&mut self.copy) == CopyState::None {
+            return;
+        }
+        // One that has said nothing has not started a command: the init ends.
+        let reply = self.replies.as_ref().map(|replies| receive(replies, &NO_TIME));
+        let [stage, errno] = reply.and_then(Result::ok).unwrap_or_default();
         state.stage.store(u32::try_from(stage).unwrap_or_default(), Ordering::Release);
         state.errno.store(i32::try_from(errno).unwrap_or(-1), Ordering::Release);
     }

@@ -39,18 +39,23 @@ impl<'a> ExecImage<'a> {
     /// Executes `program`. Returns only if that fails.
     pub(crate) fn execute(&self, program: &CStr) -> Errno {
         let base = self.memory.as_ptr() as usize;
-        // SAFETY: `program` is NUL-terminated; `relocate` has made both lists arrays of pointers to
-        // such strings, ended by null.
-        let result = unsafe {
-            syscall(
-                libc::SYS_execve,
-                [program.as_ptr() as usize, base + self.argv, base + self.envp, 0, 0, 0],
-            )
-        };
-        match result {
-            Ok(_) => Errno::INVAL, // impossible: a successful execve(2) does not return
-            Err(errno) => errno,
-        }
+        // SAFETY: `relocate` has made both lists arrays of pointers to NUL-terminated strings, ended
+        // by null.
+        unsafe { execute(program, base + self.argv, base + self.envp) }
+    }
+}
+
+/// Executes `program` with the lists at these addresses. Returns only if that fails.
+///
+/// # Safety
+///
+/// Both lists must be arrays of pointers to NUL-terminated strings, ended by null.
+pub(super) unsafe fn execute(program: &CStr, argv: usize, envp: usize) -> Errno {
+    let arguments = [program.as_ptr() as usize, argv, envp, 0, 0, 0];
+    // SAFETY: `program` is NUL-terminated; the caller guarantees the lists.
+    match unsafe { syscall(libc::SYS_execve, arguments) } {
+        Ok(_) => Errno::INVAL, // impossible: a successful execve(2) does not return
+        Err(errno) => errno,
     }
 }
 

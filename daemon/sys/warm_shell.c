@@ -468,8 +468,9 @@ __attribute__((used)) HIDDEN void wait_for_command(struct context *context) {
   call6(SYS_prctl, PR_SET_NAME, (uint64_t) "jig-shell", 0, 0, 0, 0);
   call6(SYS_prctl, PR_SET_DUMPABLE, 0, 0, 0, 0, 0);
   if (call6(SYS_prctl, PR_GET_TID_ADDRESS, (uint64_t)&context->tid_address, 0, 0, 0, 0) ||
-      CALL(get_robust_list, 0, &context->robust_list, &context->robust_list_bytes) || !context->program ||
-      !read_memory_map(context) || set_memory_map(context) || !list_files(context))
+      CALL(get_robust_list, 0, &context->robust_list, &context->robust_list_bytes) ||
+      !context->program || !read_memory_map(context) || set_memory_map(context) ||
+      !list_files(context))
     leave(125);
   make_copies(context);
 
@@ -490,8 +491,7 @@ __attribute__((used)) HIDDEN void wait_for_command(struct context *context) {
 
   const char *name = context->program;
   for (const char *c = name; *c; c++)
-    if (*c == '/')
-      name = c + 1;
+    name = *c == '/' ? c + 1 : name;
   call6(SYS_prctl, PR_SET_NAME, (uint64_t)name, 0, 0, 0, 0);
   call6(SYS_prctl, PR_SET_DUMPABLE, 1, 0, 0, 0, 0);
   // From here on, nothing can fail: the end of the process is that of the command.

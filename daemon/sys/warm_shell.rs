@@ -3,7 +3,7 @@
 
 use std::{ffi::CStr, ptr::null};
 
-use super::{Errno, syscall::syscall};
+use super::{Errno, exec::execute};
 
 /// The library that the shell's dynamic loader loads and unloads again. Empty on architectures
 /// without one.
@@ -21,13 +21,6 @@ pub(crate) fn execute_waiting(shell: &CStr) -> Errno {
     let mut variables = [c"".as_ptr(); MAX_VARIABLES + 1];
     variables[0] = c"LD_AUDIT=/proc/self/fd/4".as_ptr();
     variables[MAX_VARIABLES] = null();
-    let lists = [arguments.as_ptr() as usize, variables.as_ptr() as usize];
-    // SAFETY: the path is NUL-terminated, and both lists are of such strings and end with null.
-    let result = unsafe {
-        syscall(libc::SYS_execve, [shell.as_ptr() as usize, lists[0], lists[1], 0, 0, 0])
-    };
-    match result {
-        Ok(_) => Errno::INVAL, // impossible: a successful execve(2) does not return
-        Err(errno) => errno,
-    }
+    // SAFETY: both lists are of NUL-terminated strings, and end with null.
+    unsafe { execute(shell, arguments.as_ptr() as usize, variables.as_ptr() as usize) }
 }

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use super::{SandboxPool, build::replace_warm_shell, pool_closed_failure};
 use crate::daemon::{
     queue::{Limiter, PrincipalName, Sharing},
-    sandbox::{image::ExecRequest, limits::RunLimits, running::IdleSandbox, stage::StageFailure},
+    sandbox::{
+        image::ExecRequest, limits::RunLimits, running::IdleSandbox, stage::StageFailure,
+        warm_shell::Shell,
+    },
 };
 
 impl SandboxPool {
@@ -31,12 +34,9 @@ impl SandboxPool {
         caller: &PrincipalName,
         command: Option<&ExecRequest>,
     ) -> Result<IdleSandbox, StageFailure> {
+        let shell = command.and_then(Shell::for_command);
         loop {
             let permits_run = |sandbox: &IdleSandbox| sandbox.history.permits_run_of(caller);
-            let suits = |sandbox: &IdleSandbox| {
-                let shell = sandbox.warm_shell;
-                shell.is_none_or(|shell| command.is_some_and(|command| shell.suits(command)))
-            };
             let mut sandbox = self.take_idle(permits_run).await?;
 
             if !limits.has_same_scratch_as(&self.context.limits) || !permits_run(&sandbox) {
@@ -44,7 +44,9 @@ impl SandboxPool {
                 sandbox = rebuilt.unwrap_or_else(|| Err(pool_closed_failure()))?;
             }
 
-            if !suits(&sandbox)
+            sandbox.uses_warm_shells &= shell.is_some();
+            if sandbox.warm_shell.is_some()
+                && sandbox.warm_shell != shell
                 && let Err(failure) = replace_warm_shell(&mut sandbox).await
             {
                 tracing::debug!(%failure, "a sandbox is dropped unused");
