@@ -151,8 +151,8 @@ static void priorities(void)
     answer("group of init", CALL(setpgid, 0, 1));
     answer("group of init, more bits", CALL(setpgid, 0, MORE_BITS | 1));
     answer("init is as it was", getpriority(PRIO_PROCESS, 1) == before ? 0 : -1);
-    answer("own priority", CALL(setpriority, PRIO_PROCESS, 0, 15));
-    answer("own group's priority", CALL(setpriority, PRIO_PGRP, 0, 15));
+    answer("own priority", CALL(setpriority, PRIO_PROCESS, 0, 19));
+    answer("own group's priority", CALL(setpriority, PRIO_PGRP, 0, 19));
     answer("own i/o priority", CALL(ioprio_set, 1, 0, IDLE));
 }
 
