@@ -59,7 +59,12 @@ fn build_warm_shell(library: &Path) -> Result<(), Box<dyn Error>> {
     let status = compiler
         .to_command()
         .args(["-Os", "-Wall", "-Wextra", "-Werror", "-std=gnu11", "-fPIC", "-ffreestanding"])
-        .args(["-fno-builtin", "-fno-stack-protector", "-fcf-protection=none"])
+        .args([
+            "-fno-builtin",
+            "-fno-stack-protector",
+            "-fcf-protection=none",
+            "-mgeneral-regs-only",
+        ])
         .args(["-fno-asynchronous-unwind-tables", "-nostdlib", "-shared"])
         .args(["-Wl,-z,noseparate-code", "-Wl,--hash-style=gnu", "-Wl,--build-id=none"])
         .args(["-Wl,-z,defs", "-Wl,-z,text", "-o"])

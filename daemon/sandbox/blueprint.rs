@@ -10,7 +10,7 @@ use super::{
     landlock::LandlockRules, level::IsolationLevel, limits::RunLimits, plan::NetworkMode,
     probe::GuardedTargets,
 };
-use crate::daemon::sys::bpf::Instruction;
+use crate::daemon::sys::{bpf::Instruction, marked_receive::ReceiveMark};
 
 /// What a sandbox is built from, prepared by its slot keeper (at L1, by its init).
 #[derive(Debug)]
@@ -32,6 +32,8 @@ pub(super) struct Blueprint {
     /// The same filter, which also reports calls that could leave what the init cannot see. `None` if
     /// each sandbox serves one run.
     pub(super) reporting_filter: Option<Vec<Instruction>>,
+    /// With which a command's process receives its request, so that the filter does not report it.
+    pub(super) receive_mark: ReceiveMark,
     /// The network of the run.
     pub(super) network: NetworkMode,
     /// Pidfd of the slot keeper, with which the init ends. `None` at L1, where a signal ends it.

@@ -23,12 +23,15 @@
 //! sees the calls that pass descriptors ([`super::init`]), and a sandbox in which there was one is
 //! not used again. The same holds for calls that direct signals at process groups of later runs, and
 //! for mq_open(3): nothing lists POSIX message queues. Mounts cannot be changed.
+//!
+//! Each check costs about 10 µs. It would cost 70 if it looked its paths up, so the init holds them
+//! open. No command inherits these descriptors.
 
-use std::ffi::CStr;
+use std::{ffi::CStr, os::fd::OwnedFd};
 
 use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, listxattr_query, open, statfs, statx},
-    io::read,
+    fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, flistxattr_query, fstatfs, open, statx},
+    io::pread,
     process::getpriority_process,
 };
 
@@ -38,79 +41,139 @@ use super::{
 };
 use crate::daemon::sys::{Errno, ipc::sysv_object_count};
 
+/// The state of a new sandbox, and where it is read.
+pub(super) struct CleanCheck {
+    watched: WatchedFiles,
+    new_sandbox: SandboxSnapshot,
+}
+
+struct WatchedFiles {
+    /// `/tmp`, `/dev/shm`, and the home directory unless it is persistent.
+    scratch: [Option<OwnedFd>; 3],
+    /// `/dev/pts` and `/dev/pts/ptmx`.
+    terminals: [OwnedFd; 2],
+    /// Counts of sockets. `None` with the network `host`, where they are not the run's.
+    sockets: Option<OwnedFd>,
+}
+
 /// What a run can change in its sandbox, apart from the workspace and a persistent home directory.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct SandboxSnapshot {
-    /// `/tmp`, `/dev/shm`, the directory and the multiplexer of terminals.
-    fixed_paths: [PathSnapshot; 4],
-    /// `None` if the home directory is persistent.
-    home: Option<PathSnapshot>,
+#[derive(PartialEq, Eq)]
+struct SandboxSnapshot {
+    scratch: [Option<ScratchSnapshot>; 3],
+    terminals: [InodeSnapshot; 2],
     sysv_objects: u32,
-    /// Sockets of the network namespace. `None` with the network `host`, where they are not the run's.
     sockets: Option<u64>,
     priority: i32,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct PathSnapshot {
-    /// Free blocks and free inodes of the file system.
+/// A file system of the run, and its top directory.
+#[derive(PartialEq, Eq)]
+struct ScratchSnapshot {
+    /// Free blocks and free inodes.
     free: (u64, u64),
-    /// Mode, owner, group, links, and flags of the inode.
-    attributes: (u16, u32, u32, u32, u64),
-    /// Times of the last change of the inode and of its content.
-    times: [(i64, u32); 2],
+    top: InodeSnapshot,
     /// Length of the list of extended attributes.
     xattr_list_bytes: usize,
 }
 
-impl SandboxSnapshot {
-    /// Takes the present state. Called by the init, which allocates nothing.
+#[derive(PartialEq, Eq)]
+struct InodeSnapshot {
+    /// Mode, owner, group, links, and flags of the inode.
+    attributes: (u16, u32, u32, u32, u64),
+    /// Times of the last change of the inode and of its content.
+    times: [(i64, u32); 2],
+}
+
+impl CleanCheck {
+    /// Takes the present state as that of a new sandbox. Called by the init, which allocates nothing.
     ///
     /// `home` is the home directory, unless it is persistent.
-    pub(super) fn take(network: NetworkMode, home: Option<&CStr>) -> Result<Self, Errno> {
+    pub(super) fn begin(network: NetworkMode, home: Option<&CStr>) -> Result<Self, Errno> {
+        let watched = WatchedFiles::open(network, home)?;
+        let new_sandbox = watched.take_snapshot()?;
+        Ok(Self { watched, new_sandbox })
+    }
+
+    /// Whether the sandbox is as it was.
+    pub(super) fn is_clean(&self) -> bool {
+        self.watched.take_snapshot().is_ok_and(|now| now == self.new_sandbox)
+    }
+}
+
+impl WatchedFiles {
+    fn open(network: NetworkMode, home: Option<&CStr>) -> Result<Self, Errno> {
+        let open_as = |path: &CStr, flags| open(path, flags | OFlags::CLOEXEC, Mode::empty());
+        let directory = |path| open_as(path, OFlags::RDONLY | OFlags::DIRECTORY);
+        // To open the multiplexer itself would make a terminal.
+        let terminal = |path| open_as(path, OFlags::PATH);
         Ok(Self {
-            fixed_paths: [
-                PathSnapshot::of(c"/tmp")?,
-                PathSnapshot::of(c"/dev/shm")?,
-                PathSnapshot::of(c"/dev/pts")?,
-                PathSnapshot::of(c"/dev/pts/ptmx")?,
+            scratch: [
+                Some(directory(c"/tmp")?),
+                Some(directory(c"/dev/shm")?),
+                home.map(directory).transpose()?,
             ],
-            home: home.map(PathSnapshot::of).transpose()?,
-            sysv_objects: sysv_object_count()?,
+            terminals: [terminal(c"/dev/pts")?, terminal(c"/dev/pts/ptmx")?],
             sockets: match network {
                 NetworkMode::Host => None,
                 NetworkMode::None | NetworkMode::Proxy => {
-                    let mut counts = [0; 64];
-                    let file =
-                        open(SOCKSTAT_PATH, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-                    read(file, &mut counts)?;
-                    let text = str::from_utf8(&counts).unwrap_or_default();
-                    Some(count_sockets(text).ok_or(Errno::IO)?)
+                    Some(open_as(SOCKSTAT_PATH, OFlags::RDONLY)?)
                 }
             },
+        })
+    }
+
+    fn take_snapshot(&self) -> Result<SandboxSnapshot, Errno> {
+        let [tmp, shm, home] = &self.scratch;
+        let scratch = |fd: &Option<_>| fd.as_ref().map(ScratchSnapshot::of).transpose();
+        let [directory, multiplexer] = &self.terminals;
+        Ok(SandboxSnapshot {
+            scratch: [scratch(tmp)?, scratch(shm)?, scratch(home)?],
+            // devpts has no extended attributes.
+            terminals: [InodeSnapshot::of(directory)?, InodeSnapshot::of(multiplexer)?],
+            sysv_objects: sysv_object_count()?,
+            sockets: self.sockets.as_ref().map(read_socket_count).transpose()?,
             priority: getpriority_process(None)?,
         })
     }
 }
 
-impl PathSnapshot {
-    fn of(path: &CStr) -> Result<Self, Errno> {
-        let file_system = statfs(path)?;
-        let file = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)?;
+impl ScratchSnapshot {
+    fn of(top: &OwnedFd) -> Result<Self, Errno> {
+        let file_system = fstatfs(top)?;
         Ok(Self {
             free: (file_system.f_bfree, file_system.f_ffree),
-            attributes: (
-                file.stx_mode,
-                file.stx_uid,
-                file.stx_gid,
-                file.stx_nlink,
-                file.stx_attributes.bits(),
-            ),
-            times: [file.stx_ctime, file.stx_mtime].map(|time| (time.tv_sec, time.tv_nsec)),
-            xattr_list_bytes: match listxattr_query(path) {
+            top: InodeSnapshot::of(top)?,
+            xattr_list_bytes: match flistxattr_query(top) {
                 Err(Errno::OPNOTSUPP) => 0,
                 bytes => bytes?,
             },
         })
     }
+}
+
+impl InodeSnapshot {
+    fn of(file: &OwnedFd) -> Result<Self, Errno> {
+        let Statx {
+            stx_mode,
+            stx_uid,
+            stx_gid,
+            stx_nlink,
+            stx_attributes,
+            stx_ctime,
+            stx_mtime,
+            ..
+        } = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+        Ok(Self {
+            attributes: (stx_mode, stx_uid, stx_gid, stx_nlink, stx_attributes.bits()),
+            times: [stx_ctime, stx_mtime].map(|time| (time.tv_sec, time.tv_nsec)),
+        })
+    }
+}
+
+fn read_socket_count(counts: &OwnedFd) -> Result<u64, Errno> {
+    // Only the first line matters.
+    let mut text = [0; 64];
+    let length = pread(counts, &mut text, 0)?;
+    let text = str::from_utf8(text.get(..length).unwrap_or_default()).unwrap_or_default();
+    count_sockets(text).ok_or(Errno::IO)
 }

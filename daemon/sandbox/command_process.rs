@@ -29,12 +29,13 @@ use super::{
     priority, probe,
     stage::Stage,
     warm_shell::{self, Shell},
-    wire::{ReceivedMessage, SandboxReport, receive_bytes, send_bytes},
+    wire::{SandboxReport, send_bytes},
 };
 use crate::daemon::sys::{
     Errno,
     exec::ExecImage,
     fd::{INHERITED_FD_NUMBER, close_all_except, inherited_fd},
+    marked_receive::receive_marked,
     process::exit_now,
     process_arena::SharedArea,
     signal::unblock_all,
@@ -77,7 +78,8 @@ fn try_become_command(area: &'static SharedArea<SandboxState>) -> Result<Infalli
     let buffer = area.take_image().ok_or(Errno::BUSY)?;
     let mut fds: [Option<OwnedFd>; 5] = [const { None }; 5];
     let mut free_entries = fds.iter_mut();
-    let ReceivedMessage { length, .. } = receive_bytes(inherited_fd(), buffer, |fd| {
+    let mark = state.blueprint.receive_mark;
+    let length = receive_marked(inherited_fd(), mark, buffer, |fd| {
         if let Some(entry) = free_entries.next() {
             *entry = Some(fd);
         }

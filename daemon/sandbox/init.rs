@@ -21,7 +21,9 @@
 //! A run could also exchange descriptors over a socket with a run that lives on, for example one of
 //! a directory in `/tmp`. The last filter therefore reports each call of sendmsg(2), recvmsg(2) and
 //! a few others to the init, which lets it continue and then exits after the run. Most are reported
-//! whatever their arguments: what memory holds could change after the decision.
+//! whatever their arguments: what memory holds could change after the decision. The call with which
+//! the command's process receives its request has a secret mark, and is not reported
+//! ([`crate::daemon::sys::marked_receive`]).
 //!
 //! Both processes share the memory of the slot keeper until the command is executed: nothing here
 //! allocates, locks, panics or touches thread-local storage. The init completes every step that does
@@ -42,7 +44,7 @@ use rustix::{
 use super::{
     blueprint::{Blueprint, SandboxState, ScratchOptions},
     capabilities,
-    clean_check::SandboxSnapshot,
+    clean_check::CleanCheck,
     level::IsolationLevel,
     limits::RunLimits,
     plan::SANDBOX_HOME,
@@ -98,7 +100,7 @@ pub(super) fn run_init(area: &'static SharedArea<SandboxState>) -> ! {
         }
 
         if end != RunEnd::Reported
-            || recycling.as_ref().is_none_or(|recycling| !recycling.is_clean(state))
+            || recycling.as_ref().is_none_or(|recycling| !recycling.is_clean())
         {
             exit_now(0);
         }
@@ -123,26 +125,21 @@ pub(super) struct Recycling {
     call_reports: OwnedFd,
     /// Whether there was such a call.
     was_call_reported: bool,
-    new_sandbox: Result<SandboxSnapshot, Errno>,
+    /// An error if the state of the new sandbox is not known.
+    clean_check: Result<CleanCheck, Errno>,
     warm_shell: WarmShell,
 }
 
 impl Recycling {
     /// Whether the sandbox is as it was when it was built.
-    fn is_clean(&self, state: &SandboxState) -> bool {
-        !self.was_call_reported
-            && matches!((&self.new_sandbox, take_snapshot(state)), (Ok(before), Ok(now)) if *before == now)
+    fn is_clean(&self) -> bool {
+        !self.was_call_reported && self.clean_check.as_ref().is_ok_and(CleanCheck::is_clean)
     }
 
     /// Waits until a child has ended. Lets reported calls continue.
-    fn wait(&mut self, state: &SandboxState) -> Result<(), Errno> {
+    fn wait(&mut self) -> Result<(), Errno> {
         if wait_for_child_or_input(self.call_reports.as_fd())? {
-            // The command's process receives its request with a reported call.
-            let is_of_command = match self.warm_shell.is_copy() {
-                true => !self.warm_shell.take_first_call(),
-                false => state.stage.load(Ordering::Acquire) != 0,
-            };
-            self.was_call_reported |= is_of_command;
+            self.was_call_reported = true;
             let_call_continue(self.call_reports.as_fd())?;
         }
         Ok(())
@@ -158,7 +155,7 @@ pub(super) fn wait_for_command_end(
 ) -> RunEnd {
     let state = &area.state;
     let mut usage = ResourceUsage::default();
-    let status = wait_for_exit(state, command, &mut usage, recycling.as_deref_mut());
+    let status = wait_for_exit(command, &mut usage, recycling.as_deref_mut());
     let mut warm_shell = recycling.map(|recycling| &mut recycling.warm_shell);
     if let Some(warm_shell) = &mut warm_shell {
         warm_shell.note_end_of_copy(state);
@@ -191,7 +188,6 @@ pub(super) fn wait_for_command_end(
 /// Waits until `command` has ended, and returns its wait status. Reaps all other children too, and
 /// adds the usage of all.
 fn wait_for_exit(
-    state: &SandboxState,
     command: Pid,
     usage: &mut ResourceUsage,
     mut recycling: Option<&mut Recycling>,
@@ -200,7 +196,7 @@ fn wait_for_exit(
         let ended = match &mut recycling {
             None => wait_any().map(Some),
             Some(recycling) => match reap_ended() {
-                Ok(None) => recycling.wait(state).map(|()| None),
+                Ok(None) => recycling.wait().map(|()| None),
                 ended => ended,
             },
         };
@@ -254,14 +250,10 @@ fn build_sandbox(state: &SandboxState) -> Result<Option<Recycling>, StageError> 
         return Ok(None);
     };
     enable_child_interrupts().map_err(|errno| StageError(Stage::Seccomp, errno))?;
-    let new_sandbox = take_snapshot(state);
-    let warm_shell = WarmShell::default();
-    Ok(Some(Recycling { call_reports, was_call_reported: false, new_sandbox, warm_shell }))
-}
-
-fn take_snapshot(state: &SandboxState) -> Result<SandboxSnapshot, Errno> {
     let home = state.scratch.home_options.as_ref().map(|_| HOME_PATH);
-    SandboxSnapshot::take(state.blueprint.network, home)
+    let clean_check = CleanCheck::begin(blueprint.network, home);
+    let warm_shell = WarmShell::default();
+    Ok(Some(Recycling { call_reports, was_call_reported: false, clean_check, warm_shell }))
 }
 
 /// Loads the last part of the filter. Returns where it reports calls, or `None` if it reports none.

@@ -279,6 +279,7 @@ fn prepare_blueprint(
         filter: filters.closing.clone(),
         reporting_filter: (plan.recycle_sandboxes && level.recycles_sandboxes())
             .then(|| filters.closing_and_reporting.clone()),
+        receive_mark: filters.receive_mark,
         network: plan.network,
         slot_pidfd: Some(slot_pidfd),
     })

@@ -41,6 +41,7 @@ use crate::daemon::sys::{
     bpf::load_filter,
     fd::close_all_except,
     from_nix,
+    marked_receive::ReceiveMark,
     network::bring_up_loopback,
     process::{Fork, SingleThreaded, exit_now, fork},
     set_process_name, signal,
@@ -190,7 +191,10 @@ fn drop_privileges<'a>(
 ) -> Result<TemplateState<'a>, StageFailure> {
     set_no_new_privs(true).map_err(at_stage(Stage::NoNewPrivileges, ""))?;
     quotas::limit_total_processes(plan.max_processes_of_all_runs)?;
-    let filters = SeccompFilters::new(plan.allow_ptrace, (identity.uid, identity.gid));
+    let mark =
+        ReceiveMark::generate().map_err(at_stage(Stage::Seccomp, "making a random number"))?;
+    let user = (identity.uid, identity.gid);
+    let filters = SeccompFilters::new(plan.allow_ptrace, user, mark);
     load_filter(&filters.inherited).map_err(at_stage(Stage::Seccomp, "the inherited part"))?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(at_stage(Stage::TemplateNamespaces, "setting the dumpable flag"))?;

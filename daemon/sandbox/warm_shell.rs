@@ -27,13 +27,18 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, memfd_create, open},
-    io::{read, retry_on_intr, write},
+    io::{pread, read, retry_on_intr, write},
     pipe::{PipeFlags, pipe_with},
     process::Pid,
     stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
 };
 
-use super::{blueprint::SandboxState, image::ExecRequest, priority, stage::Stage};
+use super::{
+    blueprint::{Blueprint, SandboxState},
+    image::ExecRequest,
+    priority,
+    stage::Stage,
+};
 use crate::daemon::sys::{
     Errno,
     fd::{INHERITED_FD_NUMBER, keep_only},
@@ -56,7 +61,6 @@ pub(super) enum Shell {
 const MAX_LIST_BYTES: usize = 56 << 10;
 /// An address and a null byte.
 const BYTES_PER_STRING: usize = 9;
-/// The children of the init (proc_tid_children(5)).
 const CHILDREN_PATH: &CStr = c"/proc/1/task/1/children";
 /// Time for a template to start, and to make a copy. Both take less than a millisecond, unless other
 /// programs use all CPUs. A command can stop a template.
@@ -115,7 +119,8 @@ pub(super) struct WarmShell {
     template: Option<Template>,
     /// A shell of which no template starts.
     failed: Option<Shell>,
-    copy: CopyState,
+    /// Whether the process of the present command is a copy.
+    is_copy: bool,
     /// Where the template and its copy answer. Kept until the copy has ended.
     replies: Option<OwnedFd>,
 }
@@ -125,17 +130,8 @@ struct Template {
     process: Pid,
     shell: Shell,
     requests: OwnedFd,
-}
-
-/// What the present command's process is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum CopyState {
-    /// An ordinary process.
-    #[default]
-    None,
-    /// A copy of the template that has not called recvmsg(2) yet. That call is not one of a command.
-    New,
-    Waiting,
+    /// The children of the init (proc_tid_children(5)).
+    children: OwnedFd,
 }
 
 impl WarmShell {
@@ -167,8 +163,8 @@ impl WarmShell {
         let (Some(template), Some(replies)) = (&self.template, &self.replies) else {
             return Ok(None);
         };
-        let copy = template.copy(state.blueprint.other_process_count, replies)?;
-        self.copy = CopyState::New;
+        let copy = template.copy(state.blueprint, replies)?;
+        self.is_copy = true;
         Ok(Some(copy))
     }
 
@@ -177,19 +173,9 @@ impl WarmShell {
         u64::from(self.template.is_some())
     }
 
-    /// Whether the command's process is a copy.
-    pub(super) fn is_copy(&self) -> bool {
-        self.copy != CopyState::None
-    }
-
-    /// Whether this is the first reported call of a copy, with which it receives its command.
-    pub(super) fn take_first_call(&mut self) -> bool {
-        std::mem::replace(&mut self.copy, CopyState::Waiting) == CopyState::New
-    }
-
     /// Enters the end of a copy in the state where an ordinary process would have.
     pub(super) fn note_end_of_copy(&mut self, state: &SandboxState) {
-        if std::mem::take(&mut self.copy) == CopyState::None {
+        if !std::mem::take(&mut self.is_copy) {
             return;
         }
         // One that has said nothing has not started a command: the init ends.
@@ -222,8 +208,7 @@ impl WarmShell {
             return false;
         };
         let mut text = [0; 32];
-        let length = open(CHILDREN_PATH, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .and_then(|file| read(&file, &mut text));
+        let length = pread(&template.children, &mut text, 0);
         let children = str::from_utf8(text.get(..length.unwrap_or(0)).unwrap_or_default());
         children.unwrap_or_default().trim_end().parse()
             == Ok(template.process.as_raw_nonzero().get())
@@ -236,8 +221,7 @@ impl Template {
         area: &'static SharedArea<SandboxState>,
         shell: Shell,
     ) -> Result<(Self, OwnedFd), Errno> {
-        // `WarmShell::is_alone` needs it.
-        open(CHILDREN_PATH, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(drop)?;
+        let children = open(CHILDREN_PATH, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let library = memfd_create(c"jig-shell", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         if LIBRARY.is_empty() || write(&library, LIBRARY)? != LIBRARY.len() {
             return Err(Errno::NOSYS);
@@ -256,7 +240,8 @@ impl Template {
         drop((library, template_requests, template_replies));
 
         let started = process.and_then(|process| {
-            receive(&replies, &START_TIMEOUT).map(|_| (Self { process, shell, requests }, replies))
+            receive(&replies, &START_TIMEOUT)
+                .map(|_| (Self { process, shell, requests, children }, replies))
         });
         if started.is_err() {
             end_all();
@@ -266,10 +251,12 @@ impl Template {
     }
 
     /// Makes a copy. Returns its process.
-    fn copy(&self, other_process_count: u64, replies: &OwnedFd) -> Result<Pid, Errno> {
+    fn copy(&self, blueprint: &Blueprint, replies: &OwnedFd) -> Result<Pid, Errno> {
         // The template counts too.
-        let request = [other_process_count + 1, u64::from(self.shell as u32)];
-        let mut bytes = [0; 16];
+        let process_count = blueprint.other_process_count + 1;
+        let request =
+            [process_count, u64::from(self.shell as u32), blueprint.receive_mark.to_number()];
+        let mut bytes = [0; 24];
         for (chunk, value) in bytes.chunks_exact_mut(8).zip(request) {
             chunk.copy_from_slice(&value.to_ne_bytes());
         }
@@ -280,13 +267,13 @@ impl Template {
     }
 }
 
-/// Receives a message of a template or a copy: one or two numbers.
+/// Receives a message of a template or a copy: two numbers.
 fn receive(replies: &OwnedFd, timeout: &Timespec) -> Result<[i64; 2], Errno> {
     let mut polled = [PollFd::new(replies, PollFlags::IN)];
     let mut bytes = [0; 16];
     // The daemon may have sent a signal for a command that has just ended.
     let ready = retry_on_intr(|| poll(&mut polled, Some(timeout)))?;
-    if ready == 0 || retry_on_intr(|| read(replies, &mut bytes))? < 8 {
+    if ready == 0 || retry_on_intr(|| read(replies, &mut bytes))? < bytes.len() {
         return Err(Errno::TIMEDOUT);
     }
     let (first, second) = bytes.split_at(8);

@@ -27,6 +27,7 @@ pub(crate) mod fd;
 pub(crate) mod inherited_descriptor;
 pub(crate) mod ipc;
 pub(crate) mod landlock;
+pub(crate) mod marked_receive;
 pub(crate) mod mount;
 pub(crate) mod network;
 pub(crate) mod process;

@@ -10,8 +10,9 @@
 //     tells the init that it is ready
 //     waits for the init
 //     clone(2) ───────────────────────▶   new secrets of its own
-//     tells the init its id               reports Ready to the daemon
-//     waits for the init                  receives a command (image.rs)
+//     waits for the init                  tells the init its id
+//                                         reports Ready to the daemon
+//                                         receives a command (image.rs)
 //                                         arguments, environment, streams, directory, limits
 //                                         unmaps this code and starts the shell
 //
@@ -36,13 +37,8 @@
 enum { CONTROL = 3, LIBRARY = 4, REQUESTS = 5, REPLIES = 6 };
 
 // Steps of starting a command (stage.rs).
-enum {
-  STAGE_RESOURCE_LIMITS = 25,
-  STAGE_RECEIVE_REQUEST = 29,
-  STAGE_STANDARD_STREAMS = 32,
-  STAGE_CHANGE_DIRECTORY = 33,
-  STAGE_EXECUTE = 34,
-};
+enum { STAGE_RESOURCE_LIMITS = 25, STAGE_RECEIVE_REQUEST = 29, STAGE_STANDARD_STREAMS = 32 };
+enum { STAGE_CHANGE_DIRECTORY = 33, STAGE_EXECUTE = 34 };
 
 enum { PAGE = 4096, STACK_BYTES = 4 * PAGE, MAX_IMAGE = 64 << 10 };
 
@@ -63,7 +59,8 @@ struct context {
   // The assembly below knows the places of these eight.
   uint64_t entry_stub, stack_pointer, finish, stub_stack, entry, region, region_bytes, unmap_gadget;
   struct prctl_mm_map memory_map;
-  uint64_t other_processes, shell;
+  // What the init tells the template for each copy (warm_shell.rs).
+  struct request { uint64_t other_processes, shell, receive_mark; } request;
   const char *program;
   uint64_t tid_address, robust_list, robust_list_bytes;
   char text[2 * PAGE];
@@ -300,23 +297,27 @@ static uint64_t identify_files(const struct context *context) {
   return sum;
 }
 
+// Sends the init a message.
+static void reply(int64_t first, int64_t second) {
+  int64_t message[2] = {first, second};
+  CALL(write, REPLIES, message, sizeof message);
+}
+
 // Makes a copy for each request of the init. Returns in the copy.
 static void make_copies(struct context *context) {
-  struct { uint64_t other_processes, shell; } request;
-  int64_t ready = 0;
   uint64_t files = identify_files(context);
-  CALL(write, REPLIES, &ready, sizeof ready);
+  reply(0, 0);
   for (;;) {
-    if (CALL(read, REQUESTS, &request, sizeof request) != sizeof request ||
+    struct request *request = &context->request;
+    if (CALL(read, REQUESTS, request, sizeof *request) != sizeof *request ||
         identify_files(context) != files)
       leave(0);
-    int64_t copy = CALL(clone, 0x8000 /* CLONE_PARENT */ | 17 /* SIGCHLD */, 0, 0);
-    if (!copy)
-      break;
-    CALL(write, REPLIES, &copy, sizeof copy);
+    long copy = CALL(clone, 0x8000 /* CLONE_PARENT */ | 17 /* SIGCHLD */, 0, 0);
+    if (copy < 0)
+      leave(0);
+    if (copy == 0)
+      return;
   }
-  context->other_processes = request.other_processes;
-  context->shell = request.shell;
 }
 
 // === In a copy ===
@@ -336,15 +337,10 @@ static int become_process(struct context *context, uint64_t random, int64_t *pro
   return 1;
 }
 
-// Tells the init what became of a copy: the step that it has reached, and the error there or 0. At
-// step 0 there is no command.
-static void reply(uint64_t stage, long result) {
-  int64_t message[2] = {(int64_t)stage, -result};
-  CALL(write, REPLIES, message, sizeof message);
-}
-
+// Tells the init what became of a copy: the step that it has reached, and the error there. At step 0
+// there is no command.
 static _Noreturn void fail(uint64_t stage, long result) {
-  reply(stage, result);
+  reply((int64_t)stage, -result);
   leave(127);
 }
 
@@ -362,7 +358,7 @@ static void limit(int resource, uint64_t current, uint64_t maximum) {
 static void set_limits(const struct context *context, const struct image_header *header) {
   uint64_t hard[2] = {0, UINT64_MAX};
   CALL(getrlimit, RLIMIT_NPROC, hard, 0);
-  uint64_t processes = header->processes + context->other_processes;
+  uint64_t processes = header->processes + context->request.other_processes;
   if (processes < header->processes || processes > hard[1])
     processes = hard[1];
   limit(RLIMIT_NPROC, processes, processes);
@@ -378,7 +374,9 @@ static void receive(struct context *context) {
   struct iovec vector = {context->image, sizeof context->image};
   struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1, .msg_control = control,
                            .msg_controllen = sizeof control};
-  long length = CALL(recvmsg, CONTROL, &message, 0);
+  // Marked for the filter (marked_receive.rs). The mark is in no register or memory of the shell.
+  uint64_t mark = context->request.receive_mark;
+  long length = CALL(recvmsg, CONTROL | (mark & ~0xffffffffUL), &message, mark << 32);
   struct image_header *header = (struct image_header *)context->image;
   if (length < (long)sizeof *header)
     fail(0, -length); // the daemon wants another process, or none
@@ -478,7 +476,8 @@ __attribute__((used)) HIDDEN void wait_for_command(struct context *context) {
   int64_t process;
   if (!become_process(context, random, &process) || CALL(setpgid, 0, 0, 0))
     leave(125);
-  struct ready ready = {.kind = 1, .vpid = (uint64_t)process, .shell = context->shell};
+  reply(process, 0);
+  struct ready ready = {.kind = 1, .vpid = (uint64_t)process, .shell = context->request.shell};
   if (CALL(write, CONTROL, &ready, sizeof ready) != sizeof ready)
     leave(125);
 

@@ -27,6 +27,7 @@ use crate::daemon::sys::{
     Errno,
     bpf::load_filter,
     fd::{INHERITED_FD_NUMBER, close_all_except},
+    marked_receive::ReceiveMark,
     process::{exit_now, kill_all},
     process_arena::{ProcessArena, SharedArea},
     set_process_name,
@@ -101,6 +102,7 @@ fn prepare_init(
         rules: landlock_rules::command_rules(abi, context.workspace, scratch)?,
         filter: context.filter.clone(),
         reporting_filter: None,
+        receive_mark: ReceiveMark::default(),
         slot_pidfd: None,
     };
     let state = SandboxState::new(Box::leak(Box::new(blueprint)), ScratchOptions::default(), 0);

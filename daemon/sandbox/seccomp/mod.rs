@@ -46,7 +46,7 @@ use self::{
         SyscallVerdict, assemble, refuse_if, report_if,
     },
 };
-use crate::daemon::sys::{Errno, bpf::Instruction};
+use crate::daemon::sys::{Errno, bpf::Instruction, marked_receive::ReceiveMark};
 
 /// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. CLONE_NEWTIME does not fit in
 /// clone(2)'s flags.
@@ -218,6 +218,19 @@ fn chown_only_to((uid, gid): (u32, u32), argument: u32) -> SyscallAction {
     })
 }
 
+/// Reports recvmsg(2), except the calls with which a command's process receives its request.
+fn report_unless_marked(mark: ReceiveMark) -> SyscallAction {
+    // Filters are made once per process.
+    let all = Box::leak(Box::new([
+        ArgumentCondition::UpperHalfEquals(0, mark.socket),
+        ArgumentCondition::UpperHalfEquals(2, mark.flags),
+    ]));
+    SyscallAction::Decide(ArgumentDecision {
+        tests: Box::leak(Box::new([ArgumentTest { all, then: SyscallVerdict::Allow }])),
+        otherwise: SyscallVerdict::Report,
+    })
+}
+
 /// Calls that building a sandbox needs and commands must not have. clone(2) is refused only with
 /// namespace flags.
 const BUILD_SYSCALLS: &[(i64, SyscallAction)] = &[
@@ -243,10 +256,11 @@ const BUILD_SYSCALLS: &[(i64, SyscallAction)] = &[
 /// * a POSIX message queue,
 /// * another priority, limit or schedule of the template of a warm shell ([`super::warm_shell`]),
 ///   which later runs would inherit.
+///
+/// recvmsg(2) is one of them, but see [`report_unless_marked`].
 const REPORTED_SYSCALLS: &[(i64, SyscallAction)] = &[
     (libc::SYS_sendmsg, SyscallAction::Report),
     (libc::SYS_sendmmsg, SyscallAction::Report),
-    (libc::SYS_recvmsg, SyscallAction::Report),
     (libc::SYS_recvmmsg, SyscallAction::Report),
     (libc::SYS_mq_open, SyscallAction::Report),
     (
@@ -287,12 +301,14 @@ pub(crate) struct SeccompFilters {
     pub(crate) closing: Vec<Instruction>,
     /// The same, for sandboxes that are recycled. It also reports [`REPORTED_SYSCALLS`].
     pub(crate) closing_and_reporting: Vec<Instruction>,
+    /// The mark of the calls of recvmsg(2) that it does not report.
+    pub(crate) receive_mark: ReceiveMark,
 }
 
 impl SeccompFilters {
     /// Assembles the filters for commands of one user and group. `allow_ptrace` allows
     /// [`INSPECTION_SYSCALLS`].
-    pub(crate) fn new(allow_ptrace: bool, user: (u32, u32)) -> Self {
+    pub(crate) fn new(allow_ptrace: bool, user: (u32, u32), mark: ReceiveMark) -> Self {
         let mut inherited = action_table();
         let mut set = |number: i64, action| {
             if let Some(entry) = inherited.get_mut(action_index(number)) {
@@ -319,7 +335,8 @@ impl SeccompFilters {
         }
 
         let mut reporting = closing.clone();
-        for (number, action) in REPORTED_SYSCALLS {
+        let marked = (libc::SYS_recvmsg, report_unless_marked(mark));
+        for (number, action) in REPORTED_SYSCALLS.iter().chain([&marked]) {
             if let Some(entry) = reporting.get_mut(action_index(*number)) {
                 *entry = *action;
             }
@@ -329,6 +346,7 @@ impl SeccompFilters {
             inherited: assemble(&inherited, SyscallAction::Refuse(Errno::NOSYS)),
             closing: assemble(&closing, SyscallAction::Allow),
             closing_and_reporting: assemble(&reporting, SyscallAction::Allow),
+            receive_mark: mark,
         }
     }
 }

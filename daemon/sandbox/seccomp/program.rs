@@ -48,8 +48,8 @@ pub(super) struct ArgumentTest {
     pub(super) then: SyscallVerdict,
 }
 
-/// A condition on the low 32 bits of one argument. The kernel uses only 32 bits of the arguments
-/// compared here. Comparing all 64 could be evaded by setting the others (CVE-2019-10063).
+/// A condition on the lower half of one argument. The kernel uses only that half of the arguments
+/// compared here. Comparing all 64 bits could be evaded by setting the others (CVE-2019-10063).
 ///
 /// The first field is always the index of the argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +60,8 @@ pub(super) enum ArgumentCondition {
     MaskedEquals(u32, u32, u32),
     /// The argument has one of these bits set.
     AnyOf(u32, u32),
+    /// The upper half, which the kernel ignores, has this value.
+    UpperHalfEquals(u32, u32),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,6 +159,9 @@ fn test_program(test: &ArgumentTest) -> Vec<Instruction> {
             }
             ArgumentCondition::AnyOf(index, bits) => {
                 vec![load(argument_offset(index)), jump(JUMP_BITS_SET, bits, 0, skipped)]
+            }
+            ArgumentCondition::UpperHalfEquals(index, value) => {
+                vec![load(argument_offset(index) + 4), jump(JUMP_EQUAL, value, 0, skipped)]
             }
         };
         check.extend(code);

@@ -8,13 +8,14 @@ use super::{
     allowed::{ALLOWED_SYSCALLS, LAST_KNOWN_SYSCALL, recent},
     arch, no_namespaces,
 };
-use crate::daemon::sys::{arch::AUDIT_ARCH, bpf::Instruction};
+use crate::daemon::sys::{arch::AUDIT_ARCH, bpf::Instruction, marked_receive::ReceiveMark};
 
 /// A call with arguments that the filter decides by: the case, the call, its first four arguments,
 /// and the error number that it returns, or 0 if it is allowed.
 pub(super) type ArgumentCase = (&'static str, i64, [u64; 4], i32);
 
 const USER: (u32, u32) = (1000, 1001);
+const MARK: ReceiveMark = ReceiveMark { socket: 7, flags: 9 };
 
 /// What other programs can be on the same kernels: their architectures in seccomp(2).
 const FOREIGN_ARCHITECTURES: &[(&str, u32)] = &[
@@ -134,7 +135,7 @@ fn errno_of(filters: &SeccompFilters, number: i64, arguments: [u64; 4]) -> i32 {
 
 #[test]
 fn filters_decide_by_arguments() {
-    let filters = SeccompFilters::new(false, USER);
+    let filters = SeccompFilters::new(false, USER, MARK);
     for (case, number, arguments, expected) in ARGUMENT_CASES.iter().chain(arch::ARGUMENT_CASES) {
         assert_eq!(errno_of(&filters, *number, *arguments), *expected, "{case}");
     }
@@ -143,13 +144,16 @@ fn filters_decide_by_arguments() {
 /// A sandbox that is recycled refuses what others refuse, and reports what could outlive a run.
 #[test]
 fn recycled_sandboxes_report_what_could_outlive_a_run() {
-    let filters = SeccompFilters::new(false, USER);
+    let filters = SeccompFilters::new(false, USER, MARK);
     let verdict =
         |number, arguments| evaluate(&filters.closing_and_reporting, AUDIT_ARCH, number, arguments);
     for (call, number, arguments) in [
         ("sendmsg", libc::SYS_sendmsg, [0; 4]),
         ("sendmmsg", libc::SYS_sendmmsg, [0; 4]),
         ("recvmsg", libc::SYS_recvmsg, [0; 4]),
+        ("recvmsg, half of the mark", libc::SYS_recvmsg, [7 << 32, 0, 0, 0]),
+        ("recvmsg, the other half", libc::SYS_recvmsg, [0, 0, 9 << 32, 0]),
+        ("recvmsg, more than the mark", libc::SYS_recvmsg, [0x8000_0007 << 32, 0, 9 << 32, 0]),
         ("recvmmsg", libc::SYS_recvmmsg, [0; 4]),
         ("mq_open", libc::SYS_mq_open, [0; 4]),
         ("F_SETOWN", libc::SYS_fcntl, [0, 8, 0, 0]),
@@ -160,6 +164,9 @@ fn recycled_sandboxes_report_what_could_outlive_a_run() {
     ] {
         assert_eq!(verdict(number, arguments), libc::SECCOMP_RET_USER_NOTIF, "{call}");
     }
+    let marked = [7 << 32 | 3, 0x1000, 9 << 32 | 0x4000_0000, 0];
+    assert_eq!(verdict(libc::SYS_recvmsg, marked), libc::SECCOMP_RET_ALLOW);
+    assert_eq!(verdict(libc::SYS_sendmsg, marked), libc::SECCOMP_RET_USER_NOTIF);
     for number in [libc::SYS_read, libc::SYS_fcntl, libc::SYS_ioctl, libc::SYS_sendto] {
         assert_eq!(verdict(number, [0; 4]), libc::SECCOMP_RET_ALLOW, "{number}");
     }
@@ -172,7 +179,7 @@ fn recycled_sandboxes_report_what_could_outlive_a_run() {
 
 #[test]
 fn calls_of_other_architectures_kill_the_process() {
-    let filters = SeccompFilters::new(true, USER);
+    let filters = SeccompFilters::new(true, USER, MARK);
     let programs = [
         filters.inherited,
         filters.closing,
