@@ -29,6 +29,8 @@ mod git_layouts;
 mod host_names;
 /// Unix sockets of host programs in directories that commands can see.
 mod host_sockets;
+/// Hostile runs between honest ones of the same caller.
+mod hostile_runs;
 /// Requests that try to lower isolation: N11.
 mod isolation;
 /// Mounts, namespaces, processes, capabilities and system calls: 58 to 60, 65, 67 to 69, 72.
