@@ -64,7 +64,8 @@ impl<T: Tool> StartedCall<T> {
             span_id = %context.span_id(),
             tool,
         );
-        let work = Arc::clone(pipeline).execute::<T>(
+        // Boxed once: it has 13 kB, and five layers below would move it.
+        let work = Box::pin(Arc::clone(pipeline).execute::<T>(
             tool,
             self.params,
             self.tool_context,
@@ -74,7 +75,7 @@ impl<T: Tool> StartedCall<T> {
                 audit: self.audit,
                 response_to_json: self.response_to_json,
             },
-        );
+        ));
 
         let task = task::spawn_tracked(T::NAME, work.instrument(log_span));
         drop(self.task_token);

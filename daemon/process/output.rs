@@ -11,7 +11,6 @@ use std::{
 use rustix::{
     buffer::spare_capacity,
     io::{ioctl_fionbio, ioctl_fionread},
-    pipe::{PipeFlags, pipe_with},
 };
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -21,6 +20,7 @@ use tokio::{
 
 use super::{handle::ProcessHandle, head_tail_buffer::HeadTailBuffer, result::CapturedOutput};
 use crate::daemon::{
+    sandbox::pool::output_pipes::OutputPipe,
     store::{artifact_writer::ArtifactWriter, session::StreamName},
     sys::readiness::watch_readable,
     task,
@@ -101,22 +101,17 @@ impl OutputStream {
         }
     }
 
-    /// Creates the pipe to read from, and returns the end that the command writes to.
-    pub(super) fn open_pipe(&mut self) -> io::Result<OwnedFd> {
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-        self.read_from(reader)?;
-        Ok(writer)
+    /// Starts reading from a pipe. Returns the end that the command writes to.
+    pub(super) fn read_from(&mut self, pipe: OutputPipe) -> OwnedFd {
+        self.pipe = Some(pipe.reader);
+        pipe.writer
     }
 
     /// Starts reading from a terminal. `end` is the daemon's end.
     pub(super) fn read_from_terminal(&mut self, end: OwnedFd) -> io::Result<()> {
+        ioctl_fionbio(&end, true)?;
         self.is_terminal = true;
-        self.read_from(end)
-    }
-
-    fn read_from(&mut self, reader: OwnedFd) -> io::Result<()> {
-        ioctl_fionbio(&reader, true)?;
-        self.pipe = Some(watch_readable(reader)?);
+        self.pipe = Some(watch_readable(end)?);
         Ok(())
     }
 

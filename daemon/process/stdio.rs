@@ -8,7 +8,6 @@ use std::{
 };
 
 use rustix::{
-    fs::{Gid, Uid, fchown},
     io::{fcntl_dupfd_cloexec, ioctl_fionbio},
     pipe::{PipeFlags, pipe_with},
     termios::{Winsize, tcsetwinsize},
@@ -52,14 +51,16 @@ pub(super) struct CommandEnds {
     stdin: Option<OwnedFd>,
     /// `None` if it gets a terminal.
     outputs: Option<[OwnedFd; 2]>,
+    /// Whether the user of the sandboxes was not known when the outputs were opened.
+    outputs_lack_owner: bool,
     pub(super) exec_pipe: Option<OwnedFd>,
 }
 
 /// Opens the standard streams of a command. With `process`, clients can attach to it.
 pub(super) fn open_stdio(
     spec: &CommandSpec,
-    stdout: ArtifactWriter,
-    stderr: ArtifactWriter,
+    pool: &SandboxPool,
+    [stdout, stderr]: [ArtifactWriter; 2],
     process: Option<&Arc<ProcessHandle>>,
 ) -> io::Result<(DaemonEnds, CommandEnds)> {
     let tap = |stream| process.map(|process| ReplayTap { process: Arc::clone(process), stream });
@@ -71,7 +72,12 @@ pub(super) fn open_stdio(
         terminal: None,
         pending_size: None,
     };
-    let mut command_ends = CommandEnds { stdin: None, outputs: None, exec_pipe: None };
+    let mut command_ends = CommandEnds {
+        stdin: None,
+        outputs: None,
+        outputs_lack_owner: pool.identity().is_none(),
+        exec_pipe: None,
+    };
 
     if process.is_some() {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -84,7 +90,9 @@ pub(super) fn open_stdio(
         return Ok((daemon_ends, command_ends));
     }
 
-    command_ends.outputs = Some([daemon_ends.stdout.open_pipe()?, daemon_ends.stderr.open_pipe()?]);
+    let (stdout, stderr) = (pool.take_output_pipe()?, pool.take_output_pipe()?);
+    command_ends.outputs =
+        Some([daemon_ends.stdout.read_from(stdout), daemon_ends.stderr.read_from(stderr)]);
     match &spec.stdin {
         StdinSource::Streamed => {
             let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -118,19 +126,10 @@ impl CommandEnds {
         self.outputs.is_some() && self.exec_pipe.is_none()
     }
 
-    /// Makes the command's user the owner of the pipes. Without that it could not open them by name
-    /// (`/dev/stderr`), since opening checks the owner even if the process has them open.
+    /// Makes the command's user the owner of the pipes. Called when there is a sandbox.
     pub(super) fn chown_to_sandbox_user(&self, pool: &SandboxPool) {
-        let Some(identity) = pool.identity() else {
-            return;
-        };
-        for pipe in self.outputs.iter().flatten() {
-            // Fails if the daemon may not change owners; the pipes then belong to the right user.
-            let _chowned = fchown(
-                pipe,
-                Some(Uid::from_raw(identity.host_ids.0)),
-                Some(Gid::from_raw(identity.host_ids.1)),
-            );
+        if self.outputs_lack_owner {
+            self.outputs.iter().flatten().for_each(|pipe| pool.chown_to_sandbox_user(pipe));
         }
     }
 

@@ -218,9 +218,9 @@ impl<'a> Launch<'a> {
         process: Option<&Arc<ProcessHandle>>,
     ) -> Result<(DaemonEnds, CommandEnds), RunError> {
         loop {
-            let (stdout, stderr) =
-                (artifacts.stdout.0.fresh_copy(), artifacts.stderr.0.fresh_copy());
-            match open_stdio(self.spec, stdout, stderr, process) {
+            let writers =
+                [&artifacts.stdout.0, &artifacts.stderr.0].map(ArtifactWriter::fresh_copy);
+            match open_stdio(self.spec, self.pool, writers, process) {
                 Err(error) if self.retry.should_retry_spawn(&error).await => {
                     self.check_cancelled()?
                 }

@@ -1,8 +1,13 @@
 //! Acquires sandboxes from a pool, fairly between callers.
 
-use std::sync::Arc;
+use std::{io, os::fd::OwnedFd, sync::Arc};
 
-use super::{SandboxPool, build::replace_warm_shell, pool_closed_failure};
+use super::{
+    SandboxPool,
+    build::replace_warm_shell,
+    output_pipes::{OutputPipe, chown_pipe},
+    pool_closed_failure,
+};
 use crate::daemon::{
     queue::{Limiter, PrincipalName, Sharing},
     sandbox::{
@@ -22,6 +27,19 @@ impl SandboxPool {
     /// not limited here: each holds a permit for calls or for started processes.
     pub(crate) fn limiter(&self) -> &Arc<Limiter> {
         &self.limiter
+    }
+
+    /// Returns a pipe for the output of a command. It belongs to the user of the sandboxes, if that user
+    /// is known: a sandbox was built.
+    pub(crate) fn take_output_pipe(&self) -> io::Result<OutputPipe> {
+        self.output_pipes.take(self.identity())
+    }
+
+    /// Makes the user of the sandboxes the owner of a pipe, if that user is known.
+    pub(crate) fn chown_to_sandbox_user(&self, pipe: &OwnedFd) {
+        if let Some(user) = self.identity() {
+            chown_pipe(pipe, user);
+        }
     }
 
     /// Takes a sandbox with these limits for a run of `caller`, who must hold a permit of

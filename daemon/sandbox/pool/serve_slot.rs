@@ -53,6 +53,7 @@ impl SandboxPool {
                 }
                 built => built?,
             };
+            self.output_pipes.store(self.identity());
             if !self.offer(sandbox) {
                 return Ok(());
             }
