@@ -9,7 +9,8 @@
 //! `JIG_TEST_TIMEOUT_SEC` is the timeout of waits (20 s by default). `JIG_FULL=1` runs tests with
 //! full sizes and numbers of rounds. `JIG_TEST_CONTAINER=docker` or `podman` starts every root
 //! daemon in a container with the defaults of that engine. `attack::containers` lists what holds
-//! there.
+//! there. `JIG_TEST_RECYCLE=off` builds a sandbox for each run, and `hostile` makes hostile runs
+//! before those of each test.
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "tests name expected values; all others fail")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue fails")]

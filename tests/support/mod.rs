@@ -18,6 +18,7 @@ mod process_table;
 mod program;
 mod pseudo_terminal;
 mod raw_codec;
+mod recycling;
 mod scale;
 mod setup;
 mod shortage;

@@ -49,14 +49,14 @@ const SMALL_STATE_SCRIPT: &str = r#"
 /// Settings of a daemon to start.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Setup {
-    arguments: Vec<OsString>,
+    pub(super) arguments: Vec<OsString>,
     environment: Vec<(String, String)>,
     wrapper: Vec<OsString>,
     user: Option<u32>,
     workspace_owner: Option<u32>,
     tcp: bool,
     exclusive: bool,
-    table: Option<String>,
+    pub(super) table: Option<String>,
     files: Vec<(String, String)>,
     wrapper_sets_user: bool,
     contained: bool,
@@ -221,7 +221,7 @@ impl Setup {
     /// If `JIG_TEST_LEVEL` is `L1` or `L2`, a daemon without other settings runs at that level
     /// instead of L3, for experiments: not every test holds there. If `JIG_TEST_CONTAINER` is
     /// `docker` or `podman`, a daemon as root runs in such a container, unless the test specifies
-    /// its host.
+    /// its host. For `JIG_TEST_RECYCLE`, see `recycling`.
     pub(crate) async fn start(self) -> Daemon {
         let is_root = self.user.is_none() && self.workspace_owner.is_none();
         let is_plain = is_root && self.wrapper.is_empty();
@@ -235,7 +235,9 @@ impl Setup {
             _ => setup,
         };
 
-        setup.start_unmodified().await
+        let daemon = setup.with_chosen_recycling().start_unmodified().await;
+        daemon.make_hostile_runs().await;
+        daemon
     }
 
     /// Whether the test specifies the host of a daemon as root.
