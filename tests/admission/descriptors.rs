@@ -5,7 +5,7 @@ use std::{fs, os::unix::net::UnixStream, time::Duration};
 
 use jig::api::v1::{
     ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, DownloadRequest, Edit,
-    EditFileRequest, JobState, ListDirectoryRequest, ListFilesRequest, MovePathRequest,
+    EditFileRequest, JobState, ListDirectoryRequest, ListFilesRequest, MovePathRequest, RunRequest,
     SearchRequest, StatPathRequest, SubmitJobRequest, UploadRequest, UploadStart, WaitJobRequest,
     WatchJobRequest, WriteFileRequest, job_service_client::JobServiceClient,
     transfer_service_client::TransferServiceClient, upload_request::Part,
@@ -24,7 +24,11 @@ async fn run_operation(daemon: &Daemon, number: usize) -> Result<(), Status> {
     match number {
         0..=5 => change_files(daemon, number).await,
         6..=9 => read_files(daemon, number).await,
-        10 => daemon.try_run(shell("touch ran")).await.map(drop),
+        10 => {
+            // Without input, a command may need no descriptor: its pipes are there already.
+            let stdin = b"input".to_vec().into();
+            daemon.try_run(RunRequest { stdin, ..shell("touch ran") }).await.map(drop)
+        }
         11 | 12 => transfer_file(daemon, number == 11).await,
         _ => match daemon.try_start_process(start_request(shell("true"))).await {
             Ok(mut watch) => {
