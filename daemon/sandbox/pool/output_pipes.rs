@@ -16,10 +16,8 @@ use tokio::io::unix::AsyncFd;
 
 use crate::daemon::{sandbox::wire::SandboxIdentity, sys::readiness::watch_readable};
 
-/// For standard output and error.
-const PIPES_PER_RUN: usize = 2;
-/// Those of eight runs: as many as there are idle sandboxes at most.
-const MAX_STORED_PIPES: usize = 16;
+/// For standard output and error of two runs.
+const STORED_PIPES: usize = 4;
 
 /// A pipe for one output stream of a command.
 #[derive(Debug)]
@@ -41,12 +39,13 @@ impl OutputPipes {
         stored.map_or_else(|| make_pipe(user), Ok)
     }
 
-    /// Makes the pipes of another run. Does nothing if there are enough, or if they cannot be made.
+    /// Makes the pipes that are missing. Does without those that cannot be made.
     pub(super) fn store(&self, user: Option<SandboxIdentity>) {
-        if self.lock().len() < MAX_STORED_PIPES {
-            let made: Vec<_> = (0..PIPES_PER_RUN).map_while(|_| make_pipe(user).ok()).collect();
-            self.lock().extend(made);
-        }
+        let missing = STORED_PIPES.saturating_sub(self.lock().len());
+        let made: Vec<_> = (0..missing).map_while(|_| make_pipe(user).ok()).collect();
+        let mut stored = self.lock();
+        stored.extend(made);
+        stored.truncate(STORED_PIPES);
     }
 
     pub(super) fn clear(&self) {
