@@ -14,18 +14,22 @@
 //! No list of the kernel shows such a socket, but its count of sockets does (sock_inuse_add(),
 //! net/core/sock.c). The count is per namespace and leaves out the kernel's own sockets.
 
-use std::{ffi::CStr, fs::File, os::unix::fs::FileExt as _, thread::sleep, time::Duration};
+use std::{ffi::CStr, os::fd::OwnedFd, thread::sleep, time::Duration};
 
-use rustix::fs::{Mode, OFlags, open};
+use rustix::{
+    fs::{Mode, OFlags, open},
+    io::pread,
+};
 
 use super::{
     level::IsolationLevel,
     plan::NetworkMode,
     stage::{Stage, StageFailure, at_stage},
 };
+use crate::daemon::sys::Errno;
 
 /// The kernel's counts, for the network namespace of the process that opens the file.
-pub(super) const SOCKSTAT_PATH: &CStr = c"/proc/self/net/sockstat";
+const SOCKSTAT_PATH: &CStr = c"/proc/self/net/sockstat";
 /// 20 polls of 1 ms. Sockets of an ended run can need that moment: the daemon closes its ends of the
 /// connections while the slot is freed, and a kernel thread finds sockets that only messages hold.
 const MAX_POLLS: u32 = 20;
@@ -35,8 +39,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 pub(super) struct NetnsCheck {
     /// The kernel's counts, and the expected number of sockets (1 for the proxy's listener). `None`
     /// if runs do not share the namespace.
-    baseline: Option<(File, u64)>,
+    baseline: Option<(SocketCounts, u64)>,
 }
+
+/// The kernel's counts of sockets in a network namespace.
+#[derive(Debug)]
+pub(super) struct SocketCounts(OwnedFd);
 
 impl NetnsCheck {
     /// The check for this process, a slot keeper.
@@ -53,9 +61,9 @@ impl NetnsCheck {
             return Ok(Self { baseline: None });
         };
 
-        let counts = open(SOCKSTAT_PATH, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        let counts = SocketCounts::open()
             .map_err(at_stage(Stage::NetworkNamespace, "opening /proc/self/net/sockstat"))?;
-        Ok(Self { baseline: Some((File::from(counts), own_sockets)) })
+        Ok(Self { baseline: Some((counts, own_sockets)) })
     }
 
     /// Waits briefly until all sockets of earlier runs are gone. Returns whether they
@@ -66,11 +74,7 @@ impl NetnsCheck {
         };
 
         for _ in 0..MAX_POLLS {
-            // Only the first line matters.
-            let mut bytes = [0; 256];
-            let read = counts.read_at(&mut bytes, 0).unwrap_or_default();
-            let text = str::from_utf8(bytes.get(..read).unwrap_or_default()).unwrap_or_default();
-            if count_sockets(text).is_some_and(|sockets| sockets <= *own_sockets) {
+            if counts.read().is_ok_and(|sockets| sockets <= *own_sockets) {
                 return true;
             }
             sleep(POLL_INTERVAL);
@@ -79,8 +83,24 @@ impl NetnsCheck {
     }
 }
 
+impl SocketCounts {
+    /// Opens the counts of this process's network namespace.
+    pub(super) fn open() -> Result<Self, Errno> {
+        open(SOCKSTAT_PATH, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(Self)
+    }
+
+    /// Reads the present number of sockets. Does not allocate.
+    pub(super) fn read(&self) -> Result<u64, Errno> {
+        // Only the first line matters.
+        let mut bytes = [0; 64];
+        let length = pread(&self.0, &mut bytes, 0)?;
+        let text = str::from_utf8(bytes.get(..length).unwrap_or_default()).unwrap_or_default();
+        count_sockets(text).ok_or(Errno::IO)
+    }
+}
+
 /// The number of sockets in use, from the text of sockstat.
-pub(super) fn count_sockets(counts: &str) -> Option<u64> {
+fn count_sockets(counts: &str) -> Option<u64> {
     let line = counts.lines().find_map(|line| line.strip_prefix("sockets: used "))?;
     line.trim().parse().ok()
 }
