@@ -20,7 +20,7 @@ use tokio::{
 
 use super::{handle::ProcessHandle, head_tail_buffer::HeadTailBuffer, result::CapturedOutput};
 use crate::daemon::{
-    sandbox::pool::output_pipes::OutputPipe,
+    sandbox::pool::command_pipes::CommandPipe,
     store::{artifact_writer::ArtifactWriter, session::StreamName},
     sys::readiness::watch_readable,
     task,
@@ -102,7 +102,7 @@ impl OutputStream {
     }
 
     /// Starts reading from a pipe. Returns the end that the command writes to.
-    pub(super) fn read_from(&mut self, pipe: OutputPipe) -> OwnedFd {
+    pub(super) fn read_from(&mut self, pipe: CommandPipe) -> OwnedFd {
         self.pipe = Some(pipe.reader);
         pipe.writer
     }

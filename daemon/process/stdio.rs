@@ -8,7 +8,8 @@ use std::{
 };
 
 use rustix::{
-    io::{fcntl_dupfd_cloexec, ioctl_fionbio},
+    fs::{Gid, Uid, fchown},
+    io::fcntl_dupfd_cloexec,
     pipe::{PipeFlags, pipe_with},
     termios::{Winsize, tcsetwinsize},
 };
@@ -23,11 +24,10 @@ use super::{
 use crate::daemon::{
     sandbox::{
         image::TerminalSize,
-        pool::SandboxPool,
+        pool::{SandboxPool, command_pipes::CommandPipe},
         running::{StdioStreams, sealed_memory_file},
     },
     store::{artifact_writer::ArtifactWriter, session::StreamName},
-    sys::readiness::watch_readable,
 };
 
 /// The daemon's ends.
@@ -51,8 +51,6 @@ pub(super) struct CommandEnds {
     stdin: Option<OwnedFd>,
     /// `None` if it gets a terminal.
     outputs: Option<[OwnedFd; 2]>,
-    /// Whether the user of the sandboxes was not known when the outputs were opened.
-    outputs_lack_owner: bool,
     pub(super) exec_pipe: Option<OwnedFd>,
 }
 
@@ -72,25 +70,19 @@ pub(super) fn open_stdio(
         terminal: None,
         pending_size: None,
     };
-    let mut command_ends = CommandEnds {
-        stdin: None,
-        outputs: None,
-        outputs_lack_owner: pool.identity().is_none(),
-        exec_pipe: None,
-    };
+    let mut command_ends = CommandEnds { stdin: None, outputs: None, exec_pipe: None };
 
     if process.is_some() {
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-        ioctl_fionbio(&reader, true)?;
-        daemon_ends.exec_pipe = Some(watch_readable(reader)?);
-        command_ends.exec_pipe = Some(writer);
+        let pipe = CommandPipe::new()?;
+        daemon_ends.exec_pipe = Some(pipe.reader);
+        command_ends.exec_pipe = Some(pipe.writer);
     }
 
     if spec.terminal.is_some() {
         return Ok((daemon_ends, command_ends));
     }
 
-    let (stdout, stderr) = (pool.take_output_pipe()?, pool.take_output_pipe()?);
+    let (stdout, stderr) = (pool.take_pipe()?, pool.take_pipe()?);
     command_ends.outputs =
         Some([daemon_ends.stdout.read_from(stdout), daemon_ends.stderr.read_from(stderr)]);
     match &spec.stdin {
@@ -126,10 +118,19 @@ impl CommandEnds {
         self.outputs.is_some() && self.exec_pipe.is_none()
     }
 
-    /// Makes the command's user the owner of the pipes. Called when there is a sandbox.
+    /// Makes the command's user the owner of the pipes. Without that it could not open them by name
+    /// (`/dev/stderr`), since opening checks the owner even if the process has them open.
     pub(super) fn chown_to_sandbox_user(&self, pool: &SandboxPool) {
-        if self.outputs_lack_owner {
-            self.outputs.iter().flatten().for_each(|pipe| pool.chown_to_sandbox_user(pipe));
+        let Some(identity) = pool.identity() else {
+            return;
+        };
+        for pipe in self.outputs.iter().flatten() {
+            // Fails if the daemon may not change owners; the pipes then belong to the right user.
+            let _chowned = fchown(
+                pipe,
+                Some(Uid::from_raw(identity.host_ids.0)),
+                Some(Gid::from_raw(identity.host_ids.1)),
+            );
         }
     }
 

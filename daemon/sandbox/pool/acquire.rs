@@ -1,12 +1,9 @@
 //! Acquires sandboxes from a pool, fairly between callers.
 
-use std::{io, os::fd::OwnedFd, sync::Arc};
+use std::{io, sync::Arc};
 
 use super::{
-    SandboxPool,
-    build::replace_warm_shell,
-    output_pipes::{OutputPipe, chown_pipe},
-    pool_closed_failure,
+    SandboxPool, build::replace_warm_shell, command_pipes::CommandPipe, pool_closed_failure,
 };
 use crate::daemon::{
     queue::{Limiter, PrincipalName, Sharing},
@@ -29,17 +26,9 @@ impl SandboxPool {
         &self.limiter
     }
 
-    /// Returns a pipe for the output of a command. It belongs to the user of the sandboxes, if that user
-    /// is known: a sandbox was built.
-    pub(crate) fn take_output_pipe(&self) -> io::Result<OutputPipe> {
-        self.output_pipes.take(self.identity())
-    }
-
-    /// Makes the user of the sandboxes the owner of a pipe, if that user is known.
-    pub(crate) fn chown_to_sandbox_user(&self, pipe: &OwnedFd) {
-        if let Some(user) = self.identity() {
-            chown_pipe(pipe, user);
-        }
+    /// Returns a pipe for the output of a command.
+    pub(crate) fn take_pipe(&self) -> io::Result<CommandPipe> {
+        self.pipes.take()
     }
 
     /// Takes a sandbox with these limits for a run of `caller`, who must hold a permit of

@@ -1,5 +1,5 @@
-//! Pipes for the output of commands. They are made when a sandbox is ready, so that a call does not
-//! wait for it.
+//! Pipes from commands to the daemon. Those for output are made when a sandbox is ready, so that a
+//! call does not wait for them.
 
 use std::{
     io,
@@ -8,20 +8,19 @@ use std::{
 };
 
 use rustix::{
-    fs::{Gid, Uid, fchown},
     io::ioctl_fionbio,
     pipe::{PipeFlags, pipe_with},
 };
 use tokio::io::unix::AsyncFd;
 
-use crate::daemon::{sandbox::wire::SandboxIdentity, sys::readiness::watch_readable};
+use crate::daemon::sys::readiness::watch_readable;
 
 /// For standard output and error of two runs.
 const STORED_PIPES: usize = 4;
 
-/// A pipe for one output stream of a command.
+/// A pipe that a command writes to and the daemon reads.
 #[derive(Debug)]
-pub(crate) struct OutputPipe {
+pub(crate) struct CommandPipe {
     /// The daemon's end.
     pub(crate) reader: AsyncFd<OwnedFd>,
     /// The command's end.
@@ -30,46 +29,33 @@ pub(crate) struct OutputPipe {
 
 /// Pipes that no command has used.
 #[derive(Debug, Default)]
-pub(super) struct OutputPipes(Mutex<Vec<OutputPipe>>);
+pub(super) struct CommandPipes(Mutex<Vec<CommandPipe>>);
 
-impl OutputPipes {
-    /// Returns a pipe. It belongs to `user`, if that is known.
-    pub(super) fn take(&self, user: Option<SandboxIdentity>) -> io::Result<OutputPipe> {
+impl CommandPipe {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+        ioctl_fionbio(&reader, true)?;
+        Ok(Self { reader: watch_readable(reader)?, writer })
+    }
+}
+
+impl CommandPipes {
+    pub(super) fn take(&self) -> io::Result<CommandPipe> {
         let stored = self.lock().pop();
-        stored.map_or_else(|| make_pipe(user), Ok)
+        stored.map_or_else(CommandPipe::new, Ok)
     }
 
     /// Makes the pipes that are missing. Does without those that cannot be made.
-    pub(super) fn store(&self, user: Option<SandboxIdentity>) {
-        let missing = STORED_PIPES.saturating_sub(self.lock().len());
-        let made: Vec<_> = (0..missing).map_while(|_| make_pipe(user).ok()).collect();
+    pub(super) fn refill(&self) {
         let mut stored = self.lock();
-        stored.extend(made);
-        stored.truncate(STORED_PIPES);
+        while stored.len() < STORED_PIPES
+            && let Ok(pipe) = CommandPipe::new()
+        {
+            stored.push(pipe);
+        }
     }
 
-    pub(super) fn clear(&self) {
-        self.lock().clear();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<OutputPipe>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<CommandPipe>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn make_pipe(user: Option<SandboxIdentity>) -> io::Result<OutputPipe> {
-    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-    ioctl_fionbio(&reader, true)?;
-    if let Some(user) = user {
-        chown_pipe(&writer, user);
-    }
-    Ok(OutputPipe { reader: watch_readable(reader)?, writer })
-}
-
-/// Makes a command's user the owner of a pipe. Otherwise the command could not open it by name
-/// (`/dev/stderr`), since opening checks the owner even if the process has it open.
-pub(super) fn chown_pipe(pipe: &OwnedFd, user: SandboxIdentity) {
-    let (uid, gid) = user.host_ids;
-    // Fails if the daemon may not change owners; the pipe then belongs to the right user.
-    let _chowned = fchown(pipe, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
 }

@@ -6,8 +6,8 @@
 
 mod acquire;
 mod build;
+pub(crate) mod command_pipes;
 mod make_slot;
-pub(crate) mod output_pipes;
 mod serve_slot;
 mod warm_shell_check;
 
@@ -27,7 +27,7 @@ use tokio::{
     time::sleep,
 };
 
-use self::{build::BuildCounts, output_pipes::OutputPipes};
+use self::{build::BuildCounts, command_pipes::CommandPipes};
 use super::{
     cgroup::Cgroups,
     channel::Channel,
@@ -65,7 +65,7 @@ pub(crate) struct SandboxPool {
     template: AsyncMutex<Option<(Channel, u64)>>,
     protected_files: ProtectedFiles,
     state: Mutex<PoolState>,
-    output_pipes: OutputPipes,
+    pipes: CommandPipes,
     quarantined: AtomicU32,
 }
 
@@ -128,7 +128,7 @@ impl SandboxPool {
             template: AsyncMutex::new(None),
             protected_files,
             state: Mutex::default(),
-            output_pipes: OutputPipes::default(),
+            pipes: CommandPipes::default(),
             quarantined: AtomicU32::new(0),
         }
     }
@@ -148,7 +148,6 @@ impl SandboxPool {
 
     /// Closes the pool: drops all idle sandboxes, which ends their slots.
     pub(super) fn close(&self) {
-        self.output_pipes.clear();
         let mut state = self.state();
         state.is_closed = true;
         state.idle.clear();
@@ -164,8 +163,6 @@ impl SandboxPool {
             state.in_use += state.idle.len();
             state.idle.clear();
         }
-        // The sandboxes of another level can have another user.
-        self.output_pipes.clear();
         *self.template.lock().await = None;
     }
 

@@ -53,7 +53,7 @@ impl SandboxPool {
                 }
                 built => built?,
             };
-            self.output_pipes.store(self.identity());
+            self.pipes.refill();
             if !self.offer(sandbox) {
                 return Ok(());
             }
