@@ -59,12 +59,9 @@ fn build_warm_shell(library: &Path) -> Result<(), Box<dyn Error>> {
     let status = compiler
         .to_command()
         .args(["-Os", "-Wall", "-Wextra", "-Werror", "-std=gnu11", "-fPIC", "-ffreestanding"])
-        .args([
-            "-fno-builtin",
-            "-fno-stack-protector",
-            "-fcf-protection=none",
-            "-mgeneral-regs-only",
-        ])
+        .args(["-fno-builtin", "-fno-stack-protector", "-fcf-protection=none"])
+        // Vector registers would keep the mark of `marked_receive` when the shell starts.
+        .arg("-mgeneral-regs-only")
         .args(["-fno-asynchronous-unwind-tables", "-nostdlib", "-shared"])
         .args(["-Wl,-z,noseparate-code", "-Wl,--hash-style=gnu", "-Wl,--build-id=none"])
         .args(["-Wl,-z,defs", "-Wl,-z,text", "-o"])

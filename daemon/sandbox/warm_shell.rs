@@ -61,6 +61,7 @@ pub(super) enum Shell {
 const MAX_LIST_BYTES: usize = 56 << 10;
 /// An address and a null byte.
 const BYTES_PER_STRING: usize = 9;
+/// The children of the init (proc_tid_children(5)).
 const CHILDREN_PATH: &CStr = c"/proc/1/task/1/children";
 /// Time for a template to start, and to make a copy. Both take less than a millisecond, unless other
 /// programs use all CPUs. A command can stop a template.
@@ -130,7 +131,7 @@ struct Template {
     process: Pid,
     shell: Shell,
     requests: OwnedFd,
-    /// The children of the init (proc_tid_children(5)).
+    /// [`CHILDREN_PATH`].
     children: OwnedFd,
 }
 

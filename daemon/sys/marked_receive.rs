@@ -15,7 +15,7 @@ use super::{Errno, syscall::syscall};
 
 /// The secret: the upper halves of the first and the third argument of recvmsg(2).
 ///
-/// A command has one guess, which is reported if it is wrong. The default is no mark.
+/// A wrong guess of a command is reported, and its sandbox is not used again. The default is no mark.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ReceiveMark {
     pub(crate) socket: u32,

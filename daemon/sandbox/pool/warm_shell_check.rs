@@ -36,7 +36,10 @@ print() { while IFS= read -r line || [ -n \"$line\" ]; do echo \"$line\"; done; 
 echo \"$0 $# $- $PWD\"; set; export; umask; ulimit -n; ulimit -f; trap
 cd /proc/$$ && print <comm && print <cmdline && print <environ && cd fd && echo *
 cd .. && while read -r name value; do
-  case $name in Umask:|SigBlk:|SigIgn:|SigCgt:|Cap*|Uid:|Gid:|NoNewPrivs:|Seccomp*) echo \"$name $value\";; esac
+  case $name in
+    SigQ:) ;; # of all processes of the user
+    Umask:|Sig*|Shd*|Cap*|Uid:|Gid:|NoNewPrivs:|Seccomp*) echo \"$name $value\" ;;
+  esac
 done <status
 exit 7
 ";
