@@ -1,12 +1,19 @@
 //! Hostile runs between honest ones of the same caller, and processes of sandboxes that die while
 //! sandboxes are recycled. `JIG_FULL=1` makes 10,000 hostile runs.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use jig::api::v1::Outcome;
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::sleep;
 
-use crate::support::{Daemon, Setup, descendants, eventually, full_size, shell, status_field};
+use super::recycled_sandboxes::one_place;
+use crate::support::{
+    Daemon, HOSTILE_SCRIPTS, Setup, descendants, eventually, full_size, shell, status_field,
+};
 
 /// What a command sees of its sandbox and of itself. The limit on processes allows for the template of
 /// a shell.
@@ -24,28 +31,6 @@ for p in /proc/[0-9]*; do
   read -r n <$p/comm; case $n in jig-init | jig-shell | sh) ;; *) echo "$n" ;; esac
 done
 "#;
-
-/// What hostile commands do. Some leave much, others nothing that the init sees.
-const HOSTILE_SCRIPTS: &[&str] = &[
-    "touch /tmp/left /dev/shm/left ~/left; mkdir -p /tmp/a/b/c; chmod 777 /tmp ~; ln -s / /tmp/root",
-    "(setsid sleep 1000 &) ; (trap '' TERM INT HUP; setsid sleep 1000 &) ; exit 0",
-    "kill -9 1; kill -STOP 1; kill -STOP -1; kill -CONT -1; renice -n 19 -p 1; true",
-    "umask 0; ulimit -n 10; ulimit -u 1; trap '' TERM; set -f; exec 9>&1; cd /; true",
-    "for s in $(seq 64); do kill -$s 1 2>/dev/null; done; true",
-    "echo 1000 >/proc/self/oom_score_adj; echo 1 >/proc/1/oom_score_adj; echo x >/proc/1/comm; true",
-    "sleep 1000 >/tmp/held & rm /tmp/held; kill -9 $$",
-    "ipcmk -M 4096 -p 0666; ipcmk -Q; ipcmk -S 1; true",
-    "for p in /proc/[0-9]*; do echo x >$p/mem; echo 7 >$p/autogroup; cat $p/environ; done 2>/dev/null; true",
-    "exec 1<&- 2<&-; kill -SEGV $$",
-    "mkfifo /tmp/f; (cat /tmp/f &); (cat </dev/zero >/dev/null &); true",
-    "cp /bin/true /tmp/sh; PATH=/tmp; chmod 0 /dev/pts /dev/shm; touch -d @1 /tmp /dev/shm ~; true",
-    "ulimit -v 100000; x=$(head -c 50000000 /dev/zero | tr '\\0' x); echo ${#x} >/dev/null",
-    "setpriority=1; nice -n 5 true; taskset -p 1 $$ >/dev/null; chrt --batch -p 0 $$; ionice -c 3 -p $$; true",
-];
-
-fn one_place() -> Setup {
-    Setup::new().workspace_table("[limits]\nconcurrent_runs = 1")
-}
 
 #[tokio::test]
 async fn honest_runs_see_nothing_of_hostile_ones() {
@@ -129,7 +114,7 @@ async fn runs_are_right_or_fail_while_processes_of_sandboxes_die() {
             if let Some(pid) = helpers.get(index % helpers.len().max(1)) {
                 kill(*pid);
             }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            sleep(Duration::from_millis(20)).await;
         }
     };
     let (successes, ()) = tokio::join!(runs, killer);

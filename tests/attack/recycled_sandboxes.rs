@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-fn one_place() -> Setup {
+pub(super) fn one_place() -> Setup {
     Setup::new().workspace_table("[limits]\nconcurrent_runs = 1")
 }
 

@@ -55,6 +55,7 @@ pub(crate) use program::{
 };
 pub(crate) use pseudo_terminal::open_pseudo_terminal;
 pub(crate) use raw_codec::RawCodec;
+pub(crate) use recycling::HOSTILE_SCRIPTS;
 pub(crate) use scale::full_size;
 pub(crate) use setup::{
     DAEMON_STDIN, SECRET_VARIABLE, Setup, copy_program, daemon_binary, run_jigd,
