@@ -5,12 +5,12 @@
 
 use std::{
     future::Future,
-    io,
+    io::{self, IoSlice},
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -27,6 +27,7 @@ use super::{
         AUTH_TIMEOUT, ConnectionAuth, ConnectionLifetime, ConnectionPermit, REJECTION_GRACE,
     },
     peer,
+    ping_ack::HeldPingAck,
     tls::TlsConnection,
 };
 use crate::daemon::{config::client_certificate::ClientCertificate, pipeline::access::PeerOrigin};
@@ -61,6 +62,7 @@ pub(crate) struct ServerConnection {
     auth_timeout: Option<AuthTimeout>,
     /// Whether the connection has begun with the preface of HTTP/2.
     is_http2: bool,
+    ping_ack: HeldPingAck,
     /// Set while data waits for a peer of HTTP/2 that does not read.
     stall_timer: Option<Pin<Box<Sleep>>>,
     /// Set if the connection is cut at a time, whatever it does.
@@ -145,6 +147,28 @@ impl Socket {
         }
     }
 
+    fn poll_write(
+        &mut self,
+        context: &mut Context<'_>,
+        data: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(socket) => Pin::new(socket).poll_write_vectored(context, data),
+            Self::Tls(connection) => {
+                Pin::new(&mut connection.stream).poll_write_vectored(context, data)
+            }
+            Self::Unix(socket) => Pin::new(socket).poll_write_vectored(context, data),
+        }
+    }
+
+    fn poll_flush(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Tcp(socket) => Pin::new(socket).poll_flush(context),
+            Self::Tls(connection) => Pin::new(&mut connection.stream).poll_flush(context),
+            Self::Unix(socket) => Pin::new(socket).poll_flush(context),
+        }
+    }
+
     fn certificate(&self) -> Option<&Arc<ClientCertificate>> {
         match self {
             Self::Tls(connection) => connection.certificate.as_ref(),
@@ -208,6 +232,7 @@ impl ServerConnection {
             preface_timeout: Some(preface_timeout),
             auth_timeout: Some(AuthTimeout::new(permit.auth())),
             is_http2: false,
+            ping_ack: HeldPingAck::default(),
             stall_timer: None,
             cut_timer: None,
             origin,
@@ -273,6 +298,38 @@ impl ServerConnection {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         Poll::Pending
+    }
+
+    /// Writes an acknowledgement that waits, and then `data`. Returns how much of `data` is written.
+    fn poll_write_after_ping_ack(
+        &mut self,
+        context: &mut Context<'_>,
+        data: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        while !self.ping_ack.waiting().is_empty() {
+            let (parts, count) = self.ping_ack.before(data);
+            let written = ready!(self.socket.poll_write(context, &parts[..count]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            let of_data = self.ping_ack.written(written);
+            if of_data > 0 {
+                return Poll::Ready(Ok(of_data));
+            }
+        }
+        if data.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        self.socket.poll_write(context, data)
+    }
+
+    /// Writes an acknowledgement that has waited for long enough. Has the task woken for it if it has
+    /// not.
+    fn poll_write_due_ping_ack(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        match self.ping_ack.poll_due(context) {
+            true => self.poll_write_after_ping_ack(context, &[]),
+            false => Poll::Ready(Ok(0)),
+        }
     }
 
     /// What is known about the peer. Each request carries it as an extension.
@@ -343,25 +400,18 @@ impl AsyncRead for ServerConnection {
 
 impl AsyncWrite for ServerConnection {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.check_end(context)?;
-        let written = match &mut self.socket {
-            Socket::Tcp(socket) => Pin::new(socket).poll_write(context, data),
-            Socket::Tls(connection) => Pin::new(&mut connection.stream).poll_write(context, data),
-            Socket::Unix(socket) => Pin::new(socket).poll_write(context, data),
-        };
-        self.check_stall(written, context)
+        self.poll_write_vectored(context, &[IoSlice::new(data)])
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check_end(context)?;
-        let flushed = match &mut self.socket {
-            Socket::Tcp(socket) => Pin::new(socket).poll_flush(context),
-            Socket::Tls(connection) => Pin::new(&mut connection.stream).poll_flush(context),
-            Socket::Unix(socket) => Pin::new(socket).poll_flush(context),
+        let flushed = match self.poll_write_due_ping_ack(context)? {
+            Poll::Ready(_) => self.socket.poll_flush(context),
+            Poll::Pending => Poll::Pending,
         };
         self.check_stall(flushed, context)
     }
@@ -377,16 +427,13 @@ impl AsyncWrite for ServerConnection {
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        data: &[io::IoSlice<'_>],
+        data: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.check_end(context)?;
-        let written = match &mut self.socket {
-            Socket::Tcp(socket) => Pin::new(socket).poll_write_vectored(context, data),
-            Socket::Tls(connection) => {
-                Pin::new(&mut connection.stream).poll_write_vectored(context, data)
-            }
-            Socket::Unix(socket) => Pin::new(socket).poll_write_vectored(context, data),
-        };
+        if self.is_http2 && self.ping_ack.hold(data) {
+            return Poll::Ready(Ok(data.iter().map(|part| part.len()).sum()));
+        }
+        let written = self.poll_write_after_ping_ack(context, data);
         self.check_stall(written, context)
     }
 

@@ -26,6 +26,7 @@ pub(crate) mod inherited_listeners;
 pub(crate) mod listener;
 mod metrics_listener;
 pub(crate) mod peer;
+mod ping_ack;
 mod protocol_servers;
 mod revocation;
 mod served_addresses;

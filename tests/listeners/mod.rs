@@ -8,6 +8,7 @@ mod frames;
 mod half_closed;
 mod health_port;
 mod idle_connections;
+mod pings;
 mod shutdown_delay;
 mod slow_clients;
 mod unread_floods;

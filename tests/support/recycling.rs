@@ -1,4 +1,5 @@
-//! Other daemons for the same tests: `JIG_TEST_RECYCLE`.
+//! Other daemons for the same tests: `JIG_TEST_RECYCLE`. With `off`, tests that are about recycled
+//! sandboxes and warm shells fail, and those that mount a small disk at `--workspace`.
 
 use std::env;
 
