@@ -47,12 +47,14 @@ use crate::daemon::sys::{
     set_process_name, signal,
 };
 
-/// Sysctls of a slot's network namespace. With the first two, no state of a run remains for the
-/// next: no socket in TIME_WAIT, no metrics of old connections. The third lets a command listen on
-/// any port, which is safe because the interface is its own.
+/// Sysctls of a slot's network namespace. With the first three, no state of a run remains for the
+/// next: no socket in TIME_WAIT, no metrics of old connections, no addresses to which TCP Fast Open
+/// has failed. The last lets a command listen on any port, which is safe because the interface is its
+/// own.
 const NETWORK_SYSCTLS: &[(&str, &str)] = &[
     ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0"),
     ("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"),
+    ("/proc/sys/net/ipv4/tcp_fastopen", "0"),
     ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"),
 ];
 

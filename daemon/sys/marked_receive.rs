@@ -15,7 +15,9 @@ use super::{Errno, syscall::syscall};
 
 /// The secret: the upper halves of the first and the third argument of recvmsg(2).
 ///
-/// A wrong guess of a command is reported, and its sandbox is not used again. The default is no mark.
+/// All sandboxes of a workspace have the same. A wrong guess of a command is reported, unless a filter
+/// of its own suppresses the call, so the mark has more bits than can be guessed. The default is no
+/// mark.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ReceiveMark {
     pub(crate) socket: u32,

@@ -221,10 +221,8 @@ fn chown_only_to((uid, gid): (u32, u32), argument: u32) -> SyscallAction {
 /// Reports recvmsg(2), except the calls with which a command's process receives its request.
 fn report_unless_marked(mark: ReceiveMark) -> SyscallAction {
     // Filters are made once per process.
-    let all = Box::leak(Box::new([
-        ArgumentCondition::UpperHalfEquals(0, mark.socket),
-        ArgumentCondition::UpperHalfEquals(2, mark.flags),
-    ]));
+    let halves = [(0, mark.socket), (2, mark.flags)];
+    let all = Box::leak(Box::new([ArgumentCondition::UpperHalvesEqual(halves)]));
     SyscallAction::Decide(ArgumentDecision {
         tests: Box::leak(Box::new([ArgumentTest { all, then: SyscallVerdict::Allow }])),
         otherwise: SyscallVerdict::Report,

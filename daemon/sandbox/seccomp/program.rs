@@ -15,6 +15,9 @@ const JUMP_EQUAL: u16 = 0x15;
 const JUMP_GREATER_OR_EQUAL: u16 = 0x35;
 const JUMP_BITS_SET: u16 = 0x45;
 const AND: u16 = 0x54;
+const XOR: u16 = 0xa4;
+const OR_INDEX: u16 = 0x4c;
+const COPY_TO_INDEX: u16 = 0x07;
 
 // struct seccomp_data (linux/seccomp.h), little-endian: the low half of an argument comes first.
 const NUMBER_OFFSET: u32 = 0;
@@ -51,7 +54,7 @@ pub(super) struct ArgumentTest {
 /// A condition on the lower half of one argument. The kernel uses only that half of the arguments
 /// compared here. Comparing all 64 bits could be evaded by setting the others (CVE-2019-10063).
 ///
-/// The first field is always the index of the argument.
+/// The first number is always the index of the argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ArgumentCondition {
     /// The argument has this value.
@@ -60,8 +63,9 @@ pub(super) enum ArgumentCondition {
     MaskedEquals(u32, u32, u32),
     /// The argument has one of these bits set.
     AnyOf(u32, u32),
-    /// The upper half, which the kernel ignores, has this value.
-    UpperHalfEquals(u32, u32),
+    /// The upper halves of two arguments, which the kernel ignores, have these values. The time of the
+    /// comparison does not tell whether one of them has.
+    UpperHalvesEqual([(u32, u32); 2]),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,8 +164,13 @@ fn test_program(test: &ArgumentTest) -> Vec<Instruction> {
             ArgumentCondition::AnyOf(index, bits) => {
                 vec![load(argument_offset(index)), jump(JUMP_BITS_SET, bits, 0, skipped)]
             }
-            ArgumentCondition::UpperHalfEquals(index, value) => {
-                vec![load(argument_offset(index) + 4), jump(JUMP_EQUAL, value, 0, skipped)]
+            ArgumentCondition::UpperHalvesEqual([first, second]) => {
+                let difference =
+                    |(index, value)| [load(argument_offset(index) + 4), instruction(XOR, value)];
+                let [first, second] = [difference(first), difference(second)].map(Vec::from);
+                let copy = vec![instruction(COPY_TO_INDEX, 0)];
+                let test = vec![instruction(OR_INDEX, 0), jump(JUMP_EQUAL, 0, 0, skipped)];
+                [first, copy, second, test].concat()
             }
         };
         check.extend(code);

@@ -90,7 +90,7 @@ fn evaluate(filter: &[Instruction], arch: u32, number: i64, arguments: [u64; 4])
         place.copy_from_slice(&argument.to_le_bytes());
     }
 
-    let mut accumulator = 0;
+    let (mut accumulator, mut index) = (0, 0);
     let mut next = 0;
     loop {
         let Instruction { code, jump_true, jump_false, operand } = filter[next];
@@ -103,6 +103,18 @@ fn evaluate(filter: &[Instruction], arch: u32, number: i64, arguments: [u64; 4])
             }
             0x54 => {
                 accumulator &= operand;
+                continue;
+            }
+            0xa4 => {
+                accumulator ^= operand;
+                continue;
+            }
+            0x4c => {
+                accumulator |= index;
+                continue;
+            }
+            0x07 => {
+                index = accumulator;
                 continue;
             }
             0x05 => {
