@@ -15,6 +15,9 @@ use super::{
     unix_millis,
 };
 
+/// A reply of up to this many bytes is stored in less time than a change of threads takes.
+const BRIEF_REPLY_BYTES: usize = 64 << 10;
+
 // The columns `answer` and `answer_bytes` hold the reply.
 const TABLE: RetainedTable = RetainedTable { name: "request", bytes_column: "answer_bytes" };
 
@@ -152,7 +155,7 @@ impl RequestTable {
     ) -> Result<RecordState, DatabaseError> {
         let generation = self.generation.clone();
         self.database
-            .apply(move |connection| match find_record(connection, &key, &generation)? {
+            .apply_briefly(move |connection| match find_record(connection, &key, &generation)? {
                 Some(found) => Ok(found),
                 None => {
                     let mut insert = connection.prepare_cached(
@@ -204,7 +207,7 @@ impl RequestTable {
         reply: Bytes,
     ) -> Result<(), DatabaseError> {
         let bytes = reply.len();
-        self.execute(key, move |connection, key| {
+        let change = move |connection: &Connection| {
             connection
                 .prepare_cached(
                     "UPDATE request SET answer = ?5, answer_bytes = ?6, ended_ms = ?7 WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
@@ -212,8 +215,11 @@ impl RequestTable {
                 .execute(params![
                     key.principal, key.workspace, key.id, key.key_fingerprint.0, &*reply, i64::try_from(bytes).unwrap_or(i64::MAX), unix_millis::now()
                 ])
-        })
-        .await?;
+        };
+        match bytes <= BRIEF_REPLY_BYTES {
+            true => self.database.apply_briefly(change).await,
+            false => self.database.apply(change).await,
+        }?;
         self.retention_trigger.add_row(bytes);
         Ok(())
     }
@@ -262,7 +268,7 @@ impl RequestTable {
         key: RequestKey,
         change: impl Fn(&Connection, &RequestKey) -> rusqlite::Result<usize> + Send + 'static,
     ) -> Result<(), DatabaseError> {
-        self.database.apply(move |connection| change(connection, &key).map(drop)).await
+        self.database.apply_briefly(move |connection| change(connection, &key).map(drop)).await
     }
 }
 

@@ -26,11 +26,13 @@ mod waiters;
 
 use std::{
     collections::HashMap,
+    future::poll_fn,
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -190,10 +192,17 @@ impl Idempotency {
     ) -> Result<ClaimAttempt, Error> {
         match self.join(key, request, deadline)? {
             JoinOutcome::Acquired(claim) => {
-                // In a task of its own: if the caller goes away, the database must still be asked,
-                // or nothing would know whether it holds the claim.
-                let storing = task::spawn_tracked("claim", claim.store(request.clone(), on_crash));
-                storing.await.map_err(Error::internal)?.map(ClaimAttempt::Settled)
+                let mut storing = Box::pin(claim.store(request.clone(), on_crash));
+                // In a task of its own if that takes time: if the caller goes away, the database must
+                // still be asked, or nothing would know whether it holds the claim.
+                let polled = poll_fn(|context| Poll::Ready(storing.as_mut().poll(context))).await;
+                let claimed = match polled {
+                    Poll::Ready(claimed) => claimed,
+                    Poll::Pending => {
+                        task::spawn_tracked("claim", storing).await.map_err(Error::internal)?
+                    }
+                };
+                claimed.map(ClaimAttempt::Settled)
             }
             JoinOutcome::InFlight(waiter) => Ok(ClaimAttempt::InFlight(waiter)),
         }

@@ -18,10 +18,9 @@
 //! The table `fact` holds facts about the file, such as the salt of fingerprints.
 
 mod connection;
+mod error;
 mod integrity;
 mod open;
+mod shared_connection;
 
-pub(crate) use self::{
-    connection::{Database, DatabaseError},
-    open::DatabaseOpenError,
-};
+pub(crate) use self::{connection::Database, error::DatabaseError, open::DatabaseOpenError};
