@@ -203,13 +203,11 @@ impl Pipeline {
             Err(error) => return complete_unstarted(claim, &error).await,
         };
 
-        // If the daemon dies, a repeated call learns the step. The tool does not wait for that.
-        let (checkpoint, step) = (claim.checkpoint(), started.tool_context.step.number());
-        let recorded = task::spawn_tracked("step of a request", async move {
-            if let Err(error) = checkpoint.record_step(step).await {
-                tracing::warn!(%error, "cannot store the step of a request");
-            }
-        });
+        // Stored before the tool runs: if the daemon dies, a repeated call learns the step.
+        let step = started.tool_context.step.number();
+        if let Err(error) = claim.checkpoint().record_step(step).await {
+            tracing::warn!(%error, "cannot store the step of a request");
+        }
 
         let timeout = started.timeout;
         let (task, abandon_token) = started.with_result_capture().spawn(&self);
@@ -223,7 +221,6 @@ impl Pipeline {
             }
         };
 
-        let _panicked = recorded.await;
         complete_claim(claim, &result).await;
     }
 
