@@ -307,8 +307,8 @@ impl ServerConnection {
         data: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         while !self.ping_ack.waiting().is_empty() {
-            let (parts, count) = self.ping_ack.before(data);
-            let written = ready!(self.socket.poll_write(context, &parts[..count]))?;
+            let parts = self.ping_ack.before(data);
+            let written = ready!(self.socket.poll_write(context, &parts))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }

@@ -3,7 +3,7 @@
 //! Clients such as grpc-go send a PING with nearly every call, to measure the connection. The
 //! acknowledgement would be a write of its own before each answer, and would wake the client twice.
 
-use std::{io::IoSlice, pin::Pin, task::Context, time::Duration};
+use std::{array, io::IoSlice, iter, pin::Pin, task::Context, time::Duration};
 
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -24,9 +24,7 @@ pub(super) struct HeldPingAck {
     frame: [u8; PING_LENGTH],
     /// Number of bytes at the end of the frame that wait.
     waiting: usize,
-    /// Whether the acknowledgement has waited for long enough.
-    is_due: bool,
-    /// Runs while an acknowledgement waits. Made for the first one.
+    /// Elapses when the acknowledgement has waited for long enough. Made for the first one.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -41,12 +39,8 @@ impl HeldPingAck {
 
         self.frame = frame;
         self.waiting = PING_LENGTH;
-        self.is_due = false;
-        let deadline = Instant::now() + HOLD_TIME;
-        match &mut self.timer {
-            Some(timer) => timer.as_mut().reset(deadline),
-            None => self.timer = Some(Box::pin(sleep(HOLD_TIME))),
-        }
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(HOLD_TIME)));
+        timer.as_mut().reset(Instant::now() + HOLD_TIME);
         true
     }
 
@@ -57,28 +51,16 @@ impl HeldPingAck {
 
     /// Whether something has waited for long enough. Otherwise, the task is woken when it has.
     pub(super) fn poll_due(&mut self, context: &mut Context<'_>) -> bool {
-        if self.waiting > 0
-            && !self.is_due
-            && let Some(timer) = &mut self.timer
-        {
-            self.is_due = timer.as_mut().poll(context).is_ready();
-        }
-        self.waiting > 0 && self.is_due
+        let Some(timer) = self.timer.as_mut().filter(|_| self.waiting > 0) else {
+            return false;
+        };
+        timer.is_elapsed() || timer.as_mut().poll(context).is_ready()
     }
 
-    /// What waits and then `data`, or the first parts of it, for one write.
-    pub(super) fn before<'a>(
-        &'a self,
-        data: &[IoSlice<'a>],
-    ) -> ([IoSlice<'a>; WRITE_PARTS], usize) {
-        let mut parts = [IoSlice::new(&[]); WRITE_PARTS];
-        let all = [IoSlice::new(self.waiting())].into_iter().chain(data.iter().copied());
-        let mut count = 0;
-        for (part, source) in parts.iter_mut().zip(all) {
-            *part = source;
-            count += 1;
-        }
-        (parts, count)
+    /// What waits and then `data`, or the first parts of it, for one write. The rest is empty.
+    pub(super) fn before<'a>(&'a self, data: &[IoSlice<'a>]) -> [IoSlice<'a>; WRITE_PARTS] {
+        let mut parts = iter::once(IoSlice::new(self.waiting())).chain(data.iter().copied());
+        array::from_fn(|_| parts.next().unwrap_or(IoSlice::new(&[])))
     }
 
     /// Notes that `written` bytes of [`Self::before`] are written. Returns how many of them are
@@ -119,9 +101,8 @@ mod tests {
         assert!(hold(&mut ack, PING_ACK));
         assert_eq!(ack.written(10), 0);
         let data = [IoSlice::new(b"first"), IoSlice::new(b"second")];
-        let (parts, count) = ack.before(&data);
         assert_eq!(
-            parts[..count].iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>(),
+            ack.before(&data).iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>(),
             b"ayload.firstsecond"
         );
         assert_eq!(ack.written(9), 2, "bytes of data");

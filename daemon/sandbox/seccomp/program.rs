@@ -165,12 +165,15 @@ fn test_program(test: &ArgumentTest) -> Vec<Instruction> {
                 vec![load(argument_offset(index)), jump(JUMP_BITS_SET, bits, 0, skipped)]
             }
             ArgumentCondition::UpperHalvesEqual([first, second]) => {
-                let difference =
-                    |(index, value)| [load(argument_offset(index) + 4), instruction(XOR, value)];
-                let [first, second] = [difference(first), difference(second)].map(Vec::from);
-                let copy = vec![instruction(COPY_TO_INDEX, 0)];
-                let test = vec![instruction(OR_INDEX, 0), jump(JUMP_EQUAL, 0, 0, skipped)];
-                [first, copy, second, test].concat()
+                vec![
+                    load(argument_offset(first.0) + 4),
+                    instruction(XOR, first.1),
+                    instruction(COPY_TO_INDEX, 0),
+                    load(argument_offset(second.0) + 4),
+                    instruction(XOR, second.1),
+                    instruction(OR_INDEX, 0),
+                    jump(JUMP_EQUAL, 0, 0, skipped),
+                ]
             }
         };
         check.extend(code);

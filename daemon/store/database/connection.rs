@@ -26,6 +26,7 @@ const MAX_COMMANDS_PER_BATCH: usize = 64;
 const MIN_FREE_PAGES: u32 = 256;
 /// Pages that one command returns to the disk. Other commands wait for it.
 const VACUUM_BATCH_PAGES: u32 = 256;
+
 /// A handle to the database of a state directory. Dropping the last one waits until it is closed.
 #[derive(Debug, Clone)]
 pub(crate) struct Database(Arc<DatabaseThread>);
@@ -82,7 +83,7 @@ where
 }
 
 impl Database {
-    /// Spawns the thread that owns `connection`.
+    /// Spawns the thread that uses `connection`.
     pub(super) fn spawn(connection: Connection) -> io::Result<Self> {
         let (commands, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
         let shared = Arc::new(SharedConnection::new(connection).map_err(io::Error::other)?);

@@ -129,6 +129,10 @@ mod tests {
         connection.execute("INSERT INTO t VALUES (hex(zeroblob(2000)))", [])
     }
 
+    fn row_count(shared: &SharedConnection) -> i32 {
+        shared.lock().query_row("SELECT count(*) FROM t", [], |row| row.get(0)).unwrap()
+    }
+
     #[test]
     fn change_that_would_wait_is_not_made() {
         let directory = tempfile::tempdir().unwrap();
@@ -144,9 +148,7 @@ mod tests {
         assert!(shared.try_apply(&insert).is_none(), "another program has locked the database");
         other.execute_batch("COMMIT").unwrap();
         assert_eq!(shared.try_apply(&insert).unwrap().unwrap(), 1);
-        let rows =
-            shared.lock().query_row("SELECT count(*) FROM t", [], |row| row.get::<_, i32>(0));
-        assert_eq!(rows.unwrap(), 2);
+        assert_eq!(row_count(&shared), 2);
     }
 
     #[test]
@@ -158,9 +160,7 @@ mod tests {
             connection.execute("INSERT INTO missing VALUES (1)", [])
         };
         shared.try_apply(&fail).unwrap().unwrap_err();
-        let rows =
-            shared.lock().query_row("SELECT count(*) FROM t", [], |row| row.get::<_, i32>(0));
-        assert_eq!(rows.unwrap(), 0);
+        assert_eq!(row_count(&shared), 0);
     }
 
     #[test]
