@@ -15,6 +15,7 @@ use super::{
     Pipeline, StartedCall,
     audit::ToolCallAudit,
     content::{ResponseToJson, capture_result, response_to_json},
+    idempotency::Checkpoint,
     policy::request::DialectCall,
     records,
 };
@@ -49,6 +50,12 @@ where
 }
 
 impl<T: Tool> StartedCall<T> {
+    /// Stores the step of the call before the tool runs. The call fails if that is not possible.
+    pub(super) fn with_checkpoint(mut self, checkpoint: Checkpoint) -> Self {
+        self.checkpoint = Some(checkpoint);
+        self
+    }
+
     /// Runs the tool in a task that outlives the caller. Returns the task and the token that
     /// cancels the tool.
     pub(super) fn spawn(
@@ -67,7 +74,7 @@ impl<T: Tool> StartedCall<T> {
         // Boxed once: it has 13 kB, and five layers below would move it.
         let work = Box::pin(Arc::clone(pipeline).execute::<T>(
             tool,
-            self.params,
+            (self.params, self.checkpoint),
             self.tool_context,
             context.dialect_call(),
             CallEnd {
@@ -89,7 +96,7 @@ impl Pipeline {
     async fn execute<T: Tool>(
         self: Arc<Self>,
         tool: &'static str,
-        params: T::Params,
+        (params, checkpoint): (T::Params, Option<Checkpoint>),
         context: ToolContext,
         dialect_call: Option<Arc<DialectCall>>,
         end: CallEnd<T>,
@@ -102,7 +109,12 @@ impl Pipeline {
         let activity = context.workspace_context.activity.begin();
         let started_at = Instant::now();
 
-        let mut work = pin!(T::execute(params, context));
+        let mut work = pin!(async {
+            if let Some(checkpoint) = checkpoint {
+                checkpoint.record_step(step.number()).await?;
+            }
+            T::execute(params, context).await
+        });
         let result = match timeout(T::START_PERMIT_HOLD, &mut work).await {
             Ok(result) => result,
             Err(_) => {

@@ -76,7 +76,7 @@ use self::{
     audit::ToolCallAudit,
     content::{ResponseToJson, capture_arguments},
     context::CallContext,
-    idempotency::{Claim, Idempotency},
+    idempotency::{Checkpoint, Claim, Idempotency},
     jobs::JobRegistry,
     policy::{decision::PolicySnapshot, store::RuleStore},
     policy_input::{Authorization, PolicyInput, ReauthorizationInput},
@@ -172,6 +172,8 @@ struct StartedCall<T: Tool> {
     audit: Option<ToolCallAudit>,
     /// How the span gets the response, if it has content.
     response_to_json: Option<ResponseToJson<T>>,
+    /// Where the call stores its step before its tool runs. `None` without a request id.
+    checkpoint: Option<Checkpoint>,
 }
 
 impl Pipeline {
@@ -450,6 +452,7 @@ impl Pipeline {
             task_token: admitted.task_token,
             audit,
             response_to_json: None,
+            checkpoint: None,
         })
     }
 

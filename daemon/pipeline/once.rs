@@ -167,7 +167,8 @@ impl Pipeline {
     where
         T::Response: Message + Default,
     {
-        let outcome = self.claim_call_with_payload(call, OnCrash::Report, validated).await?;
+        let on_crash = OnCrash::ReportAfterCheckpoint;
+        let outcome = self.claim_call_with_payload(call, on_crash, validated).await?;
         let (claim, validated) = match outcome {
             PayloadClaimOutcome::Acquired(claim, validated) => (claim, validated),
             PayloadClaimOutcome::Completed { reply, .. } => return decode(&reply),
@@ -203,14 +204,9 @@ impl Pipeline {
             Err(error) => return complete_unstarted(claim, &error).await,
         };
 
-        // Stored before the tool runs: if the daemon dies, a repeated call learns the step.
-        let step = started.tool_context.step.number();
-        if let Err(error) = claim.checkpoint().record_step(step).await {
-            tracing::warn!(%error, "cannot store the step of a request");
-        }
-
         let timeout = started.timeout;
-        let (task, abandon_token) = started.with_result_capture().spawn(&self);
+        let started = started.with_result_capture().with_checkpoint(claim.checkpoint());
+        let (task, abandon_token) = started.spawn(&self);
         let guard = abandon_token.clone().drop_guard();
         let mut work = pin!(await_with_timeout::<T>(task, timeout, guard));
         let result = tokio::select! {

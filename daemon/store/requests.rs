@@ -56,11 +56,9 @@ pub(crate) struct RequestIdentity {
     pub(crate) fingerprint: [u8; 32],
 }
 
-/// The state of a request id.
+/// The state of a known request id.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RecordState {
-    /// It was unknown and is now claimed by this call.
-    Claimed,
     /// The call has a reply.
     Completed {
         request: RequestIdentity,
@@ -146,28 +144,42 @@ impl RequestTable {
         self.database.apply(remove).await
     }
 
-    /// Claims a request id, unless it is known. Replaces a row of another key of this principal,
-    /// which has been revoked.
+    /// Returns the state of a request id, or `None` if it is unknown.
+    pub(crate) async fn find(&self, key: RequestKey) -> Result<Option<RecordState>, DatabaseError> {
+        let generation = self.generation.clone();
+        self.database.query(move |connection| find_record(connection, &key, &generation)).await
+    }
+
+    /// Claims a request id, unless it is known: then returns its state.
     pub(crate) async fn claim(
         &self,
         key: RequestKey,
         request: RequestIdentity,
-    ) -> Result<RecordState, DatabaseError> {
+    ) -> Result<Option<RecordState>, DatabaseError> {
         let generation = self.generation.clone();
-        self.database
-            .apply_briefly(move |connection| match find_record(connection, &key, &generation)? {
-                Some(found) => Ok(found),
-                None => {
-                    let mut insert = connection.prepare_cached(
-                        "INSERT OR REPLACE INTO request (principal, workspace, id, holder, method, session, fingerprint, life, begun_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
-                    )?;
-                    insert.execute(params![
-                        key.principal, key.workspace, key.id, key.key_fingerprint.0, request.method, request.session, request.fingerprint, generation, unix_millis::now()
-                    ])?;
-                    Ok(RecordState::Claimed)
-                }
-            })
-            .await
+        let change = move |connection: &Connection| {
+            let found = find_record(connection, &key, &generation)?;
+            if found.is_none() {
+                insert_claim(connection, &key, &request, &generation, None)?;
+            }
+            Ok(found)
+        };
+        self.database.apply_briefly(change).await
+    }
+
+    /// Claims a request id that [`Self::find`] did not find, with the step of its call. From here
+    /// on, the call may have had effects.
+    pub(crate) async fn claim_at_step(
+        &self,
+        key: RequestKey,
+        request: RequestIdentity,
+        step: u64,
+    ) -> Result<(), DatabaseError> {
+        let generation = self.generation.clone();
+        self.execute(key, move |connection, key| {
+            insert_claim(connection, key, &request, &generation, Some(step))
+        })
+        .await
     }
 
     /// Stores the step of a claimed call. From here on, the call may have had effects.
@@ -176,13 +188,12 @@ impl RequestTable {
         key: RequestKey,
         step: u64,
     ) -> Result<(), DatabaseError> {
-        let step = i64::try_from(step).unwrap_or(i64::MAX);
         self.execute(key, move |connection, key| {
             connection
                 .prepare_cached(
                     "UPDATE request SET step = ?5 WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
-                .execute(params![key.principal, key.workspace, key.id, key.key_fingerprint.0, step])
+                .execute(params![key.principal, key.workspace, key.id, key.key_fingerprint.0, saturating_i64(step)])
         })
         .await
     }
@@ -213,7 +224,7 @@ impl RequestTable {
                     "UPDATE request SET answer = ?5, answer_bytes = ?6, ended_ms = ?7 WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
                 .execute(params![
-                    key.principal, key.workspace, key.id, key.key_fingerprint.0, &*reply, i64::try_from(bytes).unwrap_or(i64::MAX), unix_millis::now()
+                    key.principal, key.workspace, key.id, key.key_fingerprint.0, &*reply, saturating_i64(bytes as u64), unix_millis::now()
                 ])
         };
         match bytes <= BRIEF_REPLY_BYTES {
@@ -270,6 +281,35 @@ impl RequestTable {
     ) -> Result<(), DatabaseError> {
         self.database.apply_briefly(move |connection| change(connection, &key).map(drop)).await
     }
+}
+
+/// Stores a claim. Replaces a row of another key of this principal, which has been revoked.
+fn insert_claim(
+    connection: &Connection,
+    key: &RequestKey,
+    request: &RequestIdentity,
+    generation: &str,
+    step: Option<u64>,
+) -> rusqlite::Result<usize> {
+    let mut insert = connection.prepare_cached(
+        "INSERT OR REPLACE INTO request (principal, workspace, id, holder, method, session, fingerprint, life, begun_ms, step) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+    )?;
+    insert.execute(params![
+        key.principal,
+        key.workspace,
+        key.id,
+        key.key_fingerprint.0,
+        request.method,
+        request.session,
+        request.fingerprint,
+        generation,
+        unix_millis::now(),
+        step.map(saturating_i64)
+    ])
+}
+
+fn saturating_i64(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 fn find_record(

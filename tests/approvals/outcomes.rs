@@ -220,6 +220,24 @@ async fn restarted_daemon_marks_approvals_lost() {
 }
 
 #[tokio::test]
+async fn call_that_waited_when_the_daemon_died_asks_again_and_runs_once() {
+    let daemon = start_with_policy(ASK_POLICY).await;
+    let request = || with_metadata("jig-request-id", "one", shell("echo ran >> runs"));
+    let run = daemon.spawn_run(request());
+    let lost = wait_for_pending_approval(&daemon).await;
+    let daemon = daemon.restart().await;
+    assert!(run.await.unwrap().is_err());
+
+    let run = daemon.spawn_run(request());
+    let approval = wait_for_pending_approval(&daemon).await;
+    assert_ne!(approval.approval_id, lost.approval_id);
+    decide(&daemon, decide_request(&approval, Decision::Allow)).await.unwrap();
+    let response = promptly("the call returns", run).await.unwrap().unwrap();
+    assert_eq!(daemon.run(request()).await, response);
+    assert_eq!(std::fs::read_to_string(daemon.file("runs")).unwrap(), "ran\n");
+}
+
+#[tokio::test]
 async fn rejected_call_requests_no_approval() {
     let keys = std::sync::Arc::new(KeyFile::new());
     let key = keys.add_key("stats", "invoke", &["--for-tool", "stat"]);

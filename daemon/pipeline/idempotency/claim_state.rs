@@ -17,6 +17,9 @@ pub(super) enum ClaimState {
 pub(in crate::daemon::pipeline) enum OnCrash {
     /// Returns an error to the caller.
     Report,
+    /// As [`Self::Report`] if the work had reached its checkpoint. Else nothing was done, and
+    /// nothing was stored: the call does the work.
+    ReportAfterCheckpoint,
     /// Continues the work, knowing how far it had come.
     Resume,
 }

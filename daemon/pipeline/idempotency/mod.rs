@@ -18,6 +18,7 @@
 
 mod checkpoint;
 mod claim_state;
+mod finish;
 pub(super) mod reply;
 mod request_match;
 mod revoked_keys;
@@ -27,7 +28,6 @@ mod waiters;
 use std::{
     collections::HashMap,
     future::poll_fn,
-    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -37,10 +37,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::{sync::watch, time::sleep};
 
 pub(crate) use self::checkpoint::Checkpoint;
 pub(crate) use self::waiters::Waiters;
@@ -52,23 +49,9 @@ use self::{
 use super::{policy_input::Authorization, shutdown::Shutdown, state_error::state_database_error};
 use crate::daemon::{
     error::Error,
-    store::{
-        database::DatabaseError,
-        failure::STORE_RETRY_INTERVAL,
-        requests::{RecordState, RequestIdentity, RequestKey, RequestTable},
-    },
+    store::requests::{RecordState, RequestIdentity, RequestKey, RequestTable},
     task,
 };
-
-/// How long waiters wait for their reply to be stored first: some hundred times the usual time.
-const STORE_REPLY_TIMEOUT: Duration = Duration::from_secs(1);
-/// [`STORE_RETRY_INTERVAL`] while the daemon drains: it may be waiting for nothing else.
-const DRAINING_STORE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
-/// Limit on replies that are not stored yet: some thousands of usual ones. A reply beyond it is
-/// lost.
-const MAX_UNSTORED_REPLY_BYTES: usize = 64 << 20;
-/// What each unstored reply counts in addition to its own bytes.
-const UNSTORED_REPLY_OVERHEAD_BYTES: usize = 1024;
 
 /// The request ids in use, in memory and in the database.
 #[derive(Debug)]
@@ -225,6 +208,7 @@ impl Idempotency {
 
         let in_flight = Arc::new(InFlightRequest {
             request: request.clone(),
+            is_stored: Arc::default(),
             state: watch::Sender::new(ClaimState::InFlight),
             waiters: watch::Sender::default(),
             takeover_requests: TakeoverRequests::default(),
@@ -241,89 +225,6 @@ impl Idempotency {
             crash_progress: None,
             authorization: None,
         }))
-    }
-
-    /// Stores how work has ended, and notifies the waiters: after the database has stored it, or
-    /// before if the database cannot store it now.
-    ///
-    /// `reply` is the reply to every duplicate. Without it, the next call may claim the id.
-    async fn finish(
-        self: Arc<Self>,
-        key: RequestKey,
-        in_flight: Arc<InFlightRequest<Claim>>,
-        state: ClaimState,
-        reply: Option<Bytes>,
-    ) {
-        let stored = timeout(STORE_REPLY_TIMEOUT, self.store_end(&key, reply.as_ref()))
-            .await
-            .unwrap_or(Err(DatabaseError::Busy));
-        let Err(error) = stored else {
-            return self.close(&key, &in_flight, state);
-        };
-
-        let bytes = reply.as_ref().map_or(0, Bytes::len) + UNSTORED_REPLY_OVERHEAD_BYTES;
-        if self.unstored_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes
-            > MAX_UNSTORED_REPLY_BYTES
-        {
-            self.unstored_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            // A later call with this id gets DAEMON_LOST.
-            tracing::error!(%error, "lost the reply to a request id: cannot store it");
-            return self.close(&key, &in_flight, state);
-        }
-
-        tracing::warn!(%error, "cannot store the reply to a request id yet");
-        if reply.is_none() {
-            let _was_unset = in_flight.release_error.set(error);
-        }
-        in_flight.state.send_replace(state);
-
-        task::spawn_tracked("reply to a request id", async move {
-            self.store_end_later(&key, reply.as_ref()).await;
-            self.unstored_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            self.in_flight.lock().remove(&key);
-        });
-    }
-
-    /// Retries to store how work has ended, until the daemon terminates.
-    async fn store_end_later(&self, key: &RequestKey, reply: Option<&Bytes>) {
-        let draining = self.shutdown.draining_token();
-        let terminate = self.shutdown.terminate_token();
-        let mut last_attempt = pin!(async {
-            terminate.cancelled().await;
-            sleep(STORE_REPLY_TIMEOUT).await;
-        });
-
-        loop {
-            let is_draining = draining.is_cancelled();
-            let interval =
-                if is_draining { DRAINING_STORE_RETRY_INTERVAL } else { STORE_RETRY_INTERVAL };
-            let is_last = tokio::select! {
-                biased;
-                () = &mut last_attempt => true,
-                () = draining.cancelled(), if !is_draining => false,
-                () = sleep(interval) => false,
-            };
-
-            match self.store_end(key, reply).await {
-                Ok(()) => return,
-                Err(error) if is_last => {
-                    tracing::error!(%error, "lost the reply to a request id: cannot store it");
-                    return;
-                }
-                Err(_) => {}
-            }
-        }
-    }
-
-    async fn store_end(
-        &self,
-        key: &RequestKey,
-        reply: Option<&Bytes>,
-    ) -> Result<(), DatabaseError> {
-        match reply {
-            Some(reply) => self.table.complete(key.clone(), reply.clone()).await,
-            None => self.table.release(key.clone()).await,
-        }
     }
 
     /// Forgets a request in flight, and notifies its waiters.
@@ -353,19 +254,28 @@ enum JoinOutcome {
 }
 
 impl Claim {
-    /// Stores the claim in the database, unless the database knows the id already.
+    /// Stores the claim in the database, or leaves that to its checkpoint. Returns what the database
+    /// has of the id.
     async fn store(
         mut self,
         request: RequestIdentity,
         on_crash: OnCrash,
     ) -> Result<ClaimOutcome, Error> {
-        let claimed = self.idempotency.table.claim(self.key.clone(), request.clone()).await;
-        let record = claimed
-            .inspect_err(|_| self.release())
-            .map_err(|error| state_database_error(&error))?;
+        let (table, key) = (&self.idempotency.table, self.key.clone());
+        let found = match on_crash {
+            OnCrash::ReportAfterCheckpoint => table.find(key).await,
+            OnCrash::Report | OnCrash::Resume => {
+                let found = table.claim(key, request.clone()).await;
+                found.inspect(|_| self.in_flight.is_stored.store(true, Ordering::Release))
+            }
+        };
+        let found =
+            found.inspect_err(|_| self.release()).map_err(|error| state_database_error(&error))?;
 
+        let Some(record) = found else {
+            return Ok(ClaimOutcome::Acquired(self));
+        };
         match record {
-            RecordState::Claimed => Ok(ClaimOutcome::Acquired(self)),
             // The stored record is not this claim's: only the entry in memory is released.
             RecordState::Completed { request: before, reply, is_current_generation } => {
                 self.release();
@@ -408,7 +318,9 @@ impl Claim {
     }
 
     pub(super) fn checkpoint(&self) -> Checkpoint {
-        Checkpoint::new(self.idempotency.table.clone(), self.key.clone())
+        let InFlightRequest { request, is_stored, .. } = &*self.in_flight;
+        let table = self.idempotency.table.clone();
+        Checkpoint::new(table, self.key.clone(), request.clone(), Arc::clone(is_stored))
     }
 
     /// Takes the authorization of the previous holder, if the claim was transferred.

@@ -2,8 +2,9 @@
 
 use rusqlite::Connection;
 use tempfile::TempDir;
+use tokio::time::timeout;
 
-use super::*;
+use super::{finish::MAX_UNSTORED_REPLY_BYTES, *};
 use crate::daemon::{
     error::Reason,
     store::{database::Database, requests::KeyFingerprint, retention::rows::RetentionLimits},
@@ -66,6 +67,35 @@ async fn acquire(idempotency: &Arc<Idempotency>) -> Claim {
 }
 
 #[tokio::test]
+async fn nothing_is_stored_before_the_checkpoint() {
+    let IdempotencyFixture { idempotency, table, .. } = &fixture().await;
+    let acquire = async |id| match idempotency
+        .claim(key(id), request(), OnCrash::ReportAfterCheckpoint)
+        .await
+    {
+        Ok(ClaimOutcome::Acquired(claim)) => claim,
+        other => panic!("{other:?}"),
+    };
+    let is_completed = |state: &Option<RecordState>| matches!(state, Some(RecordState::Completed { reply, .. }) if reply == "reply");
+
+    let claim = acquire("ran").await;
+    assert_eq!(table.find(key("ran")).await.unwrap(), None);
+    claim.checkpoint().record_step(7).await.unwrap();
+    let begun = RecordState::Incomplete { request: request(), step: Some(7) };
+    assert_eq!(table.find(key("ran")).await.unwrap(), Some(begun));
+    claim.complete(Bytes::from_static(b"reply"), true).await;
+    let state = table.find(key("ran")).await.unwrap();
+    assert!(is_completed(&state), "{state:?}");
+
+    // Denied by an approver, or rejected.
+    acquire("denied").await.complete(Bytes::from_static(b"reply"), true).await;
+    let state = table.find(key("denied")).await.unwrap();
+    assert!(is_completed(&state), "{state:?}");
+    acquire("rejected").await.complete(Bytes::from_static(b"reply"), false).await;
+    assert_eq!(table.find(key("rejected")).await.unwrap(), None);
+}
+
+#[tokio::test]
 async fn rejected_request_id_is_freed_when_the_database_is_usable_again() {
     let fixture = fixture().await;
     let first = acquire(&fixture.idempotency).await;
@@ -125,7 +155,7 @@ async fn draining_daemon_keeps_retrying_to_store_a_reply() {
     let stored = async {
         while !matches!(
             fixture.table.claim(key("id"), request()).await,
-            Ok(RecordState::Completed { .. })
+            Ok(Some(RecordState::Completed { .. }))
         ) {
             sleep(Duration::from_millis(10)).await;
         }

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
@@ -56,12 +59,20 @@ impl Waiters {
 #[derive(Debug)]
 pub(super) struct InFlightRequest<C> {
     pub(super) request: RequestIdentity,
+    /// Whether the database has the claim.
+    pub(super) is_stored: Arc<AtomicBool>,
     pub(super) state: watch::Sender<ClaimState>,
     pub(super) waiters: watch::Sender<Waiters>,
     /// Calls that ask to continue the work in place of its current holder.
     pub(super) takeover_requests: TakeoverRequests<C>,
     /// Why the id cannot be claimed again, though nothing was done.
     pub(super) release_error: OnceLock<DatabaseError>,
+}
+
+impl<C> InFlightRequest<C> {
+    pub(super) fn is_stored(&self) -> bool {
+        self.is_stored.load(Ordering::Acquire)
+    }
 }
 
 /// A call that waits for the reply. It may ask to take over the claim `C`.

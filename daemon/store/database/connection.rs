@@ -121,6 +121,17 @@ impl Database {
         }
     }
 
+    /// As [`Self::read`], for one query that takes less time than a change of threads.
+    pub(in crate::daemon::store) async fn query<T: Send + 'static>(
+        &self,
+        query: impl Fn(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, DatabaseError> {
+        match self.0.shared.try_query(&query) {
+            Some(result) => result,
+            None => self.submit(true, query).await,
+        }
+    }
+
     /// Runs `work`, which must not change anything. Needs no disk space and no write lock.
     pub(in crate::daemon::store) async fn read<T: Send + 'static>(
         &self,

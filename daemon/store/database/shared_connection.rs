@@ -88,6 +88,15 @@ impl SharedConnection {
         }
     }
 
+    /// Runs one query on this thread. Returns `None` if the connection is in use.
+    pub(super) fn try_query<T>(
+        &self,
+        query: &impl Fn(&Connection) -> rusqlite::Result<T>,
+    ) -> Option<Result<T, DatabaseError>> {
+        let connection = self.connection.try_lock().ok()?;
+        Some(query(&connection).map_err(DatabaseError::from))
+    }
+
     /// Transfers the write-ahead log to the database if it is long.
     pub(super) fn checkpoint_if_needed(&self, connection: &Connection) {
         if !self.needs_checkpoint() {

@@ -30,13 +30,13 @@ async fn open(limits: RetentionLimits) -> RequestTable {
     RequestTable::open(database, limits).await.unwrap()
 }
 
-async fn claim(table: &RequestTable, principal: &str, id: &str) -> RecordState {
+async fn claim(table: &RequestTable, principal: &str, id: &str) -> Option<RecordState> {
     table.claim(key(principal, id), request()).await.unwrap()
 }
 
 /// Claims an id and completes it with a reply of `bytes`.
 async fn complete(table: &RequestTable, principal: &str, id: &str, bytes: usize) {
-    assert_eq!(claim(table, principal, id).await, RecordState::Claimed);
+    assert_eq!(claim(table, principal, id).await, None);
     let reply = Bytes::from(vec![1; bytes]);
     table.complete(key(principal, id), reply).await.unwrap();
 }
@@ -69,7 +69,7 @@ async fn known(table: &RequestTable, principal: &str, id: &str) -> Option<KnownR
     let found = table.database.apply(find).await.unwrap()?;
     Some(match found {
         RecordState::Completed { reply, .. } => Completed(reply.len()),
-        RecordState::Incomplete { .. } | RecordState::Claimed => Incomplete,
+        RecordState::Incomplete { .. } => Incomplete,
         RecordState::Evicted { .. } => Evicted,
     })
 }
@@ -78,7 +78,7 @@ async fn known(table: &RequestTable, principal: &str, id: &str) -> Option<KnownR
 async fn retention_time_starts_at_the_end_of_a_call() {
     let table = open(ALL).await;
     for id in ["running", "late"] {
-        assert_eq!(claim(&table, "a", id).await, RecordState::Claimed);
+        assert_eq!(claim(&table, "a", id).await, None);
     }
     let is_running = |key: &RequestKey| key.id != "lost";
     age(&table, ALL.max_age * 2).await;
@@ -97,7 +97,7 @@ async fn retention_time_starts_at_the_end_of_a_call() {
 #[tokio::test]
 async fn calls_without_a_reply_expire_too() {
     let table = open(ALL).await;
-    assert_eq!(claim(&table, "a", "lost").await, RecordState::Claimed);
+    assert_eq!(claim(&table, "a", "lost").await, None);
     age(&table, ALL.max_age * 2).await;
     table.apply_retention(|_| false).await.unwrap();
     assert_eq!(known(&table, "a", "lost").await, Some(Incomplete));
@@ -216,7 +216,7 @@ async fn submission_without_a_reply_is_evicted_with_its_job() {
     let few = RetentionLimits { max_rows: 2, ..ALL };
     let (jobs, _) = JobTable::open(database, few).await.unwrap();
     for id in ["1", "2", "3", "4"] {
-        assert_eq!(claim(&table, "a", id).await, RecordState::Claimed);
+        assert_eq!(claim(&table, "a", id).await, None);
         end_job(&jobs, id, id).await;
     }
     let reply = Bytes::from_static(b"answer");
