@@ -200,15 +200,23 @@ impl MessageRules {
         violations: &mut Vec<Violation>,
     ) {
         for field in &self.fields {
-            let name = format!("{prefix}{}", field.descriptor.name());
-            check_field(message, field, &name, violations);
+            let name = || format!("{prefix}{}", field.descriptor.name());
+            if !message.has_field(&field.descriptor) {
+                if field.rules.required {
+                    violations.push(Violation::new(name(), required_text(&field.rules)));
+                }
+                continue;
+            }
+
+            let (name, value) = (name(), message.get_field(&field.descriptor));
+            check_field(&value, field, &name, violations);
 
             let Some(inner) = &field.inner else { continue };
             if is_full(violations) {
                 return;
             }
 
-            match message.get_field(&field.descriptor).as_ref() {
+            match value.as_ref() {
                 Value::List(items) if is_within_max_items(items.len(), &field.rules) => {
                     for (index, item) in items.iter().enumerate() {
                         if is_full(violations) {
@@ -219,7 +227,7 @@ impl MessageRules {
                         }
                     }
                 }
-                Value::Message(item) if message.has_field(&field.descriptor) => {
+                Value::Message(item) => {
                     inner.check_fields(item, &format!("{name}."), violations);
                 }
                 _ => {}
@@ -282,21 +290,10 @@ impl MessageRules {
     }
 }
 
-fn check_field(
-    message: &DynamicMessage,
-    field: &FieldSpec,
-    name: &str,
-    violations: &mut Vec<Violation>,
-) {
+/// Checks the value of a field that is present.
+fn check_field(value: &Value, field: &FieldSpec, name: &str, violations: &mut Vec<Violation>) {
     let (field, rules) = (&field.descriptor, &field.rules);
-    if !message.has_field(field) {
-        if rules.required {
-            violations.push(Violation::new(name, required_text(rules)));
-        }
-        return;
-    }
-
-    match message.get_field(field).as_ref() {
+    match value {
         Value::List(items) => check_list(items, rules, name, violations),
         Value::Map(entries) => check_map(entries, rules, name, violations),
         Value::EnumNumber(number) => check_enum(*number, field, name, violations),
