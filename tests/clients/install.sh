@@ -29,6 +29,8 @@ install_tools() {
   fi
   # The packages of model vendors.
   install_packages schemas sdks
+  # What builds and checks the Python package.
+  install_packages python
   # gRPC for Python, which uses the C core, and for Java.
   install_packages unix
   # The official SDKs of MCP, its inspector and its conformance suite. The suite needs a newer Node than the others.

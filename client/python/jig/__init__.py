@@ -12,6 +12,7 @@ Errors are classes of `jig.v1.reasons`, one for each reason of the contract, and
 """
 
 from jig.client import AsyncClient, Client
+from jig.connection import ClientOptions
 from jig.daemon import Daemon
 from jig.errors import (
     CallError,
@@ -35,6 +36,7 @@ __all__ = [
     "CallError",
     "CallOutcome",
     "Client",
+    "ClientOptions",
     "CommandFailed",
     "ConfigurationError",
     "Daemon",

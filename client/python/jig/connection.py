@@ -21,7 +21,10 @@ PathText: TypeAlias = str | os.PathLike[str]
 MAX_RESPONSE_BYTES = 64 << 20
 KEEP_ALIVE_INTERVAL_MS = 30_000
 KEEP_ALIVE_TIMEOUT_MS = 20_000
-DEFAULT_RETRIES = 4
+DEFAULT_RETRIES = 5
+# Bounds of the delay between attempts to connect, as those between retries of calls.
+MIN_RECONNECT_DELAY_MS = 100
+MAX_RECONNECT_DELAY_MS = 2000
 ADDRESS_HINT = "write `host:port`, `http://host:port`, `https://host:port` or `unix:/path`"
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII | re.I)
 
@@ -38,7 +41,7 @@ class ClientOptions(TypedDict, total=False):
     deadline_sec: float | None
     """Maximum duration of a call with its retries, above 0. By default, none. `JIG_DEADLINE`."""
     retries: int
-    """Maximum number of retries of a call. By default, 4.
+    """Maximum number of retries of a call. By default, 5.
 
     With 0, calls have no request id unless `request_id` is set. A call that is cancelled then ends
     its command at once. With a request id, the command continues for 30 seconds by default.
@@ -188,6 +191,8 @@ def channel_options(target: Target) -> list[tuple[str, int | str]]:
         ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
         ("grpc.keepalive_time_ms", KEEP_ALIVE_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", KEEP_ALIVE_TIMEOUT_MS),
+        ("grpc.initial_reconnect_backoff_ms", MIN_RECONNECT_DELAY_MS),
+        ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_DELAY_MS),
         # As the command `jig`: a proxy for web pages is not one for the daemon.
         ("grpc.enable_http_proxy", 0),
         # Clients do not share a connection, so that closing one does not disturb another.

@@ -38,6 +38,8 @@ class Daemon:
 
     address: str
     """Address for clients: `unix:` and the path of the socket."""
+    addresses: list[str]
+    """All addresses, with those of further `--listen` flags."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Daemon:
         with contextlib.ExitStack() as starting:
             private = Path(starting.enter_context(temporary_directory()))
             log = private / "log"
+            self.addresses = []
             self.address = f"unix:{private / 'jig.sock'}"
             command = [
                 *find_program(program),
@@ -63,7 +66,8 @@ class Daemon:
                 *arguments,
             ]
             self._process = starting.enter_context(guarded_process(command, log))
-            self._wait_until_ready(log)
+            listeners = sum(argument.startswith("--listen") for argument in command)
+            self._wait_until_ready(log, listeners)
             self._resources = starting.pop_all()
 
     def __enter__(self) -> Daemon:
@@ -76,18 +80,19 @@ class Daemon:
         """Ends the daemon, with all commands, and deletes its directory."""
         self._resources.close()
 
-    def _wait_until_ready(self, log: Path) -> None:
+    def _wait_until_ready(self, log: Path, listeners: int) -> None:
         output = self._process.stdout
         assert output is not None
         with selectors.DefaultSelector() as selector:
             selector.register(output, selectors.EVENT_READ)
             end = time.monotonic() + START_TIMEOUT_SEC
             while selector.select(end - time.monotonic()):
-                line = output.readline()
-                if line.startswith(b"listening on unix:"):
-                    return
+                line = output.readline().decode()
                 if not line:
                     break
+                self.addresses.append(line.strip().removeprefix("listening on "))
+                if len(self.addresses) == listeners:
+                    return
         tail = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
         raise DaemonStartError(f"the daemon did not start:\n{tail}")
 
@@ -136,6 +141,8 @@ def guarded_process(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
+            # A line in a buffer would not wake the selector.
+            bufsize=0,
             env=daemon_environment(os.environ),
             # Ctrl-C in the terminal is for this program, which then ends the daemon.
             start_new_session=True,

@@ -99,6 +99,9 @@ def error_from_rpc(error: grpc.RpcError) -> CallError:
     # Errors of both kinds of channels have the methods of `grpc.Call`.
     assert isinstance(error, (grpc.Call, grpc.aio.AioRpcError))
     code = error.code().name
+    if code == "INTERNAL" and error.details() == "Internal error from Core":
+        # `grpc.aio` reports a request that it cannot write to a lost connection so.
+        code = "UNAVAILABLE"
     trailers = dict(error.trailing_metadata() or ())
     headers = dict(error.initial_metadata() or ())
     call_id = headers.get(CALL_ID_METADATA) or trailers.get(CALL_ID_METADATA) or ""

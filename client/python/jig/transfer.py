@@ -23,7 +23,8 @@ from jig.v1.messages import DownloadResponse, UploadResponse, WriteMode
 from jig.v1.reasons import ChecksumMismatch, StaleFile
 from jig.v1.transfer_service_pb2 import UploadChunk, UploadRequest, UploadStart
 
-CHUNK_BYTES = 1 << 20
+# The daemon keeps whole chunks of an upload that is interrupted.
+CHUNK_BYTES = 128 << 10
 # A longer upload cannot be resumed.
 MAX_RESUMABLE_BYTES = 64 << 30
 
@@ -87,7 +88,10 @@ class TransferOperations(Caller):
                     raise source.error from error
                 delay = attempts.next_delay(error, method)
             yield delay
+            previous = offset
             offset = yield from self._upload_offset(values.get("upload_id"))
+            if offset > previous:
+                attempts.progress()
 
     def _upload_offset(self, upload_id: object) -> Steps[int]:
         """Returns the number of bytes that the daemon has of an upload."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,11 @@ import pytest
 import jig
 
 PROGRAM = os.environ.get("JIG_TEST_JIGD", "jigd")
+# The directory of README.md, the examples and the generator. An installed package comes first.
+SOURCE = Path(__file__).resolve().parent.parent
+sys.path.append(str(SOURCE))
+# For programs that tests start.
+os.environ["PYTHONPATH"] = str(Path(jig.__file__).parent.parent)
 
 
 class Blocking:
