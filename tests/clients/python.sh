@@ -14,19 +14,25 @@ copy_python_client() {
 
 try_python() {
   echo "the Python package"
-  local bin=$tools/python/python/bin client=$scratch/python/client/python installed=$scratch/python/installed program part
+  local bin=$tools/python/python/bin client=$scratch/python/client/python installed=$scratch/python/installed oldest=$scratch/python/oldest program part
   program=$(realpath "$jigd")
   copy_python_client
   check "the wheel is built" 0 'Successfully built jig_client-[0-9.]+-py3-none-any.whl' \
     "$bin/python" -m build --wheel --no-isolation --outdir "$scratch/python/dist" "$client"
   python3 -m venv "$installed"
   check "the wheel is installed" 0 '' "$installed/bin/pip" install --quiet --disable-pip-version-check "$scratch"/python/dist/*.whl pytest==9.2.0
+  # The oldest versions that pyproject.toml allows.
+  python3 -m venv "$oldest"
+  check "the wheel is installed with the oldest libraries" 0 '' "$oldest/bin/pip" install --quiet --disable-pip-version-check "$scratch"/python/dist/*.whl \
+    grpcio==1.76.0 protobuf==6.31.1 googleapis-common-protos==1.70.0 pytest==9.2.0
   # In parts, because of the time limit of a check. They run elsewhere, so that they import the installed package.
   for part in "test_[a-e]*.py" "test_[f-q]*.py" "test_[r-z]*.py"; do
     # shellcheck disable=SC2086 # a pattern of files
     check "the tests of the installed wheel pass ($part)" 0 '(^|[^0-9])[1-9][0-9]* passed in ' \
       env -C "$scratch/python" JIG_TEST_JIGD="$program" "$installed/bin/pytest" -q -p no:cacheprovider $client/tests/$part
   done
+  check "retries work with the oldest libraries" 0 '(^|[^0-9])[1-9][0-9]* passed in ' \
+    env -C "$scratch/python" JIG_TEST_JIGD="$program" "$oldest/bin/pytest" -q -p no:cacheprovider "$client/tests/test_retries.py"
   check "mypy accepts the package in strict mode" 0 '^Success' env -C "$client" "$bin/mypy"
   check "mypy accepts the tests and examples in strict mode" 0 '^Success' env -C "$client" "$bin/mypy" tests generate.py examples/agent.py
   check "pyright accepts all in strict mode" 0 '^0 errors, 0 warnings' env -C "$client" "$bin/pyright" --pythonpath "$bin/python"

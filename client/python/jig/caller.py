@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -15,6 +17,9 @@ from jig.connection import Options
 from jig.contract import METHODS, Method, decode, encode
 from jig.errors import CallError
 from jig.steps import Emit, Metadata, Open, Read, Sleep, Steps, StreamSteps, Unary
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 R = TypeVar("R")
 
@@ -78,6 +83,13 @@ class Caller:
     """Calls RPCs. The classes of operations extend it."""
 
     _options: Options
+
+    def _with(self, **changes: Any) -> Self:
+        """Returns a copy with other options."""
+        other = copy.copy(self)
+        other._options = dataclasses.replace(self._options, **changes)
+        other._options.metadata()
+        return other
 
     def _call(self, rpc: str, result: type[R], **values: object) -> Steps[R]:
         """Calls an RPC by its name in the contract, with retries. Returns the decoded response."""

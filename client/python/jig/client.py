@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import dataclasses
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -37,15 +36,17 @@ class Connection:
     def __init__(self, options: Options) -> None:
         self.arguments = channel_arguments(options)
         self.channel: Any = None
+        self.opening = threading.Lock()
         self.daemon: Daemon | None = None
 
     def open(self, transport: Any) -> Any:
         """Returns the channel. `transport` is `grpc` or `grpc.aio`."""
-        if self.channel is None:
-            is_secure = "credentials" in self.arguments
-            make = transport.secure_channel if is_secure else transport.insecure_channel
-            self.channel = make(**self.arguments)
-        return self.channel
+        with self.opening:
+            if self.channel is None:
+                is_secure = "credentials" in self.arguments
+                make = transport.secure_channel if is_secure else transport.insecure_channel
+                self.channel = make(**self.arguments)
+            return self.channel
 
     def close_daemon(self) -> None:
         if self.daemon is not None:
@@ -64,12 +65,12 @@ class Operations(
     """All operations of a client."""
 
     def __init__(self, address: str = "", **options: Unpack[ClientOptions]) -> None:
-        self._set_options(with_environment(Options(address=address, **options)))
-        self._connection = Connection(self._options)
+        self._connect(with_environment(Options(address=address, **options)))
 
-    def _set_options(self, options: Options) -> None:
+    def _connect(self, options: Options) -> None:
         options.metadata()
         self._options = options
+        self._connection = Connection(options)
 
     @property
     def address(self) -> str:
@@ -83,18 +84,14 @@ class Operations(
         `client.with_options(request_id="nightly-7").run(…)` for one call. Closing either closes
         the connection of both. Changes of `ca`, `client_cert` and `client_key` have no effect.
         """
-        other = copy.copy(self)
-        other._set_options(dataclasses.replace(self._options, **changes))
-        return other
+        return self._with(**changes)
 
     @classmethod
     def _with_daemon(cls, daemon: Daemon, options: ClientOptions) -> Self:
         environ = {name: os.environ.get(name, "") for name in EMBEDDED_VARIABLES}
         client = cls.__new__(cls)
         try:
-            given = Options(address=daemon.address, **options)
-            client._set_options(with_environment(given, environ))
-            client._connection = Connection(client._options)
+            client._connect(with_environment(Options(address=daemon.address, **options), environ))
         except BaseException:
             daemon.close()
             raise

@@ -77,7 +77,8 @@ class CommandOperations(Caller):
 
         The parameters are those of `run`, but without `timeout_sec` there is no timeout, and
         `ProcessExited` repeats at most `max_output_bytes` (0) of each stream. The stream continues
-        after a lost connection. Ending it early kills the command.
+        after a lost connection; `ProcessGap` stands for output that the daemon has dropped until
+        then. Closing the stream kills the command.
 
         Raises the errors of `run`.
         """

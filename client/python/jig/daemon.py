@@ -16,7 +16,7 @@ from jig.connection import PathText
 from jig.errors import DaemonStartError
 
 START_TIMEOUT_SEC = 30.0
-# The daemon lets running calls end for 25 seconds by default, and then kills them.
+# The arguments can allow running calls 25 seconds, as is the default elsewhere.
 STOP_TIMEOUT_SEC = 40.0
 LOG_TAIL_BYTES = 4096
 
@@ -63,6 +63,7 @@ class Daemon:
                 f"--state-dir={private / 'state'}",
                 "--log=text",
                 *level_flags(minimum_level, chown_workspace),
+                *drain_flags(arguments),
                 *arguments,
             ]
             self._process = starting.enter_context(guarded_process(command, log))
@@ -113,6 +114,12 @@ def level_flags(minimum_level: str | None, chown_workspace: bool | None) -> Iter
     is_set = os.environ.get("JIG_CHOWN_WORKSPACE", "").lower() not in ("", "0", "false", "no")
     if is_set if chown_workspace is None else chown_workspace:
         yield "--chown-workspace"
+
+
+def drain_flags(arguments: Sequence[str]) -> Iterator[str]:
+    """By default, calls end with the daemon: its program has left them."""
+    if not any(argument.startswith("--drain-timeout") for argument in arguments):
+        yield "--drain-timeout=0s"
 
 
 def daemon_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -94,6 +94,11 @@ class Unavailable(CallError, ConnectionError):
     """The daemon cannot be reached, or the connection was lost. Code: `UNAVAILABLE`."""
 
 
+def to_dict(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str | bytes]:
+    # Not `dict(metadata)`: some versions of `grpc.aio.Metadata` iterate over pairs and over keys.
+    return {name: value for name, value in metadata or ()}
+
+
 def error_from_rpc(error: grpc.RpcError) -> CallError:
     """Converts the error of a gRPC call."""
     # Errors of both kinds of channels have the methods of `grpc.Call`.
@@ -102,8 +107,8 @@ def error_from_rpc(error: grpc.RpcError) -> CallError:
     if code == "INTERNAL" and error.details() == "Internal error from Core":
         # `grpc.aio` reports a request that it cannot write to a lost connection so.
         code = "UNAVAILABLE"
-    trailers = dict(error.trailing_metadata() or ())
-    headers = dict(error.initial_metadata() or ())
+    trailers = to_dict(error.trailing_metadata())
+    headers = to_dict(error.initial_metadata())
     call_id = headers.get(CALL_ID_METADATA) or trailers.get(CALL_ID_METADATA) or ""
 
     reason: str | None = None

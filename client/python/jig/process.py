@@ -106,7 +106,8 @@ def process_events(
 def kill(caller: Caller, process_id: str) -> Steps[None]:
     """Kills a process, which can have ended."""
     try:
-        yield from caller._call(
+        # The request id of the caller is that of `Start`.
+        yield from caller._with(request_id="")._call(
             "SendSignal", SendSignalResponse, process_id=process_id, signal="SIGKILL"
         )
     except CallError as error:
@@ -191,7 +192,7 @@ class Process(ProcessOperations, Stream[ProcessEvent], SyncDriver):
 
     def __init__(self, client: Any, process: StartedProcess) -> None:
         super().__init__(client, process.events)
-        self._client = client
+        self._client = client._with(request_id="")
         self._channel = client._channel
         self.process_id = process.started.process_id if process.started else ""
         self.exited = None
@@ -213,7 +214,7 @@ class AsyncProcess(ProcessOperations, AsyncStream[ProcessEvent], AsyncDriver):
 
     def __init__(self, client: Any, process: StartedProcess) -> None:
         super().__init__(client, process.events)
-        self._client = client
+        self._client = client._with(request_id="")
         self._channel = client._channel
         self.process_id = process.started.process_id if process.started else ""
         self.exited = None

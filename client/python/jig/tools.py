@@ -27,6 +27,7 @@ from jig.v1.messages import (
 from jig.vendors import ToolCall, ToolFormatName, Vendor, parse_reply, to_messages
 
 MAX_BATCH_CALLS = 20
+MAX_TOOL_NAME_BYTES = 64
 # Bounds of `InvokeBatchRequest.wait_ms`, in seconds.
 MIN_WAIT_SEC = 0.1
 MAX_WAIT_SEC = 60.0
@@ -109,18 +110,23 @@ class ToolOperations(Caller):
         None to leave it to others. The caller must be an administrator. `AsyncClient` accepts a
         coroutine function. Without it, `outcomes` have the ids of approvals.
 
+        A client with a `request_id` can repeat the same reply with the same `wait_sec`.
+
         Failures of tools are part of the messages. Raises `InvalidParams` (an unknown dialect),
         `ResourceExhausted` or `Unavailable`.
         """
         calls = parse_reply(reply)
         if not calls:
             return ToolResults([], [])
-        batch = Batch(self, calls[0].vendor, dialect, queue, approve)
+        # The request id is that of the first batch. Those of others follow from it.
+        request_id = self._options.request_id
+        batch = Batch(self._with(request_id=""), calls[0].vendor, dialect, queue, approve)
         results: list[dict[str, Any]] = []
         outcomes: list[CallOutcome] = []
         for start in range(0, len(calls), MAX_BATCH_CALLS):
             part = calls[start : start + MAX_BATCH_CALLS]
-            part_results, part_outcomes = yield from batch.run(part, start, wait_sec)
+            first = self._with(request_id=f"{request_id}.{start}") if request_id and start else self
+            part_results, part_outcomes = yield from batch.run(first, part, start, wait_sec)
             results += part_results
             outcomes += part_outcomes
         return ToolResults(to_messages(batch.vendor, calls, results), outcomes)
@@ -178,14 +184,19 @@ class Batch:
     approve: Approve | None
 
     def run(
-        self, calls: Sequence[ToolCall], first_index: int, wait_sec: float
+        self, first: Caller, calls: Sequence[ToolCall], first_index: int, wait_sec: float
     ) -> Steps[tuple[list[dict[str, Any]], list[CallOutcome]]]:
         """Returns the results as the vendor wants them, and the outcomes."""
         end = time.monotonic() + wait_sec
         ids = [call.call_id or f"call_{first_index + index}" for index, call in enumerate(calls)]
         results, outcomes = yield from self.invoke(
+            first,
             [
-                {"call_id": call_id, "name": call.name, "arguments_json": call.arguments_json}
+                {
+                    "call_id": call_id,
+                    "name": to_tool_name(call.name),
+                    "arguments_json": call.arguments_json,
+                }
                 for call_id, call in zip(ids, calls, strict=True)
             ],
             self.slice_sec(wait_sec),
@@ -205,9 +216,9 @@ class Batch:
         return max(MIN_WAIT_SEC, min(wait_sec, longest))
 
     def invoke(
-        self, calls: list[dict[str, str]], wait_sec: float
+        self, caller: Caller, calls: list[dict[str, str]], wait_sec: float
     ) -> Steps[tuple[list[dict[str, Any]], list[CallOutcome]]]:
-        response = yield from self.caller._call(
+        response = yield from caller._call(
             "InvokeBatch",
             InvokeBatchResponse,
             calls=calls,
@@ -248,7 +259,9 @@ class Batch:
             }
             for index in indexes
         ]
-        new_results, new_outcomes = yield from self.invoke(waits, wait_sec + MIN_WAIT_SEC)
+        new_results, new_outcomes = yield from self.invoke(
+            self.caller, waits, wait_sec + MIN_WAIT_SEC
+        )
         for index, result, outcome in zip(indexes, new_results, new_outcomes, strict=True):
             answer = outcome.output
             if outcome.pending or not outcome.ok or answer is None or answer.get("pending"):
@@ -290,3 +303,8 @@ class Batch:
                     approval_id=approval_id,
                     decision=decision,
                 )
+
+
+def to_tool_name(name: str) -> str:
+    """Makes a name that a model invented short enough to be reported to it as unknown."""
+    return name.encode()[:MAX_TOOL_NAME_BYTES].decode(errors="ignore") or "unnamed"

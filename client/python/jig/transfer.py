@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -25,6 +26,8 @@ from jig.v1.transfer_service_pb2 import UploadChunk, UploadRequest, UploadStart
 
 # The daemon keeps whole chunks of an upload that is interrupted.
 CHUNK_BYTES = 128 << 10
+# A longer source that cannot seek is copied to the disk.
+MAX_SPOOL_BYTES = 8 << 20
 # A longer upload cannot be resumed.
 MAX_RESUMABLE_BYTES = 64 << 30
 
@@ -45,14 +48,14 @@ class TransferOperations(Caller):
     ) -> Steps[UploadResponse]:
         """Writes a file of the workspace atomically, of any size.
 
-        `source` is the path of a local file, bytes, or a binary file that can seek. The other
-        parameters are those of `write_file`; `APPEND` is not possible.
+        `source` is the path of a local file, bytes, or a binary file. One that cannot seek is
+        copied to a temporary file first. The other parameters are those of `write_file`; `APPEND`
+        is not possible.
 
         Raises `FileExists`, `StaleFile`, `NotAFile`, `PolicyDenied` or `NoSpace`.
         """
-        is_own = isinstance(source, (str, os.PathLike, bytes))
-        file = open_source(source)
-        try:
+        with contextlib.ExitStack() as resources:
+            file = yield from open_source(source, resources)
             return (
                 yield from self._upload(
                     file,
@@ -63,9 +66,6 @@ class TransferOperations(Caller):
                     file_mode=file_mode,
                 )
             )
-        finally:
-            if is_own:
-                file.close()
 
     def _upload(self, file: BinaryIO, **values: object) -> Steps[UploadResponse]:
         source = UploadSource(file)
@@ -240,9 +240,20 @@ class UploadSource:
             offset += len(data)
 
 
-def open_source(source: PathText | bytes | BinaryIO) -> BinaryIO:
+def open_source(
+    source: PathText | bytes | BinaryIO, resources: contextlib.ExitStack
+) -> Steps[BinaryIO]:
+    """Opens a source as a file that can seek. `resources` closes it."""
     if isinstance(source, bytes):
         return io.BytesIO(source)
     if isinstance(source, (str, os.PathLike)):
-        return open(source, "rb")
-    return source
+        return resources.enter_context(open(source, "rb"))
+    if source.seekable():
+        return source
+    spool = tempfile.SpooledTemporaryFile(max_size=MAX_SPOOL_BYTES)  # noqa: SIM115
+    resources.enter_context(spool)
+    while chunk := source.read(CHUNK_BYTES):
+        spool.write(chunk)
+        yield Sleep(0)
+    spool.seek(0)
+    return cast(BinaryIO, spool)

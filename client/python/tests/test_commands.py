@@ -114,6 +114,14 @@ def test_process_with_pipes(client: jig.Client) -> None:
         assert process.wait().exit_code == 7
 
 
+def test_a_request_id_starts_one_process(client: jig.Client) -> None:
+    once = client.with_options(request_id=f"once-{time.monotonic_ns()}")
+    with once.start("echo started; cat") as process, once.start("echo started; cat") as again:
+        assert process.process_id == again.process_id
+        process.write("x\n")
+        assert read_until(again, b"x\n") == b"started\nx\n"
+
+
 def test_attach_continues_a_process(client: jig.Client) -> None:
     with client.start("echo first; cat", on_disconnect="KEEP") as process:
         assert read_until(process, b"first\n")

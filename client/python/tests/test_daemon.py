@@ -26,6 +26,14 @@ def test_a_client_can_start_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not is_alive(pid) and not socket.parent.exists()
 
 
+def test_the_daemon_does_not_wait_for_running_commands(tmp_path: Path) -> None:
+    client = jig.Client.embedded(tmp_path, program=conftest.PROGRAM)
+    client.submit_job("run", {"command": "sleep 600"})
+    begin = time.monotonic()
+    client.close()
+    assert time.monotonic() - begin < 10
+
+
 def test_an_async_client_can_start_a_daemon(tmp_path: Path) -> None:
     async def check() -> int:
         async with await jig.AsyncClient.embedded(tmp_path, program=conftest.PROGRAM) as client:

@@ -1,7 +1,9 @@
 """Files: reading, changing, searching and copying."""
 
 import io
+import subprocess
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import pytest
 
@@ -149,6 +151,9 @@ def test_copies_of_any_size(client: jig.Client, root: str, tmp_path: Path) -> No
     file = io.BytesIO(b"skip" + content)
     file.seek(4)
     assert client.upload(file, path).sha256 == uploaded.sha256
+    with subprocess.Popen(["cat", source], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert client.upload(cast(BinaryIO, process.stdout), path).sha256 == uploaded.sha256
     client.upload(b"", path)
     assert client.read_bytes(path) == b""
 

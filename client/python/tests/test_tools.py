@@ -1,6 +1,7 @@
 """Tools by name, and the loops of the vendors."""
 
 import json
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,9 +105,27 @@ def test_many_calls_and_failures(client: jig.Client) -> None:
     assert error is not None and error.code == "FILE_NOT_FOUND"
     assert results.messages[0]["content"][24]["is_error"]
 
+    for name in ("no_such_tool", "", "long " * 100):
+        (outcome,) = client.handle([{**TOOL_USE, "name": name}]).outcomes
+        assert outcome.error is not None and outcome.error.code == "UNKNOWN_TOOL"
     broken = {**CHAT_CALL, "function": {"name": "run", "arguments": "{"}}
     (outcome,) = client.handle([broken]).outcomes
     assert outcome.error is not None and outcome.error.code == "INVALID_PARAMS"
+
+
+def test_a_request_id_runs_calls_once(client: jig.Client) -> None:
+    once = client.with_options(request_id=f"once-{time.monotonic_ns()}")
+    command = "echo x >> once; sleep 1"
+    calls = [
+        {**TOOL_USE, "id": f"c{number}", "input": {"command": command}} for number in range(21)
+    ]
+    first = once.handle(calls, wait_sec=0.2)
+    again = once.handle(calls, wait_sec=0.2)
+    assert len({outcome.job_id for outcome in first.outcomes}) == 21
+    for one, other in zip(first.outcomes, again.outcomes, strict=True):
+        assert one.job_id == other.job_id or not other.pending
+        client.wait_job(one.job_id)
+    assert client.run("wc -l < once; rm once").stdout == "21\n"
 
 
 def test_a_slow_call_is_pending(client: jig.Client) -> None:
