@@ -103,9 +103,15 @@ def render_messages(files: list[FileDescriptorProto]) -> str:
         "from jig.results import CommandResult, ToolResult",
     ]
     messages: list[str] = []
+    values = {
+        value.name: value.name.removeprefix(enum_prefix(enum.name))
+        for file in files
+        for enum in file.enum_type
+        for value in enum.value
+    }
     for file in files:
         comments = {
-            tuple(location.path): to_docstring(location.leading_comments)
+            tuple(location.path): to_docstring(location.leading_comments, values)
             for location in file.source_code_info.location
         }
         # Numbers of fields in FileDescriptorProto, DescriptorProto and EnumDescriptorProto.
@@ -160,7 +166,9 @@ def render_type(field: FieldDescriptorProto) -> str:
     return f"{kind} = {DEFAULTS[kind]}"
 
 
-def to_docstring(comment: str) -> str:
+def to_docstring(comment: str, values: dict[str, str]) -> str:
+    """A comment of the contract, with enum values without their prefix."""
+    comment = re.sub(r"`(\w+)`", lambda name: f"`{values.get(name[1], name[1])}`", comment)
     text = "\n".join(line.strip() for line in comment.strip().splitlines())
     return text.replace("\\", "\\\\").replace('"""', "'''") + (" " if text.endswith('"') else "")
 

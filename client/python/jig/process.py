@@ -242,10 +242,11 @@ class starting(Generic[P]):  # noqa: N801 (a decorator)
 
     def __init__(self, steps: Callable[Concatenate[Any, P], Steps[StartedProcess]]) -> None:
         self.steps = steps
-        self.__doc__ = steps.__doc__
 
     @overload
-    def __get__(self, instance: None, owner: type) -> starting[P]: ...
+    def __get__(
+        self, instance: None, owner: type
+    ) -> Callable[Concatenate[Any, P], Steps[StartedProcess]]: ...
     @overload
     def __get__(self, instance: SyncDriver, owner: type) -> Callable[P, Process]: ...
     @overload
@@ -254,7 +255,8 @@ class starting(Generic[P]):  # noqa: N801 (a decorator)
     ) -> Callable[P, Coroutine[Any, Any, AsyncProcess]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
-            return self
+            # For `help` and programs that write documentation.
+            return self.steps
 
         @functools.wraps(self.steps)
         def method(*args: Any, **kwargs: Any) -> Any:

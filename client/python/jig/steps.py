@@ -298,10 +298,9 @@ class operation(Generic[P, T]):  # noqa: N801 (a decorator)
 
     def __init__(self, steps: Callable[Concatenate[Any, P], Steps[T]]) -> None:
         self.steps = steps
-        self.__doc__ = steps.__doc__
 
     @overload
-    def __get__(self, instance: None, owner: type) -> operation[P, T]: ...
+    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, P], Steps[T]]: ...
     @overload
     def __get__(self, instance: SyncDriver, owner: type) -> Callable[P, T]: ...
     @overload
@@ -310,7 +309,8 @@ class operation(Generic[P, T]):  # noqa: N801 (a decorator)
     ) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
-            return self
+            # For `help` and programs that write documentation.
+            return self.steps
 
         @functools.wraps(self.steps)
         def method(*args: Any, **kwargs: Any) -> Any:
@@ -324,17 +324,19 @@ class streaming(Generic[P, T]):  # noqa: N801 (a decorator)
 
     def __init__(self, steps: Callable[Concatenate[Any, P], StreamSteps[T]]) -> None:
         self.steps = steps
-        self.__doc__ = steps.__doc__
 
     @overload
-    def __get__(self, instance: None, owner: type) -> streaming[P, T]: ...
+    def __get__(
+        self, instance: None, owner: type
+    ) -> Callable[Concatenate[Any, P], StreamSteps[T]]: ...
     @overload
     def __get__(self, instance: SyncDriver, owner: type) -> Callable[P, Stream[T]]: ...
     @overload
     def __get__(self, instance: AsyncDriver, owner: type) -> Callable[P, AsyncStream[T]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
-            return self
+            # For `help` and programs that write documentation.
+            return self.steps
         kind: Any = Stream if isinstance(instance, SyncDriver) else AsyncStream
 
         @functools.wraps(self.steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import socket
@@ -165,6 +166,46 @@ def test_no_daemon_is_unavailable(tmp_path: Path) -> None:
     with client, pytest.raises(ConnectionError) as error:
         client.get_info()
     assert isinstance(error.value, jig.Unavailable)
+
+
+def test_calls_wait_for_a_restarted_daemon(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    address = f"unix:{tmp_path}/again.sock"
+
+    def start() -> jig.Daemon:
+        listen = f"--listen={address}"
+        return jig.Daemon(tmp_path / "workspace", program=conftest.PROGRAM, arguments=[listen])
+
+    with jig.Client(address) as client:
+        with start():
+            assert client.run("echo before").ok
+        with futures.ThreadPoolExecutor(1) as pool:
+            running = pool.submit(client.run, "echo after")
+            time.sleep(0.3)  # Several attempts fail.
+            with start():
+                assert running.result().stdout == "after\n"
+
+
+def test_a_cancelled_call_ends_its_command(daemon: jig.Daemon) -> None:
+    async def check() -> None:
+        async with jig.AsyncClient(daemon.address, session="cancelled", retries=0) as client:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(client.run("sleep 600"), 0.5)
+            for _ in range(100):
+                last = await client.last_command()
+                if not last.running:
+                    assert last.outcome == "CANCELLED"
+                    return
+                await asyncio.sleep(0.05)
+            raise AssertionError("the command is still running")
+
+    asyncio.run(check())
+
+
+def test_threads_share_a_client(daemon: jig.Daemon) -> None:
+    with jig.Client(daemon.address) as client, futures.ThreadPoolExecutor(8) as pool:
+        results = pool.map(client.run, [f"echo {number}" for number in range(40)])
+        assert [result.stdout for result in results] == [f"{number}\n" for number in range(40)]
 
 
 class CuttingProxy:
