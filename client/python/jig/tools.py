@@ -207,7 +207,8 @@ class Batch:
             remaining_sec = end - time.monotonic()
             if remaining_sec < MIN_WAIT_SEC:
                 break
-            yield from self.wait(results, outcomes, self.slice_sec(remaining_sec))
+            if not (yield from self.wait(results, outcomes, self.slice_sec(remaining_sec))):
+                break
         return results, outcomes
 
     def slice_sec(self, wait_sec: float) -> float:
@@ -244,8 +245,11 @@ class Batch:
 
     def wait(
         self, results: list[dict[str, Any]], outcomes: list[CallOutcome], wait_sec: float
-    ) -> Steps[None]:
-        """Waits for pending calls. Replaces the results of those that end."""
+    ) -> Steps[bool]:
+        """Waits for pending calls. Replaces the results of those that end.
+
+        Returns whether another wait makes sense. A key can be limited to tools without `wait_job`.
+        """
         indexes = [index for index, outcome in enumerate(outcomes) if outcome.pending]
         # The tool `wait_job` writes the result for the model. It returns before the batch does.
         wait_ms = round(max(wait_sec - MIN_WAIT_SEC, 0) * 1000)
@@ -280,6 +284,7 @@ class Batch:
                 output=answer.get("output"),
                 error=error,
             )
+        return all(outcome.ok for outcome in new_outcomes)
 
     def find_approvals(self, outcomes: list[CallOutcome], decided: set[str]) -> Steps[None]:
         """Sets the approvals of pending calls, and has them decided once."""

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import conftest
@@ -105,6 +106,7 @@ def test_tls_keys_and_client_certificates(kind: str, tmp_path: Path) -> None:
     certificate = "uri:spiffe://example.org/builder"
     subprocess.run([*new_key, "builder", "--certificate", certificate], check=True)
     key = subprocess.check_output([*new_key, "reader", "--role", "read"], text=True).strip()
+    limited = subprocess.check_output([*new_key, "limited", "--for-tool", "run"], text=True).strip()
 
     (tmp_path / "workspace").mkdir()
     arguments = ["--listen=127.0.0.1:0", f"--keys={keys}", f"--tls-client-ca={directory}/ca.crt"]
@@ -120,6 +122,13 @@ def test_tls_keys_and_client_certificates(kind: str, tmp_path: Path) -> None:
             assert client.tools("anthropic") is not None
             with pytest.raises(reasons.Forbidden):
                 client.run("true")
+        for client in conftest.connect(kind, address, ca=ca, key=limited):
+            # Without `wait_job`, a pending call stays pending.
+            begin = time.monotonic()
+            call = {"type": "tool_use", "id": "c", "name": "run", "input": {"command": "sleep 9"}}
+            results = client.handle([call], wait_sec=5, approve=lambda approval: None)
+            assert results.outcomes[0].pending and time.monotonic() - begin < 4
+            assert client.cancel_job(results.outcomes[0].job_id).state == "CANCELLED"
         for client in conftest.connect(kind, address, ca=ca):
             with pytest.raises(reasons.Unauthenticated):
                 client.run("true")
