@@ -133,6 +133,14 @@ reasons! {
     UnknownWorkspace = "UNKNOWN_WORKSPACE", NotFound,
         "Name one of the workspaces that are listed.",
         "Check `jig-workspace` of the client and `[[workspaces]]`. Behind a router, the call may have reached another daemon.";
+    /// A workspace of this name exists.
+    WorkspaceExists = "WORKSPACE_EXISTS", AlreadyExists,
+        "Choose another name, or leave the choice to the daemon.",
+        "Nothing to do.";
+    /// The daemon cannot create workspaces.
+    WorkspacesDisabled = "WORKSPACES_DISABLED", FailedPrecondition,
+        "Use a workspace that exists, or ask the operator.",
+        "Set `workspaces_on_demand.directory`.";
     /// The session has no such artifact.
     ArtifactNotFound = "ARTIFACT_NOT_FOUND", NotFound,
         "List the existing ones, and name one of those.",

@@ -30,6 +30,7 @@ use crate::{
         invoke_service_client::InvokeServiceClient, job_service_client::JobServiceClient,
         process_service_client::ProcessServiceClient, tool_service_client::ToolServiceClient,
         transfer_service_client::TransferServiceClient,
+        workspace_service_client::WorkspaceServiceClient,
     },
     mcp::{GrpcBackend, TransportError},
 };
@@ -188,6 +189,10 @@ impl Client {
     pub(super) fn approvals(&self) -> ApprovalServiceClient<Channel> {
         ApprovalServiceClient::new(self.channel.clone())
             .max_decoding_message_size(MAX_RESPONSE_BYTES)
+    }
+
+    pub(super) fn workspaces(&self) -> WorkspaceServiceClient<Channel> {
+        WorkspaceServiceClient::new(self.channel.clone())
     }
 
     pub(super) fn artifacts(&self) -> ArtifactServiceClient<Channel> {

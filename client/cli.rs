@@ -68,6 +68,7 @@ pub(crate) enum CliCommand {
     Mcp(command::mcp::McpArgs),
     Approvals(command::approvals::ApprovalsArgs),
     Rules(command::rules::RulesArgs),
+    Workspace(command::workspace::WorkspaceArgs),
     Key(command::key::KeyArgs),
     /// Start a daemon for the current directory. See `jig serve --help` for its flags.
     #[command(disable_help_flag = true)]
@@ -97,6 +98,7 @@ const COMMAND_GROUPS: [(&str, &[&str]); 4] = [
             "health",
             "approvals",
             "rules",
+            "workspace",
             "key",
             "sessions",
             "events",
@@ -160,7 +162,8 @@ impl CliCommand {
             | Self::Artifacts(_)
             | Self::Artifact(_)
             | Self::Approvals(_)
-            | Self::Rules(_) => DaemonRequirement::Running,
+            | Self::Rules(_)
+            | Self::Workspace(_) => DaemonRequirement::Running,
             Self::Job(args) if !args.submits_job() => DaemonRequirement::Running,
             Self::Job(_) | Self::Batch(_) => DaemonRequirement::RunningHere,
             Self::Exec(args) if args.needs_daemon() => DaemonRequirement::RunningHere,

@@ -104,6 +104,7 @@ fn run(global: &GlobalArgs, command: CliCommand) -> ExitCode {
         CliCommand::Mcp(args) => command::mcp::mcp(global, args),
         CliCommand::Approvals(args) => command::approvals::approvals(global, args),
         CliCommand::Rules(args) => command::rules::rules(global, args),
+        CliCommand::Workspace(args) => command::workspace::workspace(global, args),
         CliCommand::Key(args) => command::key::key(global, args),
         CliCommand::Serve(_) => command::serve::misplaced_serve(global.json),
         CliCommand::Bench(args) => bench::bench(global, args),

@@ -102,6 +102,7 @@ mod transfer;
 #[cfg(feature = "daemon")]
 #[cfg(test)]
 mod wire_tests;
+mod workspaces;
 
 pub use address::{DaemonAddress, InvalidAddress};
 pub use approval::ApprovalEvents;

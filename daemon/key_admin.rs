@@ -41,8 +41,11 @@ pub struct KeyInfo {
     pub certificates: Vec<String>,
     /// Whether a key authenticates the holder. Ignored by [`add`].
     pub has_key: bool,
-    /// Workspaces that the key gives access to; empty for all.
+    /// Workspaces that the key gives access to; empty for all, or for none with
+    /// `create_workspaces`.
     pub workspaces: Vec<String>,
+    /// Whether the key may create workspaces, and use those.
+    pub create_workspaces: bool,
     /// Tools that the key gives access to; empty for all.
     pub tools: Vec<String>,
     /// Average number of calls per second.
@@ -132,6 +135,7 @@ fn to_api_key(info: &KeyInfo, config: Option<&Path>) -> Result<ApiKey, KeyFileEr
         digest: None,
         certificates,
         workspaces: names(&info.workspaces),
+        create_workspaces: info.create_workspaces,
         tools: names(&info.tools),
         limits: KeyLimits {
             rate: info.calls_per_second.map(|per_second| RateLimit {
@@ -165,6 +169,7 @@ pub fn list(path: &Path) -> Result<Vec<KeyInfo>, KeyFileError> {
         certificates: key.certificates.iter().map(ToString::to_string).collect(),
         has_key: key.digest.is_some(),
         workspaces: names(key.workspaces),
+        create_workspaces: key.create_workspaces,
         tools: names(key.tools),
         calls_per_second: key.limits.rate.map(|rate| rate.per_second),
         burst: key.limits.rate.map(|rate| rate.burst),

@@ -1,6 +1,7 @@
 //! Starts the daemon in a fixed order: single-threaded steps, the runtime, the isolation probe, the
 //! server.
 
+mod created_workspaces;
 mod embedded;
 mod error;
 mod homes;
@@ -278,7 +279,10 @@ fn prepare_sandboxes(
             workspace.chowned_to = Some(sandbox_user(config, workspace.index));
         }
     }
-    let directories: Vec<_> = workspaces.iter().map(|workspace| workspace.as_fd()).collect();
+    let created = config.created_workspaces.as_ref().map(created_workspaces::open_directory);
+    let created = created.transpose()?;
+    let directories = workspaces.iter().map(|workspace| workspace.as_fd());
+    let directories: Vec<_> = directories.chain(created.as_ref().map(|it| it.as_fd())).collect();
     let process =
         KeeperProcess::start(plan, &directories).map_err(io_error("starting the keeper"))?;
 
@@ -396,6 +400,7 @@ fn sandbox_plan(
 
     SandboxPlan {
         workspaces: workspaces.collect(),
+        created_workspaces: created_workspaces::plan(config),
         limits: config.limits,
         allow_ptrace: config.allow_ptrace,
         recycle_sandboxes: config.recycle_sandboxes,

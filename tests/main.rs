@@ -49,6 +49,8 @@ mod configuration_page;
 mod confinement;
 /// Rules and compatibility of the contract.
 mod contract;
+/// Workspaces that callers create.
+mod created_workspaces;
 /// Tools defined in the configuration.
 mod custom_tools;
 /// Which daemon `jig` uses if none is named.

@@ -58,6 +58,9 @@ struct NewArgs {
     /// Workspace that the key is limited to. Repeatable. Default: all workspaces.
     #[arg(long, value_name = "NAME")]
     for_workspace: Vec<String>,
+    /// Let the key create workspaces. It sees these, and no others without `--for-workspace`.
+    #[arg(long)]
+    create_workspaces: bool,
     /// Tool that the key is limited to. Repeatable. Default: all tools.
     #[arg(long, value_name = "NAME")]
     for_tool: Vec<String>,
@@ -147,6 +150,7 @@ mod keys {
             certificates,
             has_key,
             workspaces: args.for_workspace,
+            create_workspaces: args.create_workspaces,
             tools: args.for_tool,
             calls_per_second: args.calls_per_second,
             burst: args.burst,
@@ -237,7 +241,13 @@ mod keys {
             parts.push(format!("key={}", if key.has_key { "yes" } else { "no" }));
         }
         parts.extend([
-            format!("workspaces={}", listed(&key.workspaces)),
+            match key.create_workspaces {
+                true => format!(
+                    "workspaces={}",
+                    [&key.workspaces[..], &["(own)".to_owned()]].concat().join(",")
+                ),
+                false => format!("workspaces={}", listed(&key.workspaces)),
+            },
             format!("tools={}", listed(&key.tools)),
         ]);
 
@@ -263,6 +273,7 @@ mod keys {
             "certificates": key.certificates,
             "has_key": key.has_key,
             "workspaces": key.workspaces,
+            "create_workspaces": key.create_workspaces,
             "tools": key.tools,
             "calls_per_second": key.calls_per_second,
             "burst": key.burst,

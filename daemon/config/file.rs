@@ -55,6 +55,7 @@ pub(super) struct ConfigFile {
     pub(super) shutdown_delay: Option<String>,
     pub(super) drain_timeout: Option<String>,
     pub(super) workspaces: Vec<WorkspaceTable>,
+    pub(super) workspaces_on_demand: CreatedWorkspacesTable,
     pub(super) http: HttpTable,
     pub(super) agent_sandbox: Option<AgentSandboxTable>,
     pub(super) files: FilesTable,
@@ -99,6 +100,7 @@ pub(super) struct ReloadableConfigFile {
     shutdown_delay: IgnoredAny,
     drain_timeout: IgnoredAny,
     workspaces: IgnoredAny,
+    workspaces_on_demand: IgnoredAny,
     http: IgnoredAny,
     agent_sandbox: IgnoredAny,
     files: IgnoredAny,
@@ -294,6 +296,16 @@ pub(super) struct ApprovalsTable {
     pub(super) timeout: Option<String>,
     pub(super) max_pending: Option<usize>,
     pub(super) retention: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct CreatedWorkspacesTable {
+    pub(super) directory: Option<PathBuf>,
+    pub(super) max_entries: Option<u32>,
+    pub(super) max_per_caller: Option<u32>,
+    pub(super) ttl: Option<String>,
+    pub(super) idle_timeout: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -14,9 +14,12 @@ use super::{
     DEFAULT_STOP_GRACE, WorkspaceConfig,
     agent_sandbox::{AgentSandboxSettings, parse_agent_sandbox},
     args::Args,
+    created_workspaces::{
+        CommonSettings, OtherDirectories, parse_created_workspaces, sandbox_id_count,
+    },
     default_state_dir,
     duration::duration_or_default,
-    exposure::{CredentialFile, check_chown, check_exposure, parse_binds},
+    exposure::{CredentialFile, check_chown, check_exposure, exposes_host, parse_binds},
     fetch::parse_fetch,
     file::{self, AgentSandboxTable, ConfigFile, LimitsTable, MAX_CONFIGURED_LIMIT, ParsedFile},
     http::parse_http,
@@ -79,6 +82,7 @@ struct DaemonLimits {
 /// can reach.
 struct Exposure {
     workspaces: Vec<WorkspaceConfig>,
+    common: CommonSettings,
     state_dir: PathBuf,
     listeners: Vec<ListenerConfig>,
     agent_sandbox_metadata: BTreeMap<String, String>,
@@ -103,6 +107,15 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
     let shutdown_times = parse_shutdown_times(&args, &file, &mut problems);
     let daemon_limits = parse_daemon_limits(&file.limits, &mut problems);
     let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);
+    let binds = exposure.workspaces.iter().flat_map(|workspace| &workspace.binds);
+    let paths = exposure.workspaces.iter().map(|workspace| workspace.path.as_path());
+    let paths = paths.chain(binds.map(|bind| bind.source.as_path()));
+    let others = OtherDirectories {
+        paths: paths.chain([exposure.state_dir.as_path()]).collect(),
+        exposes_host,
+    };
+    let created_workspaces =
+        parse_created_workspaces(file.workspaces_on_demand, exposure.common, others, &mut problems);
     let config = Config {
         listeners: exposure.listeners,
         health_listener: exposure.health_listener,
@@ -126,8 +139,13 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
         egress: exposure.egress,
         fetch: parse_fetch(file.fetch, &mut problems),
         tools: parse_tools(file.tools, &mut problems),
-        sandbox_ids: choose_sandbox_ids(file.sandbox.uid, exposure.workspaces.len(), &mut problems),
+        sandbox_ids: choose_sandbox_ids(
+            file.sandbox.uid,
+            exposure.workspaces.len() + created_workspaces.as_ref().map_or(0, sandbox_id_count),
+            &mut problems,
+        ),
         workspaces: exposure.workspaces,
+        created_workspaces,
         search_path: args.path.into_iter().chain(file.sandbox.path).collect(),
         telemetry: exposure.telemetry,
         http: parse_http(file.http, &mut problems),
@@ -161,7 +179,7 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
 
 /// Merges the settings of [`Exposure`], and checks that they fit together.
 fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<String>) -> Exposure {
-    let workspaces = merge_workspaces(args, file, problems);
+    let (workspaces, common) = merge_workspaces(args, file, problems);
 
     let key_file = args.keys.take().or(file.keys.take());
     let has_keys = key_file.is_some();
@@ -212,6 +230,7 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
 
     Exposure {
         workspaces,
+        common,
         state_dir,
         listeners,
         agent_sandbox_metadata,
@@ -242,7 +261,7 @@ fn merge_workspaces(
     args: &Args,
     file: &mut ConfigFile,
     problems: &mut Vec<String>,
-) -> Vec<WorkspaceConfig> {
+) -> (Vec<WorkspaceConfig>, CommonSettings) {
     let sandbox = &file.sandbox;
     let binds = [
         parse_binds(&args.bind, "--bind", true, problems),
@@ -250,14 +269,18 @@ fn merge_workspaces(
         parse_binds(&sandbox.bind, "sandbox.bind", true, problems),
         parse_binds(&sandbox.bind_ro, "sandbox.bind_ro", false, problems),
     ];
+    let binds = binds.concat();
     let run_timeout = file.limits.run_timeout.as_deref();
     let defaults = WorkspaceDefaults {
-        binds: &binds.concat(),
+        binds: &binds,
         protected: (!args.protect.is_empty()).then_some(&args.protect),
         persistent_home: parse_home_mode(sandbox.home.as_deref(), "sandbox.home", problems),
         run_timeout: parse_timeout(run_timeout, "limits.run_timeout", "120s", problems),
     };
-    parse_workspaces(&args.workspace, mem::take(&mut file.workspaces), &defaults, problems)
+    let tables = mem::take(&mut file.workspaces);
+    let workspaces = parse_workspaces(&args.workspace, tables, &defaults, problems);
+    let run_timeout = defaults.run_timeout;
+    (workspaces, CommonSettings { binds, run_timeout })
 }
 
 fn read_keys(path: &Path, problems: &mut Vec<String>) -> Option<KeyFile> {

@@ -7,6 +7,7 @@
 pub(crate) mod agent_sandbox;
 pub(crate) mod args;
 pub(crate) mod client_certificate;
+pub(crate) mod created_workspaces;
 mod duration;
 pub(crate) mod exposure;
 pub(crate) mod fetch;
@@ -36,6 +37,7 @@ mod workspaces;
 use std::{collections::BTreeMap, env, path::PathBuf, time::Duration};
 
 use self::{
+    created_workspaces::CreatedWorkspacesConfig,
     jobs::JobsConfig,
     keys::KeyFile,
     lifetimes::{ConnectionAge, ShutdownTimes},
@@ -102,6 +104,8 @@ pub(crate) struct Config {
     pub(crate) trust_loopback: bool,
     /// Never empty.
     pub(crate) workspaces: Vec<WorkspaceConfig>,
+    /// Where and how callers can create workspaces. `None`: they cannot.
+    pub(crate) created_workspaces: Option<CreatedWorkspacesConfig>,
     pub(crate) state_dir: PathBuf,
     /// Isolation level below which no command runs.
     pub(crate) minimum_level: IsolationLevel,
@@ -121,7 +125,8 @@ pub(crate) struct Config {
     pub(crate) fetch: NetworkRules,
     /// Custom tools: commands of the `[[tools]]` tables.
     pub(crate) tools: Vec<tools::ToolConfig>,
-    /// User and group ids that a root daemon uses for its sandboxes, one for each workspace.
+    /// User and group ids that a root daemon uses for its sandboxes: one for each workspace, and
+    /// then those of created workspaces.
     pub(crate) sandbox_ids: Vec<u32>,
     /// Directories before the others in the `PATH` of commands, as commands see them.
     pub(crate) search_path: Vec<String>,

@@ -154,7 +154,8 @@ impl ArtifactServiceHandler {
     ) -> Result<ListArtifactsResponse, Error> {
         let pipeline = &self.pipeline;
         let request = pipeline.catalog.check("jig.v1.ListArtifactsRequest", request)?;
-        let workspace = pipeline.resolve_workspace(&context)?.workspace.name();
+        let workspace_context = pipeline.resolve_workspace(&context)?;
+        let workspace = workspace_context.workspace.name();
         let step = request.step.map(|step| step.to_string());
         let filters =
             ["artifacts", workspace, context.session.as_str(), step.as_deref().unwrap_or_default()];

@@ -68,7 +68,7 @@ impl DaemonService for DaemonServiceHandler {
             start_time: Some(start_time.into()),
             uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
             isolation: Some(self.wire_isolation(&principal)),
-            run_limits: Some(self.wire_limits(workspace_context)),
+            run_limits: Some(self.wire_limits(workspace_context.as_deref())),
             workspaces: self.wire_workspaces(&principal),
             counts: Some(self.wire_counts(&principal)),
             egress: self.wire_egress(&principal),
@@ -167,6 +167,7 @@ impl DaemonServiceHandler {
         let artifact_bytes = self
             .pipeline
             .workspaces
+            .configured()
             .first()
             .map_or(0, |context| context.run_settings.max_artifact_bytes);
         // At L1, temporary files are on a file system of the host, whose size is not limited.
@@ -196,7 +197,7 @@ impl DaemonServiceHandler {
     }
 
     fn wire_workspaces(&self, principal: &Principal) -> Vec<v1::Workspace> {
-        let contexts = self.pipeline.workspaces.iter();
+        let contexts = self.pipeline.workspaces.configured().iter();
         contexts
             .map(|context| &context.workspace)
             .zip(&self.identities)
@@ -221,7 +222,7 @@ impl DaemonServiceHandler {
 
     /// Counters of the workspaces that the caller can see.
     fn wire_counts(&self, principal: &Principal) -> v1::Counts {
-        let contexts: Vec<_> = self.pipeline.visible_workspaces(principal).collect();
+        let contexts = self.pipeline.workspaces.visible_to(principal);
         let is_visible = |pool: &Arc<SandboxPool>| {
             contexts.iter().any(|context| Arc::ptr_eq(&context.sandbox_pool, pool))
         };

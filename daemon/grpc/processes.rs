@@ -133,7 +133,8 @@ impl ProcessService for ProcessServiceHandler {
         request: Request<ListProcessesRequest>,
     ) -> Result<Response<ListProcessesResponse>, Status> {
         handle(request, async |context, _| {
-            let workspace = self.0.resolve_workspace(&context)?.workspace.name();
+            let workspace_context = self.0.resolve_workspace(&context)?;
+            let workspace = workspace_context.workspace.name();
             self.0.require_command_access(&context)?;
             let entries = self.0.processes.list(workspace);
             Ok(ListProcessesResponse { processes: entries.iter().map(wire_process).collect() })
@@ -166,7 +167,8 @@ impl ProcessServiceHandler {
     /// Finds a running or recently ended process of the workspace.
     fn find_process(&self, context: &CallContext, id: &str) -> Result<Arc<ProcessHandle>, Error> {
         context.access_log_entry.update(|fields| fields.process_id = Some(id.to_owned()));
-        let workspace = self.0.resolve_workspace(context)?.workspace.name();
+        let workspace_context = self.0.resolve_workspace(context)?;
+        let workspace = workspace_context.workspace.name();
         self.0.require_command_access(context)?;
         let entry = self.0.processes.find(workspace, id);
         entry.map(|entry| entry.process).ok_or_else(|| {

@@ -86,7 +86,7 @@ impl Pipeline {
 
         self.jobs.reserve_headroom();
         self.admission.reserve_headroom();
-        for workspace_context in &self.workspaces {
+        for workspace_context in self.workspaces.configured() {
             workspace_context.file_limiters.reserve_headroom();
             workspace_context.sandbox_pool.reserve_headroom();
         }

@@ -47,7 +47,7 @@ impl Pipeline {
         record_params: Value,
         authorization: Authorization,
     ) -> Result<AuditedCall, Error> {
-        let workspace_context = self.resolve_workspace(&context)?.clone();
+        let workspace_context = self.resolve_workspace(&context)?;
         let session = self.open_session(&context).await?;
         let common_record_fields =
             records::common_record_fields(name, &context, workspace_context.workspace.name());

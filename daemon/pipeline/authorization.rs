@@ -73,7 +73,7 @@ impl Pipeline {
         let mut policy_input = PolicyInput::new(tool, risk, workspace, snapshot);
         if needs_params {
             let params = self.catalog.explicit_params(message_name, request)?;
-            let view = policy_view(&params, workspace_context, None);
+            let view = policy_view(&params, &workspace_context, None);
             policy_input =
                 policy_input.with_params(view, vec![file.to_owned()], params.encoded_len());
         }
@@ -159,7 +159,8 @@ impl Pipeline {
             Some(EncodedRequest { message_name, encoded }) if lacks_params => {
                 let params =
                     self.catalog.decode_explicit_params(request.tool, *message_name, encoded)?;
-                let view = policy_view(&params, self.resolve_workspace(context)?, canonical);
+                let workspace_context = self.resolve_workspace(context)?;
+                let view = policy_view(&params, &workspace_context, canonical);
                 &Arc::new(request.with_parameters(view.texts))
             }
             Some(_) | None => request,
@@ -253,7 +254,7 @@ impl Pipeline {
             return;
         };
 
-        let span = self.start_span(tool, context, workspace_context);
+        let span = self.start_span(tool, context, &workspace_context);
         span.set_text(semconv::DENIED_BY, denied_by);
         let approval_id = error.metadata.iter().find(|(name, _)| name == "approval_id");
         if let Some((_, id)) = approval_id {

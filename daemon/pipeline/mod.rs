@@ -40,6 +40,7 @@ pub(crate) mod job_runner;
 pub(crate) mod job_submission;
 mod job_tools;
 pub(crate) mod jobs;
+mod named_workspace;
 pub(crate) mod observer;
 pub(crate) mod once;
 pub(crate) mod once_streaming;
@@ -59,6 +60,9 @@ mod state_error;
 mod timeout;
 pub(crate) mod validation;
 mod visible_tools;
+mod workspace_deletion;
+mod workspace_expiry;
+pub(crate) mod workspaces;
 
 use std::{
     sync::Arc,
@@ -83,10 +87,11 @@ use self::{
     results::ResultBroadcaster,
     shutdown::Shutdown,
     timeout::{CallTimeout, await_with_timeout},
+    workspaces::{Workspaces, created::WorkspaceCreator},
 };
 use crate::daemon::{
     catalog::{CanonicalText, Catalog},
-    error::{Error, Reason},
+    error::Error,
     fd_exhaustion::FdRetry,
     process::{registry::ProcessRegistry, supervisor::CancelSignals},
     queue::SharedPermit,
@@ -106,8 +111,9 @@ pub(crate) struct Pipeline {
     pub(crate) policy: Arc<RuleStore>,
     /// Calls that wait for a decision.
     pub(crate) approvals: Arc<PendingApprovals>,
-    /// All workspaces, the default one first.
-    pub(crate) workspaces: Vec<WorkspaceContext>,
+    pub(crate) workspaces: Workspaces,
+    /// `None` if callers cannot create workspaces.
+    pub(crate) workspace_creator: Option<WorkspaceCreator>,
     pub(crate) state_dir: StateDir,
     /// Request ids and the replies that are stored for them.
     pub(crate) idempotency: Arc<Idempotency>,
@@ -177,45 +183,6 @@ struct StartedCall<T: Tool> {
 }
 
 impl Pipeline {
-    /// Returns the workspaces that `principal` may see, in configured order. The first one is its
-    /// default.
-    pub(crate) fn visible_workspaces(
-        &self,
-        principal: &Principal,
-    ) -> impl Iterator<Item = &WorkspaceContext> {
-        self.workspaces
-            .iter()
-            .filter(|context| principal.can_see_workspace(context.workspace.name()))
-    }
-
-    /// Returns the workspace that a call names, or the default one.
-    pub(crate) fn resolve_workspace(
-        &self,
-        context: &CallContext,
-    ) -> Result<&WorkspaceContext, Error> {
-        let mut visible = self.visible_workspaces(&context.principal);
-        let found = match &context.workspace {
-            None => visible.next(),
-            Some(name) => visible.find(|context| context.workspace.name() == name),
-        };
-
-        found.ok_or_else(|| {
-            let name = context.workspace.clone().unwrap_or_default();
-
-            // The error names no workspace that the caller may not see.
-            let visible: Vec<_> = self
-                .visible_workspaces(&context.principal)
-                .map(|context| context.workspace.name())
-                .collect();
-            let text = format!(
-                "unknown workspace {name:?}: set jig-workspace to one of: {}",
-                visible.join(", ")
-            );
-
-            Error::new(Reason::UnknownWorkspace, text).with_metadata("workspace", name)
-        })
-    }
-
     /// Opens the session of a call, and creates it if it is new.
     pub(crate) async fn open_session(
         self: &Arc<Self>,
@@ -230,7 +197,8 @@ impl Pipeline {
         context: &CallContext,
         start_permit: Option<&SharedPermit>,
     ) -> Result<Arc<Session>, Error> {
-        let workspace = self.resolve_workspace(context)?.workspace.name();
+        let workspace_context = self.resolve_workspace(context)?;
+        let workspace = workspace_context.workspace.name();
         if let Some(session) = self.state_dir.sessions().get_open(workspace, &context.session) {
             return Ok(session);
         }
@@ -390,6 +358,9 @@ impl Pipeline {
         let workspace = workspace_context.workspace.name();
         let common_record_fields = records::common_record_fields(tool, context, workspace);
 
+        if workspace_context.deletion.as_ref().is_some_and(CancellationToken::is_cancelled) {
+            return Err(self.unknown_workspace_error(context, workspace));
+        }
         let start_permit = &admitted.admission.start_permit;
         let session = self.open_session_releasing_start_permit(context, Some(start_permit)).await?;
         let span = self.start_span(tool, context, workspace_context);
@@ -416,7 +387,10 @@ impl Pipeline {
             span.set_text(semconv::ALLOWED_BY, by);
         }
 
-        let abandon_token = self.shutdown.kill_token().child_token();
+        let abandon_token = match &workspace_context.deletion {
+            Some(deletion) => deletion.child_token(),
+            None => self.shutdown.kill_token().child_token(),
+        };
         let tool_context = ToolContext {
             session,
             step,

@@ -67,7 +67,30 @@ impl Pipeline {
         };
 
         let workspace = self.resolve_workspace(context)?.workspace.name().to_owned();
-        Ok(Some(IdempotentCall {
+        Ok(Some(self.identify(context, id, workspace, method, request)))
+    }
+
+    /// As [`Self::identify_call`], for an RPC that is about no workspace, or about one that it names
+    /// itself.
+    pub(crate) fn identify_daemon_call(
+        &self,
+        context: &CallContext,
+        method: &str,
+        request: &impl Message,
+    ) -> Option<IdempotentCall> {
+        let id = context.request_id.clone()?;
+        Some(self.identify(context, id, String::new(), method, request))
+    }
+
+    fn identify(
+        &self,
+        context: &CallContext,
+        id: String,
+        workspace: String,
+        method: &str,
+        request: &impl Message,
+    ) -> IdempotentCall {
+        IdempotentCall {
             key: RequestKey {
                 principal: context.principal.name().to_owned(),
                 workspace,
@@ -80,7 +103,7 @@ impl Pipeline {
                 session: context.session.as_str().to_owned(),
                 fingerprint: self.idempotency.fingerprint(&request.encode_to_vec()),
             },
-        }))
+        }
     }
 
     /// Claims the id of a call, or waits for the reply of the call that holds it.
@@ -240,6 +263,23 @@ impl Pipeline {
             ClaimOutcome::Completed { reply, .. } => decode(&reply),
             ClaimOutcome::Lost(_) => Err(daemon_lost_error(method)),
         }
+    }
+
+    /// As [`Self::run_once`], but runs `work` to its end even if the client disconnects.
+    pub(crate) async fn run_once_to_end<R, W>(
+        &self,
+        call: Option<IdempotentCall>,
+        method: &str,
+        work: W,
+    ) -> Result<R, Error>
+    where
+        R: Message + Default + 'static,
+        W: Future<Output = Result<R, Error>> + Send + 'static,
+    {
+        if call.is_some() {
+            return self.run_once(call, method, work).await;
+        }
+        task::spawn_tracked("request", work).await.map_err(Error::internal)?
     }
 
     /// As [`Self::run_once`], but runs `work` to its end even if the client disconnects.

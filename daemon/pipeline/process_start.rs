@@ -59,7 +59,8 @@ impl Pipeline {
                     return Err(daemon_lost_error("Start"));
                 }
 
-                let workspace = self.resolve_workspace(&context)?.workspace.name();
+                let workspace_context = self.resolve_workspace(&context)?;
+                let workspace = workspace_context.workspace.name();
                 let found = self.processes.find(workspace, &started.process_id);
                 let entry = found.ok_or_else(|| process_not_retained_error(&started.process_id))?;
                 read_from_start(&entry.process, &context)

@@ -29,10 +29,11 @@ impl Pipeline {
     /// Also requires that `run` is enabled. A command gets no more input once it is disabled.
     pub(crate) fn require_command_input_access(&self, context: &CallContext) -> Result<(), Error> {
         self.require_command_access(context)?;
+        let workspace_context = self.resolve_workspace(context)?;
         let request = PolicyRequestRef {
             tool: RunCommand::NAME,
             risk: Risk::Dangerous,
-            workspace: self.resolve_workspace(context)?.workspace.name(),
+            workspace: workspace_context.workspace.name(),
             texts: &[],
             dialect_call: None,
         };
@@ -118,7 +119,8 @@ impl Pipeline {
         id: &str,
     ) -> Result<LiveOrEndedJob, Error> {
         context.access_log_entry.update(|fields| fields.job_id = Some(id.to_owned()));
-        let workspace = self.resolve_workspace(context)?.workspace.name();
+        let workspace_context = self.resolve_workspace(context)?;
+        let workspace = workspace_context.workspace.name();
         let found = self.jobs.find(workspace, id).await?;
         let job = found.job();
         match self.require_job_tool(context, &job.dialect, &job.tool) {

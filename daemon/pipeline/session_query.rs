@@ -23,7 +23,8 @@ impl Pipeline {
         H: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let workspace = self.resolve_workspace(context)?.workspace.name();
+        let workspace_context = self.resolve_workspace(context)?;
+        let workspace = workspace_context.workspace.name();
         let mut attempts = FdRetry::with_deadline(context.deadline);
 
         loop {

@@ -125,7 +125,7 @@ impl Pipeline {
         alias_params: Option<(PolicyView, serde_json::Value)>,
     ) -> Result<ValidatedCall<T>, Error> {
         let request_bytes = request.encoded_len();
-        let workspace_context = self.resolve_workspace(context)?.clone();
+        let workspace_context = WorkspaceContext::clone(&*self.resolve_workspace(context)?);
         let workspace = workspace_context.workspace.name().to_owned();
         let tool = context.effective_tool(T::NAME);
         context.principal.require_tool(tool)?;

@@ -119,6 +119,11 @@ impl ProcessRegistry {
         state.ended.retain(|ended| !ended.entry.is_process(process));
     }
 
+    /// Removes the ended commands of a workspace that is deleted.
+    pub(crate) fn remove_all_in(&self, workspace: &str) {
+        self.state().ended.retain(|ended| ended.entry.workspace != workspace);
+    }
+
     fn state(&self) -> MutexGuard<'_, RegistryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

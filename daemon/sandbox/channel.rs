@@ -51,19 +51,19 @@ impl Channel {
     }
 
     /// Sends `message` about the workspace with this index. Waits for the reply and returns the
-    /// socket that comes with it.
+    /// `N` descriptors that come with it.
     ///
     /// Not cancel safe: the next request would receive this reply.
-    pub(super) async fn request<T: Serialize>(
+    pub(super) async fn request<T: Serialize, const N: usize>(
         &self,
         message: &T,
         workspace: usize,
         stage: Stage,
-    ) -> Result<(SandboxIdentity, OwnedFd), StageFailure> {
+    ) -> Result<[OwnedFd; N], StageFailure> {
         let bytes = serde_json::to_vec(message)
             .map_err(|error| StageFailure::other(stage, error.to_string()))?;
 
-        let (identity, fds) = match self.send(&bytes, &[]) {
+        let (_, fds) = match self.send(&bytes, &[]) {
             Ok(()) => self.receive_reply(workspace, stage).await?,
             Err(errno) => {
                 // A process that fails reports why before it ends. The report can still be read
@@ -79,11 +79,8 @@ impl Channel {
             }
         };
 
-        let socket = fds
-            .into_iter()
-            .next()
-            .ok_or_else(|| StageFailure::other(stage, "a reply came without its socket"))?;
-        Ok((identity, socket))
+        fds.try_into()
+            .map_err(|_| StageFailure::other(stage, "a reply came without its descriptors"))
     }
 
     /// Waits for a reply about the workspace with this index.

@@ -13,8 +13,8 @@ use std::{
 use rustix::{
     mount::{OpenTreeFlags, open_tree},
     process::{
-        DumpableBehavior, Pid, Signal, WaitId, WaitIdOptions, WaitOptions, pidfd_send_signal,
-        set_dumpable_behavior, set_parent_process_death_signal, setsid, waitid, waitpid,
+        DumpableBehavior, Pid, Signal, WaitOptions, set_dumpable_behavior,
+        set_parent_process_death_signal, setsid, waitpid,
     },
     thread::set_thread_groups,
 };
@@ -22,14 +22,17 @@ use rustix::{
 use super::{
     id_map::{self, DirectoryOwner},
     identity::{self, KeeperPrivileges},
-    launcher, masked_proc, no_namespaces,
-    plan::{SandboxPlan, WorkspacePlan},
+    launcher,
+    launcher_process::LauncherProcess,
+    masked_proc, no_namespaces,
+    plan::SandboxPlan,
     priority, root, run_meter,
     stage::{Stage, StageFailure, at_stage},
     wire::{
         KeeperRequest, SandboxIdentity, SetupReply, StartTemplateRequest, TemplateSpec, receive,
         send, send_reply, seqpacket_pair,
     },
+    workspace_source::WorkspaceSource,
 };
 use crate::daemon::sys::{
     fd::close_all_except,
@@ -45,7 +48,10 @@ const LAUNCHER_NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc:
 
 struct KeeperState {
     plan: SandboxPlan,
-    workspace_directories: Vec<OwnedFd>,
+    /// The workspaces of the plan, in its order.
+    workspaces: Vec<WorkspaceSource>,
+    /// The directory that holds created workspaces, with the plan that they have in common.
+    created_workspaces: Option<WorkspaceSource>,
     privileges: KeeperPrivileges,
     single_threaded: SingleThreaded,
     launcher: Option<LauncherProcess>,
@@ -53,12 +59,13 @@ struct KeeperState {
     no_namespaces_templates: Vec<Pid>,
 }
 
-struct LauncherProcess {
+/// A template that was started.
+struct StartedTemplate {
+    /// The user that its sandboxes run as.
+    identity: SandboxIdentity,
+    /// The daemon's end of its socket.
     socket: OwnedFd,
     pidfd: OwnedFd,
-    process: Pid,
-    /// The user that the sandboxes of each workspace run as.
-    identities: Vec<Result<SandboxIdentity, StageFailure>>,
 }
 
 /// Runs as the keeper until the daemon is gone. Standard input is the socket to the daemon.
@@ -89,7 +96,7 @@ fn prepare(socket: &impl AsFd) -> Result<KeeperState, StageFailure> {
         SingleThreaded::check().map_err(|error| StageFailure::other(stage, error.to_string()))?;
     run_meter::check_process_tree_is_readable()?;
 
-    let (message, workspace_directories) = receive(socket)
+    let (message, directories) = receive(socket)
         .map_err(at_stage(stage, "receiving the plan"))?
         .ok_or_else(|| StageFailure::other(stage, "the daemon is gone"))?;
     let KeeperRequest::Plan(mut plan) = message else {
@@ -99,10 +106,11 @@ fn prepare(socket: &impl AsFd) -> Result<KeeperState, StageFailure> {
     // Resolved once: a symbolic link within a workspace could change between runs.
     plan.temporary_directory =
         fs::canonicalize(&plan.temporary_directory).unwrap_or(plan.temporary_directory);
-    if workspace_directories.len() != plan.workspaces.len() {
+    if directories.len() != plan.workspaces.len() + usize::from(plan.created_workspaces.is_some()) {
         return Err(StageFailure::other(stage, "each workspace must come with its directory"));
     }
 
+    let mut directories = directories.into_iter();
     let first_id = plan.workspaces.first().map_or(0, |first| first.sandbox_id);
     let privileges = KeeperPrivileges::detect(first_id)
         .map_err(|error| StageFailure::other(stage, error.to_string()))?;
@@ -112,15 +120,30 @@ fn prepare(socket: &impl AsFd) -> Result<KeeperState, StageFailure> {
             workspace.sandbox_id = first_id;
         }
     }
+    if let Some(created) = &mut plan.created_workspaces {
+        created.sandbox_ids.retain(|id| id_map::id_exists(*id));
+        created.model.sandbox_id = created.sandbox_ids.first().copied().unwrap_or(first_id);
+    }
     if privileges.can_set_user {
         // Sandboxes would inherit supplementary groups. An ordinary user cannot drop its own.
         set_thread_groups(&[])
             .map_err(at_stage(Stage::SetUser, "dropping supplementary groups"))?;
     }
 
+    let workspaces = plan.workspaces.iter().zip(directories.by_ref());
+    let workspaces = workspaces
+        .map(|(plan, directory)| WorkspaceSource { plan: plan.clone(), directory })
+        .collect();
+    let created_workspaces = plan
+        .created_workspaces
+        .as_ref()
+        .zip(directories.next())
+        .map(|(created, directory)| WorkspaceSource { plan: created.model.clone(), directory });
+
     Ok(KeeperState {
-        plan,
-        workspace_directories,
+        plan: *plan,
+        workspaces,
+        created_workspaces,
         privileges,
         single_threaded,
         launcher: None,
@@ -146,10 +169,12 @@ impl KeeperState {
                 _ => exit_now(0),
             };
 
-            let sent = match self.start_template(spec) {
-                Ok((identity, socket)) => {
-                    let reply = SetupReply::Done { workspace: spec.workspace, identity };
-                    send_reply(daemon, &reply, &[socket.as_fd()], Stage::Launcher)
+            let workspace = spec.workspace;
+            let sent = match self.start_template(&spec) {
+                Ok(StartedTemplate { identity, socket, pidfd }) => {
+                    let reply = SetupReply::Done { workspace, identity };
+                    let fds = [socket.as_fd(), pidfd.as_fd()];
+                    send_reply(daemon, &reply, &fds, Stage::Launcher)
                 }
                 Err(failure) => send(daemon, &SetupReply::Failed(failure), &[]),
             };
@@ -159,15 +184,26 @@ impl KeeperState {
         }
     }
 
-    /// Starts a template. Starts the launcher first if it does not run. Returns the daemon's end of
-    /// the template's socket.
-    fn start_template(
-        &mut self,
-        spec: TemplateSpec,
-    ) -> Result<(SandboxIdentity, OwnedFd), StageFailure> {
-        let TemplateSpec { workspace, level } = spec;
-        if !level.has_namespaces() {
-            return self.start_no_namespaces_template(workspace);
+    /// Starts a template. Starts the launcher first if it does not run.
+    fn start_template(&mut self, spec: &TemplateSpec) -> Result<StartedTemplate, StageFailure> {
+        let opened;
+        let source = match &spec.created {
+            Some(created) => {
+                let parent = self.created_workspaces.as_ref().ok_or_else(unknown_workspace)?;
+                let plans = self.plan.created_workspaces.as_ref().ok_or_else(unknown_workspace)?;
+                let number = spec.workspace.max(self.workspaces.len());
+                opened = WorkspaceSource::open_created(parent, plans.plan_of(number, created))?;
+                &opened
+            }
+            None => self.workspaces.get(spec.workspace).ok_or_else(unknown_workspace)?,
+        };
+        if !spec.level.has_namespaces() {
+            let (started, template) = self.start_no_namespaces_template(source)?;
+            self.no_namespaces_templates.retain(|template| {
+                matches!(waitpid(Some(*template), WaitOptions::NOHANG), Ok(None))
+            });
+            self.no_namespaces_templates.push(template);
+            return Ok(started);
         }
 
         if self.launcher.as_ref().is_none_or(|launcher| !launcher.is_alive()) {
@@ -175,11 +211,15 @@ impl KeeperState {
             self.launcher = Some(self.start_launcher()?);
         }
 
-        let unknown_workspace = || StageFailure::other(Stage::Launcher, "no such workspace");
         let launcher = self.launcher.as_ref().ok_or_else(unknown_workspace)?;
-        let identity = launcher.identities.get(workspace).ok_or_else(unknown_workspace)?.clone()?;
+        let identity = match &spec.created {
+            Some(_) => self.created_identity(launcher, source)?,
+            None => {
+                launcher.identities.get(spec.workspace).ok_or_else(unknown_workspace)?.clone()?
+            }
+        };
         let trees = if self.privileges.can_map_owners {
-            self.open_trees(workspace, identity)?
+            self.open_trees(source, identity)?
         } else {
             Vec::new()
         };
@@ -187,7 +227,8 @@ impl KeeperState {
         let (daemon, template) =
             seqpacket_pair().map_err(at_stage(Stage::Launcher, "creating a socket pair"))?;
         let request = StartTemplateRequest {
-            template: spec,
+            workspace: source.plan.clone(),
+            level: spec.level,
             identity,
             has_trees: self.privileges.can_map_owners,
         };
@@ -197,22 +238,42 @@ impl KeeperState {
             .map_err(at_stage(Stage::Launcher, "requesting a template"))?;
 
         match receive(&launcher.socket).map_err(at_stage(Stage::Launcher, "receiving a reply"))? {
-            Some((SetupReply::Done { identity, .. }, _)) => Ok((identity, daemon)),
+            Some((SetupReply::Done { identity, .. }, fds)) => {
+                let pidfd = fds.into_iter().next();
+                let missing = || StageFailure::other(Stage::Launcher, "a reply without a pidfd");
+                Ok(StartedTemplate { identity, socket: daemon, pidfd: pidfd.ok_or_else(missing)? })
+            }
             Some((SetupReply::Failed(failure), _)) => Err(failure),
             None => Err(StageFailure::other(Stage::Launcher, "the launcher died")),
         }
     }
 
-    /// Starts the template of a workspace at L1.
-    fn start_no_namespaces_template(
-        &mut self,
-        workspace: usize,
-    ) -> Result<(SandboxIdentity, OwnedFd), StageFailure> {
-        self.no_namespaces_templates
-            .retain(|template| matches!(waitpid(Some(*template), WaitOptions::NOHANG), Ok(None)));
+    /// The user that the sandboxes of a created workspace run as.
+    fn created_identity(
+        &self,
+        launcher: &LauncherProcess,
+        source: &WorkspaceSource,
+    ) -> Result<SandboxIdentity, StageFailure> {
+        let common = launcher.created_identity.clone().ok_or_else(unknown_workspace)??;
+        if common.id_mapped {
+            let id = source.plan.sandbox_id;
+            return Ok(SandboxIdentity { id_mapped: true, ..SandboxIdentity::unmapped(id, id) });
+        }
 
-        let owner = self.workspace_owner(workspace)?;
-        let id = self.workspace_plan(workspace)?.sandbox_id;
+        let parent = self.created_workspaces.as_ref().ok_or_else(unknown_workspace)?;
+        if source.owner()? != parent.owner()? && self.privileges.can_set_user {
+            let text = "the workspace belongs to another user than the directory that holds it";
+            return Err(StageFailure::other(Stage::WorkspaceOwner, text));
+        }
+        Ok(common)
+    }
+
+    /// Starts the template of a workspace at L1. Returns its process, too.
+    fn start_no_namespaces_template(
+        &self,
+        source: &WorkspaceSource,
+    ) -> Result<(StartedTemplate, Pid), StageFailure> {
+        let (owner, id) = (source.owner()?, source.plan.sandbox_id);
         let identity = identity::choose_identity_without_namespaces(self.privileges, id, owner)?;
 
         let (daemon, template) =
@@ -220,14 +281,13 @@ impl KeeperState {
         match fork(&self.single_threaded, 0)
             .map_err(at_stage(Stage::NoNamespaces, "cloning the L1 template"))?
         {
-            Fork::Parent { child, .. } => {
-                self.no_namespaces_templates.push(child);
-                Ok((identity, daemon))
+            Fork::Parent { child, pidfd } => {
+                Ok((StartedTemplate { identity, socket: daemon, pidfd }, child))
             }
             Fork::Child => no_namespaces::template::run(
                 template,
                 &self.plan,
-                self.workspace_plan(workspace)?,
+                &source.plan,
                 identity,
                 &self.single_threaded.for_fork(),
             ),
@@ -235,9 +295,10 @@ impl KeeperState {
     }
 
     fn start_launcher(&self) -> Result<LauncherProcess, StageFailure> {
-        let identities: Vec<_> = (0..self.plan.workspaces.len())
-            .map(|workspace| self.sandbox_identity(workspace))
-            .collect();
+        let identities: Vec<_> =
+            self.workspaces.iter().map(|source| self.sandbox_identity(source)).collect();
+        let created_identity =
+            self.created_workspaces.as_ref().map(|source| self.sandbox_identity(source));
         let Some(first) = identities.iter().flatten().next().copied() else {
             let none = || StageFailure::other(Stage::Identity, "no workspace");
             return Err(identities.into_iter().find_map(Result::err).unwrap_or_else(none));
@@ -259,11 +320,12 @@ impl KeeperState {
         };
         drop(launcher_socket);
 
-        let launcher = LauncherProcess { socket, pidfd, process, identities };
+        let launcher = LauncherProcess { socket, pidfd, process, identities, created_identity };
         if needs_fresh_proc {
             launcher.receive_reply()?;
         }
-        launcher.write_id_maps()?;
+        let created = self.plan.created_workspaces.as_ref();
+        launcher.write_id_maps(created.map_or(&[], |created| &created.sandbox_ids))?;
         send(&launcher.socket, &(), &[])
             .map_err(at_stage(Stage::Launcher, "starting the launcher"))?;
         launcher.receive_reply()?;
@@ -319,17 +381,16 @@ impl KeeperState {
     }
 
     /// The user that the sandboxes of a workspace run as.
-    fn sandbox_identity(&self, workspace: usize) -> Result<SandboxIdentity, StageFailure> {
-        let id = self.workspace_plan(workspace)?.sandbox_id;
-        let owner = self.workspace_owner(workspace)?;
+    fn sandbox_identity(&self, source: &WorkspaceSource) -> Result<SandboxIdentity, StageFailure> {
+        let (owner, id) = (source.owner()?, source.plan.sandbox_id);
         let identity = identity::choose_identity(self.privileges, id, owner, || {
-            self.open_workspace(workspace, Some(id)).map(drop)
+            self.open_workspace(source, Some(id)).map(drop)
         })?;
 
         // In all other cases the template, which runs as the commands' user, opens the binds.
         let can_open_home =
             self.privileges.can_map_owners || self.privileges.is_user(identity.host_ids.0);
-        if !can_open_home && self.workspace_plan(workspace)?.has_persistent_home {
+        if !can_open_home && source.plan.has_persistent_home {
             let text = format!(
                 "commands run as uid {}, which cannot enter the state directory: start the daemon with CAP_SYS_ADMIN, or set home = \"ephemeral\"",
                 identity.uid
@@ -339,51 +400,24 @@ impl KeeperState {
         Ok(identity)
     }
 
-    /// Owner of a workspace, or the owner that it will have when the daemon serves it.
-    fn workspace_owner(&self, workspace: usize) -> Result<DirectoryOwner, StageFailure> {
-        let owner = DirectoryOwner::of(self.workspace_directory(workspace)?)
-            .map_err(at_stage(Stage::Identity, "owner of the workspace"))?;
-
-        let chowned_to = self.workspace_plan(workspace)?.chowned_to;
-        Ok(match chowned_to.filter(|_| owner.uid == 0) {
-            Some(id) => DirectoryOwner { uid: id, gid: id },
-            None => owner,
-        })
-    }
-
-    fn workspace_directory(&self, workspace: usize) -> Result<BorrowedFd<'_>, StageFailure> {
-        self.workspace_directories
-            .get(workspace)
-            .map(AsFd::as_fd)
-            .ok_or_else(|| StageFailure::other(Stage::Launcher, "no such workspace"))
-    }
-
-    fn workspace_plan(&self, workspace: usize) -> Result<&WorkspacePlan, StageFailure> {
-        self.plan
-            .workspaces
-            .get(workspace)
-            .ok_or_else(|| StageFailure::other(Stage::Launcher, "no such workspace"))
-    }
-
     /// Opens the mount trees of a workspace and its binds, with owners mapped. The launcher does
     /// not have the privileges for this.
     fn open_trees(
         &self,
-        workspace: usize,
+        source: &WorkspaceSource,
         identity: SandboxIdentity,
     ) -> Result<Vec<OwnedFd>, StageFailure> {
         let map_to = identity.id_mapped.then_some(identity.uid);
-        let mut trees = vec![self.open_workspace(workspace, map_to)?];
+        let mut trees = vec![self.open_workspace(source, map_to)?];
 
-        let workspace = self.workspace_plan(workspace)?;
-        for bind in workspace.all_binds() {
+        for bind in source.plan.all_binds() {
             let name = bind.source.display().to_string();
             let tree = root::open_detached(&bind.source)?;
             root::check_source_identity(&bind.source, bind.file_identity, &tree)?;
 
             let owner =
                 DirectoryOwner::of(tree.as_fd()).map_err(at_stage(Stage::OpenSource, &name))?;
-            let is_home = workspace.home_bind.as_ref() == Some(bind);
+            let is_home = source.plan.home_bind.as_ref() == Some(bind);
             if is_home && map_to.is_none() && owner.uid != identity.uid {
                 let text = format!(
                     "{name} belongs to uid {}, but commands run as uid {uid}: change its owner (chown -R {uid} {name}), or remove it",
@@ -407,10 +441,10 @@ impl KeeperState {
 
     fn open_workspace(
         &self,
-        workspace: usize,
+        source: &WorkspaceSource,
         map_to: Option<u32>,
     ) -> Result<OwnedFd, StageFailure> {
-        let plan = self.workspace_plan(workspace)?;
+        let plan = &source.plan;
         let name = plan.path.display().to_string();
         root::refuse_host_revealing_mounts(&plan.path)?;
 
@@ -418,8 +452,8 @@ impl KeeperState {
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_RECURSIVE
             | OpenTreeFlags::AT_EMPTY_PATH;
-        let tree = open_tree(self.workspace_directory(workspace)?, "", flags)
-            .map_err(at_stage(Stage::OpenSource, &name))?;
+        let tree =
+            open_tree(&source.directory, "", flags).map_err(at_stage(Stage::OpenSource, &name))?;
         root::check_source_identity(&plan.path, plan.file_identity, &tree)?;
 
         let owner = DirectoryOwner::of(tree.as_fd()).map_err(at_stage(Stage::OpenSource, &name))?;
@@ -449,52 +483,6 @@ impl KeeperState {
     }
 }
 
-// === impl LauncherProcess ===
-
-impl LauncherProcess {
-    fn is_alive(&self) -> bool {
-        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-        matches!(waitid(WaitId::PidFd(self.pidfd.as_fd()), ended), Ok(None))
-    }
-
-    /// Waits until the launcher reports that it is ready.
-    fn receive_reply(&self) -> Result<(), StageFailure> {
-        match receive(&self.socket).map_err(at_stage(Stage::Launcher, "receiving a reply"))? {
-            Some((SetupReply::Done { .. }, _)) => Ok(()),
-            Some((SetupReply::Failed(failure), _)) => Err(failure),
-            None => {
-                Err(StageFailure::other(Stage::Launcher, "the launcher died before it was ready"))
-            }
-        }
-    }
-
-    /// Writes the launcher's id maps: each id that sandboxes run as, mapped to its id outside.
-    fn write_id_maps(&self) -> Result<(), StageFailure> {
-        let identities = || self.identities.iter().flatten();
-        let mut users: Vec<_> = identities().map(|id| (id.uid, id.host_ids.0)).collect();
-        let mut groups: Vec<_> = identities().map(|id| (id.gid, id.host_ids.1)).collect();
-        for ids in [&mut users, &mut groups] {
-            ids.sort_unstable();
-            ids.dedup();
-        }
-
-        let process = self.process.as_raw_nonzero();
-        for (file, text) in [
-            ("setgroups", "deny".to_owned()),
-            ("uid_map", id_map::format_id_map(&users)),
-            ("gid_map", id_map::format_id_map(&groups)),
-        ] {
-            id_map::write_proc_file(&format!("/proc/{process}/{file}"), &text)?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for LauncherProcess {
-    fn drop(&mut self) {
-        // The launcher may be dead already. Waiting then removes it from the process table.
-        let _dead = pidfd_send_signal(&self.pidfd, Signal::KILL);
-        // Does not block: a process that hangs in the kernel would delay its successor.
-        let _reaped = waitpid(Some(self.process), WaitOptions::NOHANG);
-    }
+fn unknown_workspace() -> StageFailure {
+    StageFailure::other(Stage::Launcher, "no such workspace")
 }

@@ -49,7 +49,7 @@ impl KeeperProcess {
             .and_then(Pid::from_raw)
             .ok_or_else(|| io::Error::other("a child has no process id"))?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        wire::send(&daemon, &KeeperRequest::Plan(plan), directories)?;
+        wire::send(&daemon, &KeeperRequest::Plan(Box::new(plan)), directories)?;
         Ok(Self { socket: daemon, child, pidfd })
     }
 }

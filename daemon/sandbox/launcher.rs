@@ -3,7 +3,7 @@
 //!
 //! It holds no secrets and serves no callers: it starts templates when the keeper requests them.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use nix::sched::{CloneFlags, unshare};
 use rustix::{
@@ -16,7 +16,7 @@ use super::{
     root,
     stage::{Stage, StageFailure, at_stage},
     template,
-    wire::{SandboxIdentity, SetupReply, StartTemplateRequest, TemplateSpec, receive, send},
+    wire::{SandboxIdentity, SetupReply, StartTemplateRequest, receive, send},
 };
 use crate::daemon::sys::{
     from_nix,
@@ -83,30 +83,32 @@ pub(super) fn run(
             exit_now(0);
         };
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
-        let workspace = request.template.workspace;
-        let reply = match start_template(request, fds, plan, single_threaded) {
-            Ok(identity) => SetupReply::Done { workspace, identity },
-            Err(failure) => SetupReply::Failed(failure),
+        let workspace = request.workspace.index;
+        let sent = match start_template(request, fds, plan, single_threaded) {
+            Ok((identity, template)) => {
+                send(socket, &SetupReply::Done { workspace, identity }, &[template.as_fd()])
+            }
+            Err(failure) => send(socket, &SetupReply::Failed(failure), &[]),
         };
-        if send(socket, &reply, &[]).is_err() {
+        if sent.is_err() {
             exit_now(0);
         }
     }
 }
 
+/// Returns the user of the template's sandboxes, and the template's pidfd.
 fn start_template(
     request: StartTemplateRequest,
     fds: Vec<OwnedFd>,
     plan: &SandboxPlan,
     single_threaded: &SingleThreaded,
-) -> Result<SandboxIdentity, StageFailure> {
+) -> Result<(SandboxIdentity, OwnedFd), StageFailure> {
     let malformed = || StageFailure::other(Stage::Launcher, "malformed request");
-    let TemplateSpec { workspace, level } = request.template;
-    let workspace = plan.workspaces.get(workspace).ok_or_else(malformed)?;
+    let StartTemplateRequest { workspace, level, identity, has_trees } = request;
     let mut fds = fds.into_iter();
     let socket = fds.next().ok_or_else(malformed)?;
     let trees: Vec<OwnedFd> = fds.collect();
-    if request.has_trees && trees.len() != 1 + workspace.all_binds().count() {
+    if has_trees && trees.len() != 1 + workspace.all_binds().count() {
         return Err(malformed());
     }
 
@@ -117,13 +119,13 @@ fn start_template(
     let forked = fork(single_threaded, TEMPLATE_NAMESPACES | network)
         .map_err(at_stage(Stage::TemplateNamespaces, "cloning the template"))?;
     match forked {
-        Fork::Parent { .. } => Ok(request.identity),
+        Fork::Parent { pidfd, .. } => Ok((identity, pidfd)),
         Fork::Child => template::run(
             socket,
             plan,
-            workspace,
+            &workspace,
             level,
-            request.identity,
+            identity,
             trees,
             single_threaded.for_fork(),
         ),

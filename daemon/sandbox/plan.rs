@@ -10,8 +10,10 @@ use super::limits::RunLimits;
 /// Everything that sandboxes are built from. Requests cannot change it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct SandboxPlan {
-    /// The workspaces. Each has its own template.
+    /// The workspaces of the configuration. Each has its own template.
     pub(crate) workspaces: Vec<WorkspacePlan>,
+    /// `None` if no workspace can be created while the daemon runs.
+    pub(crate) created_workspaces: Option<CreatedWorkspacesPlan>,
     pub(crate) limits: RunLimits,
     /// Whether commands may ptrace(2) processes of their own run.
     pub(crate) allow_ptrace: bool,
@@ -45,9 +47,29 @@ pub(crate) enum NetworkMode {
     Proxy,
 }
 
+/// What the workspaces that are created while the daemon runs have in common.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct CreatedWorkspacesPlan {
+    /// The plan of each, except that `path` is the directory that holds them all.
+    pub(crate) model: WorkspacePlan,
+    /// User and group ids of sandboxes if the daemon has root's rights. Many workspaces share them.
+    pub(crate) sandbox_ids: Vec<u32>,
+}
+
+/// A workspace that was created while the daemon runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CreatedWorkspace {
+    /// Name of the workspace, for people.
+    pub(crate) name: String,
+    /// Name of its directory in [`CreatedWorkspacesPlan::model`]'s path.
+    pub(crate) directory: String,
+    /// Device and inode of the directory that the daemon holds open.
+    pub(crate) file_identity: (u64, u64),
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WorkspacePlan {
-    /// Index in the plan, which identifies the workspace in messages.
+    /// Identifies the workspace in messages: its index in the plan, or a greater number.
     pub(crate) index: usize,
     /// Name of the workspace, for people.
     pub(crate) name: String,
@@ -101,6 +123,21 @@ pub(crate) struct BindMount {
     pub(crate) writable: bool,
     /// Device and inode at startup. The mounted file must be the same.
     pub(crate) file_identity: (u64, u64),
+}
+
+impl CreatedWorkspacesPlan {
+    /// The plan of a workspace. `index` identifies it in messages.
+    pub(super) fn plan_of(&self, index: usize, created: &CreatedWorkspace) -> WorkspacePlan {
+        let id = self.sandbox_ids.get(index % self.sandbox_ids.len().max(1));
+        WorkspacePlan {
+            index,
+            name: created.name.clone(),
+            path: self.model.path.join(&created.directory),
+            file_identity: created.file_identity,
+            sandbox_id: id.copied().unwrap_or(self.model.sandbox_id),
+            ..self.model.clone()
+        }
+    }
 }
 
 impl WorkspacePlan {

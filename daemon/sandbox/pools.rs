@@ -5,8 +5,8 @@ use std::{
     os::fd::OwnedFd,
     process::Child,
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -20,6 +20,7 @@ use super::{
     channel::Channel,
     keeper_process::KeeperProcess,
     limits::RunLimits,
+    plan::CreatedWorkspace,
     pool::{PoolContext, SandboxPool},
     protected_files::ProtectedFiles,
     recycle::WarmShellSwitch,
@@ -28,7 +29,11 @@ use crate::daemon::sys::readiness;
 
 #[derive(Debug)]
 pub(crate) struct SandboxPools {
-    pools: Vec<Arc<SandboxPool>>,
+    /// The pools of the configuration's workspaces in order, then those of created ones.
+    pools: RwLock<Vec<Arc<SandboxPool>>>,
+    max_slots: usize,
+    /// Number of the next created workspace.
+    next_number: AtomicUsize,
     keeper: AsyncFd<OwnedFd>,
     context: PoolContext,
     // Never waited for: the keeper ends when the daemon does.
@@ -60,23 +65,55 @@ impl SandboxPools {
             cgroups,
         };
 
+        let next_number = AtomicUsize::new(workspaces.len());
         let pools = workspaces
             .into_iter()
             .enumerate()
-            .map(|(index, files)| SandboxPool::new(index, max_slots, files, context.clone()))
+            .map(|(index, files)| SandboxPool::new(index, None, max_slots, files, context.clone()))
             .map(Arc::new)
             .collect();
         Ok(Self {
-            pools,
+            pools: RwLock::new(pools),
+            max_slots,
+            next_number,
             keeper: readiness::watch_readable(keeper.pidfd)?,
             context,
             _child: keeper.child,
         })
     }
 
-    /// The pool of the workspace with this index.
-    pub(crate) fn pool(&self, workspace: usize) -> Option<&Arc<SandboxPool>> {
-        self.pools.get(workspace)
+    /// The pool of the workspace of the configuration with this index.
+    pub(crate) fn pool(&self, workspace: usize) -> Option<Arc<SandboxPool>> {
+        self.read().get(workspace).cloned()
+    }
+
+    /// Adds the pool of a created workspace. It has no processes yet, and no level.
+    pub(crate) fn add(
+        &self,
+        created: CreatedWorkspace,
+        protected_files: ProtectedFiles,
+    ) -> Arc<SandboxPool> {
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let context = self.context.clone();
+        let pool =
+            SandboxPool::new(number, Some(created), self.max_slots, protected_files, context);
+        let pool = Arc::new(pool);
+        self.write().push(Arc::clone(&pool));
+        pool
+    }
+
+    /// Removes the pool of a created workspace, and ends its processes once no run uses them.
+    pub(crate) fn remove(&self, pool: &Arc<SandboxPool>) {
+        pool.close();
+        self.write().retain(|other| !Arc::ptr_eq(other, pool));
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Arc<SandboxPool>>> {
+        self.pools.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Arc<SandboxPool>>> {
+        self.pools.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until a pool starts or stops failing. Returns whether any pool can build sandboxes.
@@ -85,7 +122,7 @@ impl SandboxPools {
     /// Supports one caller at a time.
     pub(crate) async fn wait_for_availability_change(&self) -> bool {
         self.context.failing_changed.notified().await;
-        self.pools.iter().any(|pool| !pool.is_failing())
+        self.read().iter().any(|pool| !pool.is_failing())
     }
 
     /// Waits until the keeper has died. The daemon must then be restarted.
@@ -127,7 +164,7 @@ impl SandboxPools {
         include: impl Fn(&Arc<SandboxPool>) -> bool,
         count: impl Fn(&SandboxPool) -> u32,
     ) -> u32 {
-        self.pools.iter().filter(|pool| include(pool)).map(|pool| count(pool)).sum()
+        self.read().iter().filter(|pool| include(pool)).map(|pool| count(pool)).sum()
     }
 
     /// Number of quarantined sandboxes in the pools that `include` selects.
@@ -136,8 +173,6 @@ impl SandboxPools {
     }
 
     pub(crate) fn close(&self) {
-        for pool in &self.pools {
-            pool.close();
-        }
+        self.read().iter().for_each(|pool| pool.close());
     }
 }

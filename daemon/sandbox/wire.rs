@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
     level::IsolationLevel,
-    plan::SandboxPlan,
+    plan::{CreatedWorkspace, SandboxPlan, WorkspacePlan},
     stage::{Stage, StageFailure},
 };
 use crate::daemon::sys::{Errno, process::ResourceUsage};
@@ -39,17 +39,20 @@ pub(super) const MAX_MESSAGE_FDS: usize = 128;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum KeeperRequest {
-    /// What to build sandboxes from. Sent first, with the workspaces' directories.
-    Plan(SandboxPlan),
+    /// What to build sandboxes from. Sent first, with the directories of the workspaces and the one
+    /// that holds created workspaces.
+    Plan(Box<SandboxPlan>),
     StartTemplate(TemplateSpec),
     /// Lower the CPU share of the session of the process with this id. Has no reply.
     LowerCpuShare(i32),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TemplateSpec {
-    /// Index of the workspace in the plan.
+    /// Index of the workspace in the plan, or the number of a created one.
     pub(super) workspace: usize,
+    /// Set for a workspace that is not in the plan.
+    pub(super) created: Option<CreatedWorkspace>,
     /// Isolation level of its sandboxes. A template that cannot give this level fails.
     pub(super) level: IsolationLevel,
 }
@@ -61,7 +64,7 @@ pub(super) struct TemplateSpec {
 pub(super) enum SetupReply {
     /// Done. Sockets may come with the message.
     Done {
-        /// Index of the workspace in the plan.
+        /// The `index` of the workspace's plan.
         workspace: usize,
         /// The user that its sandboxes run as.
         identity: SandboxIdentity,
@@ -87,7 +90,8 @@ pub(crate) struct SandboxIdentity {
 /// the mount trees that the keeper has opened for it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct StartTemplateRequest {
-    pub(super) template: TemplateSpec,
+    pub(super) workspace: WorkspacePlan,
+    pub(super) level: IsolationLevel,
     pub(super) identity: SandboxIdentity,
     /// Whether mount trees of the workspace and its binds come with the message, in the plan's
     /// order.

@@ -70,6 +70,7 @@ use crate::{
             invoke_service_server::InvokeServiceServer, job_service_server::JobServiceServer,
             process_service_server::ProcessServiceServer, tool_service_server::ToolServiceServer,
             transfer_service_server::TransferServiceServer,
+            workspace_service_server::WorkspaceServiceServer,
         },
     },
     daemon::{
@@ -83,7 +84,7 @@ use crate::{
             catalog::CatalogServiceHandler, events::EventServiceHandler,
             info::DaemonServiceHandler, invoke::InvokeServiceHandler, jobs::JobServiceHandler,
             processes::ProcessServiceHandler, tools::ToolServiceHandler,
-            transfer::TransferServiceHandler,
+            transfer::TransferServiceHandler, workspaces::WorkspaceServiceHandler,
         },
         http::HttpService,
         pipeline::{Pipeline, shutdown::Shutdown},
@@ -183,7 +184,7 @@ pub(crate) async fn serve(
         addresses.print()?;
     }
     addresses.log();
-    service_manager.ready(&pipeline.workspaces).await;
+    service_manager.ready(pipeline.workspaces.configured()).await;
     if let Some(state_lost) = state_lost {
         spawn_state_watch(health.clone(), state_lost);
     }
@@ -270,6 +271,7 @@ fn routes(
             TransferServiceServer::new(TransferServiceHandler::new(pipeline()))
                 .max_decoding_message_size(max_upload_part_bytes),
         )
+        .add_service(WorkspaceServiceServer::new(WorkspaceServiceHandler(pipeline())))
         .add_service(
             ProcessServiceServer::new(ProcessServiceHandler(pipeline()))
                 .max_decoding_message_size(MAX_REQUEST_BYTES),

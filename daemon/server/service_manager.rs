@@ -78,7 +78,7 @@ impl ServiceManager {
     }
 
     /// Reports that calls are answered, and starts the signs of life.
-    pub(crate) async fn ready(&self, workspaces: &[WorkspaceContext]) {
+    pub(crate) async fn ready(&self, workspaces: &[Arc<WorkspaceContext>]) {
         let Some(manager) = &self.0 else { return };
         let isolations = workspaces.iter().map(|context| context.isolation.as_ref());
         let status = manager.ready_status.get_or_init(|| describe(isolations));

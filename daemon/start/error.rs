@@ -77,7 +77,7 @@ impl StartError {
 }
 
 /// Wraps an I/O error that happened while doing `what`.
-pub(super) fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
+pub(super) fn io_error(what: &'static str) -> impl Fn(io::Error) -> StartError + Copy {
     move |source| StartError::Io { what, source }
 }
 

@@ -28,7 +28,7 @@ pub(super) fn observe(pipeline: &Arc<Pipeline>, sandboxes: &Arc<SandboxPools>) {
     observe_store(metrics, pipeline);
     observe_sandboxes(metrics, sandboxes);
 
-    let contexts = pipeline.workspaces.iter();
+    let contexts = pipeline.workspaces.configured().iter();
     let fallbacks: usize = contexts.map(|context| context.isolation.failed_levels.len()).sum();
     metrics.observe(&table::SANDBOX_FALLBACKS, move |observe| observe(fallbacks as u64, &[]));
 }

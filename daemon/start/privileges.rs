@@ -82,6 +82,8 @@ pub(super) fn raise_descriptor_limit() -> io::Result<()> {
 pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()> {
     let workspaces = config.workspaces.iter();
     let workspaces = workspaces.map(|workspace| (workspace.path.as_path(), PathAccess::Write));
+    let created = config.created_workspaces.iter();
+    let created = created.map(|created| (created.directory.as_path(), PathAccess::Write));
     let state = (config.state_dir.as_path(), PathAccess::Write);
     // The audit log is rotated: its directory gets new files.
     let audit = config.telemetry.audit.iter();
@@ -102,8 +104,14 @@ pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()>
         keys.chain(config.config_path.as_deref()).chain(tls).flat_map(symlink_chain).collect();
     let read = reloaded.iter().filter_map(|file| Some((parent_dir(file)?, PathAccess::Read)));
 
-    let own: Vec<_> =
-        workspaces.chain(sockets).chain([state]).chain(audit).chain(cgroups).chain(read).collect();
+    let own: Vec<_> = workspaces
+        .chain(created)
+        .chain(sockets)
+        .chain([state])
+        .chain(audit)
+        .chain(cgroups)
+        .chain(read)
+        .collect();
     if !restrict_with_landlock(&own)? {
         tracing::warn!(
             remedy = "use Linux 5.19 or newer with landlock in the boot parameter lsm=",

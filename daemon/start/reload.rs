@@ -104,7 +104,7 @@ impl ConfigReloader {
             Err(panic) => return Err(vec![panic.to_string()]),
         };
 
-        let workspaces = pipeline.workspaces.iter();
+        let workspaces = pipeline.workspaces.configured().iter();
         let names: Vec<_> = workspaces.map(|context| context.workspace.name()).collect();
         let (catalog, access) = (&pipeline.catalog, &pipeline.access);
         let policy = CompiledPolicy::new(config.policy, catalog, &names, self.unconfigured_tools);

@@ -9,6 +9,7 @@ use std::{
 use tokio::sync::watch;
 
 use super::{
+    created_workspaces::{CommonContext, CreatorInputs},
     error::{StartError, io_error},
     host_sockets::HostSockets,
     isolation::{self, KeeperEnvironment, ProbedSandboxes, StartedKeeper},
@@ -33,6 +34,7 @@ use crate::daemon::{
         jobs::JobRegistry,
         policy::{decision::CompiledPolicy, store::RuleStore},
         shutdown::Shutdown,
+        workspaces::{Workspaces, created::WorkspaceCreator},
     },
     process::registry::ProcessRegistry,
     sandbox::{level::Isolation, plan::NetworkMode},
@@ -102,17 +104,33 @@ pub(super) async fn serve(
     let contexts = ContextBuilder {
         run_settings: run_settings(&config, proxy.clone()),
         fetcher: Fetcher::new(config.fetch.clone(), listeners.ports()).map(LimitedFetcher::new),
+        file_limiters: FileLimiters::new(config.concurrent_file_operations),
         config: &config,
         environment: &environment,
         probed: &probed,
         is_embedded,
     };
+    let common = contexts.common_context();
     let workspaces = contexts.build_all(workspaces);
     let isolation = weakest_isolation(&workspaces)?;
 
     let (database, state_lost) = open_state(&store, is_embedded).await?;
+    let shutdown_signals = Shutdown::default();
+    let creator = CreatorInputs {
+        config: &config,
+        environment: &environment,
+        sandboxes: &probed.sandboxes,
+        common,
+        database: database.clone(),
+        journals: store.change_journals_dir(),
+        kill: shutdown_signals.kill_token(),
+    };
+    let creator = creator.build().await?;
+    let parts = (workspaces, creator);
+    let telemetry_of = telemetry.clone();
     let pipeline =
-        open_pipeline(&config, catalog, workspaces, store, database, telemetry.clone()).await?;
+        open_pipeline(&config, catalog, parts, store, database, telemetry_of, shutdown_signals)
+            .await?;
     // A start that fails is no crash: it has neither line.
     telemetry.audit().report(
         AuditEvent::DaemonStarted,
@@ -120,6 +138,10 @@ pub(super) async fn serve(
     );
     pipeline.reserve_headroom();
     pipeline.drop_revoked_replies().await;
+    pipeline.open_created_workspaces().await.map_err(|error| StartError::Io {
+        what: "opening the created workspaces",
+        source: io::Error::other(error),
+    })?;
     pipeline.start_queued_jobs();
     if let Some(reload) = reload {
         reload.spawn(Arc::clone(&pipeline), listeners.tls());
@@ -209,13 +231,22 @@ struct ContextBuilder<'a> {
     environment: &'a KeeperEnvironment,
     probed: &'a ProbedSandboxes,
     run_settings: RunSettings,
+    file_limiters: FileLimiters,
     fetcher: Option<LimitedFetcher>,
     is_embedded: bool,
 }
 
 impl ContextBuilder<'_> {
+    /// What created workspaces share with those of the configuration.
+    fn common_context(&self) -> CommonContext {
+        CommonContext {
+            run_settings: self.run_settings.clone(),
+            file_limiters: self.file_limiters.clone(),
+            fetcher: self.fetcher.clone(),
+        }
+    }
+
     fn build_all(self, workspaces: Vec<Workspace>) -> Vec<WorkspaceContext> {
-        let file_limiters = FileLimiters::new(self.config.concurrent_file_operations);
         let mut contexts = Vec::new();
         let mut sockets = HostSockets::default();
         for (index, mut workspace) in workspaces.into_iter().enumerate() {
@@ -238,15 +269,16 @@ impl ContextBuilder<'_> {
             isolation::set_command_path(&mut workspace, &isolation);
             contexts.push(WorkspaceContext {
                 workspace: Arc::new(workspace),
-                sandbox_pool: Arc::clone(pool),
+                sandbox_pool: pool,
                 isolation: Arc::new(isolation),
                 run_settings: Arc::new(RunSettings {
                     default_timeout: config.run_timeout(&name),
                     ..self.run_settings.clone()
                 }),
-                file_limiters: file_limiters.clone(),
+                file_limiters: self.file_limiters.clone(),
                 fetcher: self.fetcher.clone(),
                 activity: Default::default(),
+                deletion: None,
             });
         }
         sockets.warn();
@@ -306,12 +338,12 @@ fn watch_state_files(
 async fn open_pipeline(
     config: &Config,
     catalog: Catalog,
-    workspaces: Vec<WorkspaceContext>,
+    (workspaces, workspace_creator): (Vec<WorkspaceContext>, Option<WorkspaceCreator>),
     store: StateDir,
     database: Database,
     telemetry: Telemetry,
+    shutdown: Shutdown,
 ) -> Result<Arc<Pipeline>, StartError> {
-    let shutdown = Shutdown::default();
     let idempotency = open_idempotency(database.clone(), config.requests, &shutdown).await?;
     let jobs = open_jobs(database.clone(), &store, config, &shutdown).await?;
 
@@ -335,7 +367,8 @@ async fn open_pipeline(
         catalog,
         policy,
         approvals,
-        workspaces,
+        workspaces: Workspaces::new(workspaces),
+        workspace_creator,
         state_dir: store,
         idempotency,
         telemetry,

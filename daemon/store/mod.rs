@@ -46,3 +46,4 @@ pub(crate) mod state_files;
 mod tombstones;
 pub(crate) mod unix_millis;
 pub(crate) mod uploads;
+pub(crate) mod workspaces;

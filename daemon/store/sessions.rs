@@ -274,6 +274,27 @@ impl SessionStore {
         Ok(true)
     }
 
+    /// Removes all sessions of a workspace that is deleted, even if an event stream holds one. Blocks.
+    ///
+    /// They leave no tombstones: a new workspace of this name has nothing of the old one.
+    pub(crate) fn remove_all_in(&self, workspace: &str) -> io::Result<()> {
+        let token = CancellationToken::new();
+        for location in self.all_locations()?.into_iter().filter(|it| it.workspace == workspace) {
+            let SessionLocation { workspace, id, directory } = &location;
+            let removed_directory = self.with_entry(workspace, id, |entry| {
+                let removed_directory = self.directories.mark_removed(directory)?;
+                *entry = None;
+                if let Some(sessions) = lock(&self.index).workspaces.get_mut(workspace) {
+                    sessions.remove(id);
+                }
+                Ok::<_, io::Error>(removed_directory)
+            })?;
+            Session::delete_artifacts(&removed_directory, &token)?;
+            self.directories.delete(&removed_directory, &token)?;
+        }
+        self.with_tombstones(|tombstones| tombstones.remove_all_in(workspace))
+    }
+
     /// Completes removals that an earlier daemon did not finish. Blocks.
     pub(super) fn finish_removals(&self, shutdown: &CancellationToken) -> io::Result<()> {
         // Loads the tombstones, which include these sessions from here on.

@@ -118,6 +118,17 @@ impl SessionTombstones {
         Ok(())
     }
 
+    /// Drops those of the sessions of a workspace.
+    pub(super) fn remove_all_in(&mut self, workspace: &str) -> io::Result<()> {
+        let mut remaining = self.tombstones.clone();
+        remaining.retain(|(of, _), _| of != workspace);
+        if remaining.len() < self.tombstones.len() {
+            self.rewrite_file(&remaining)?;
+            self.tombstones = remaining;
+        }
+        Ok(())
+    }
+
     /// Replaces the file atomically.
     fn rewrite_file(&self, tombstones: &HashMap<(String, SessionId), Tombstone>) -> io::Result<()> {
         let new = self.path.with_extension("new");

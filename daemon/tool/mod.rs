@@ -177,6 +177,8 @@ pub(crate) struct WorkspaceContext {
     pub(crate) fetcher: Option<LimitedFetcher>,
     /// Counts of running and finished calls.
     pub(crate) activity: Arc<Activity>,
+    /// Cancelled when a created workspace is deleted. `None` for one of the configuration.
+    pub(crate) deletion: Option<CancellationToken>,
 }
 
 /// Limits on concurrent file work, shared by all workspaces.

@@ -10,6 +10,7 @@
 //! | [`blocking_permit`] | the permit of blocking work on files |
 //! | [`cancel`] | cancellation of blocking work |
 //! | [`chown`] | changes the owner of files at start |
+//! | [`copy_tree`] | copies the files of one workspace into another |
 //! | [`directory`] | the entries of one directory, in order |
 //! | [`directory_page`] | a page of everything in one directory |
 //! | [`fault_injection`] | points at which a test kills the daemon |
@@ -44,6 +45,7 @@
 mod blocking_permit;
 mod cancel;
 mod chown;
+mod copy_tree;
 mod directory;
 mod directory_page;
 mod fault_injection;
@@ -106,6 +108,7 @@ pub(crate) use search::{
 };
 pub(crate) use snapshot::{FileSnapshot, NewContent};
 use temporary::is_temporary;
+pub(crate) use tree_removal::remove_tree;
 pub(crate) use walk::{FileWalk, WalkFilter};
 
 use super::{
@@ -179,7 +182,6 @@ impl Workspace {
         self.sync = sync;
     }
 
-    /// Whether changes are durable on disk before their response.
     pub(crate) fn syncs_changes(&self) -> bool {
         self.sync
     }
@@ -240,7 +242,6 @@ impl Workspace {
         &self.name
     }
 
-    /// Where commands see the workspace.
     pub(crate) fn mount_path(&self) -> &Path {
         &self.mount_path
     }

@@ -1,6 +1,6 @@
 //! Undoes changes that a crashed daemon left unfinished, and removes directories that became empty.
 
-use std::{io, os::fd::OwnedFd, path::Path};
+use std::{fs, io, os::fd::OwnedFd, path::Path};
 
 use rustix::fs::{AtFlags, unlinkat};
 
@@ -17,9 +17,7 @@ impl Workspace {
     /// earlier daemons. Returns their number. Must be called before any change. A journal that
     /// cannot be applied is an error and is not removed.
     pub(crate) fn open_journals(&mut self, directory: &Path) -> io::Result<usize> {
-        // By identity, because another directory can get the same name.
-        let (device, inode) = self.identity;
-        let journals = JournalDirectory::open(directory.join(format!("{device:x}-{inode:x}")))?;
+        let journals = JournalDirectory::open(directory.join(self.journals_name()))?;
         let orphaned = journals.orphaned()?;
         let count = orphaned.len();
         for journal in orphaned {
@@ -34,6 +32,21 @@ impl Workspace {
         }
         self.journals = Some(journals);
         Ok(count)
+    }
+
+    /// Removes the journals of this workspace, which must have no changes any more. Another directory
+    /// could get its inode.
+    pub(crate) fn remove_journals(&self, directory: &Path) -> io::Result<()> {
+        match fs::remove_dir_all(directory.join(self.journals_name())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// By identity, because another directory can get the same name.
+    fn journals_name(&self) -> String {
+        let (device, inode) = self.identity;
+        format!("{device:x}-{inode:x}")
     }
 
     fn undo_orphaned(&self, entries: &[JournalEntry]) -> Result<(), Errno> {

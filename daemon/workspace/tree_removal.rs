@@ -8,6 +8,7 @@
 //! moved, the traversal starts again from the top.
 
 use std::{
+    io,
     mem::MaybeUninit,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
 };
@@ -63,6 +64,14 @@ pub(super) fn remove_entry(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
             tracing::warn!(%error, name, "cannot remove a directory");
             Err(Errno::NOTEMPTY)
         }
+    }
+}
+
+/// Deletes the directory `name` with its contents. Succeeds if there is none.
+pub(crate) fn remove_tree(parent: &OwnedFd, name: &str) -> io::Result<()> {
+    match remove_entry(parent, name) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
     }
 }
 

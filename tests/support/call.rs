@@ -103,7 +103,7 @@ fn code_of_reason(reason: &str) -> Code {
         | "PROCESS_NOT_FOUND"
         | "UNKNOWN_TOOL"
         | "JOB_NOT_FOUND" => Code::NotFound,
-        "FILE_EXISTS" | "REQUEST_ID_REUSED" => Code::AlreadyExists,
+        "FILE_EXISTS" | "REQUEST_ID_REUSED" | "WORKSPACE_EXISTS" => Code::AlreadyExists,
         "STALE_FILE" | "CHECKSUM_MISMATCH" | "DAEMON_LOST" => Code::Aborted,
         "NOT_A_FILE"
         | "NOT_A_DIRECTORY"
@@ -121,6 +121,7 @@ fn code_of_reason(reason: &str) -> Code {
         | "NO_COMMAND_HISTORY"
         | "PROCESS_ENDED"
         | "STDIN_CLOSED"
+        | "WORKSPACES_DISABLED"
         | "SANDBOX_UNAVAILABLE" => Code::FailedPrecondition,
         "TIMEOUT" => Code::DeadlineExceeded,
         "RESOURCE_EXHAUSTED" | "NO_SPACE" => Code::ResourceExhausted,

@@ -154,7 +154,8 @@ fn to_table(key: &ApiKey) -> KeyTable {
         sha256: key.digest.map(|digest| digest.to_string()),
         certificates: (!key.certificates.is_empty())
             .then(|| key.certificates.iter().map(ToString::to_string).collect()),
-        workspaces: key.workspaces.as_ref().map(names),
+        workspaces: key.workspaces.as_ref().filter(|names| !names.is_empty()).map(names),
+        create_workspaces: key.create_workspaces,
         tools: key.tools.as_ref().map(names),
         calls_per_second: rate.map(|rate| rate.per_second),
         burst: rate.map(|rate| rate.burst),
@@ -187,6 +188,7 @@ mod tests {
             digest: None,
             certificates: Default::default(),
             workspaces: Some(["w".to_owned()].into()),
+            create_workspaces: false,
             tools: None,
             limits: KeyLimits {
                 rate: Some(RateLimit { per_second: 3, burst: 5 }),

@@ -28,12 +28,13 @@ const CREATE_KEY_REMEDY: &str = "create a key with `jig key new --keys FILE`";
 /// Largest value of `calls_per_second`, `burst` and `concurrent_calls`.
 const MAX_CALL_LIMIT: u32 = 1_000_000;
 /// The fields of a `[[keys]]` table.
-const KEY_FIELDS: [&str; 11] = [
+const KEY_FIELDS: [&str; 12] = [
     "name",
     "role",
     "sha256",
     "certificates",
     "workspaces",
+    "create_workspaces",
     "tools",
     "calls_per_second",
     "burst",
@@ -72,8 +73,10 @@ pub(crate) struct ApiKey {
     pub(crate) digest: Option<KeyDigest>,
     /// Names of the client certificates that authenticate the caller.
     pub(crate) certificates: BTreeSet<CertificateName>,
-    /// Workspaces that the key allows. `None`: all.
+    /// Workspaces that the key allows, beside those that it creates. `None`: all.
     pub(crate) workspaces: Option<BTreeSet<String>>,
+    /// Whether the key may create workspaces. Administrators may in any case.
+    pub(crate) create_workspaces: bool,
     /// Tools that the key allows. `None`: all.
     pub(crate) tools: Option<BTreeSet<String>>,
     pub(crate) limits: KeyLimits,
@@ -118,6 +121,8 @@ pub(super) struct KeyTable {
     pub(super) certificates: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) workspaces: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) create_workspaces: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tools: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -276,12 +281,22 @@ fn check_key(table: KeyTable, report: &mut impl FnMut(String)) -> ApiKey {
         report(problem.clone());
     }
 
+    let (role, create_workspaces) = (table.role, table.create_workspaces);
+    let sees_own_only = create_workspaces && role < AccessRole::Admin;
+    if create_workspaces && role < AccessRole::Invoke {
+        report("create_workspaces needs the role invoke".to_owned());
+    }
+
     ApiKey {
         name: table.name,
-        role: table.role,
+        role,
         digest,
         certificates,
-        workspaces: table.workspaces.map(|names| names.into_iter().collect()),
+        workspaces: table
+            .workspaces
+            .map(|names| names.into_iter().collect())
+            .or_else(|| sees_own_only.then(BTreeSet::new)),
+        create_workspaces,
         tools: table.tools.map(|names| names.into_iter().collect()),
         limits: KeyLimits {
             rate: table.calls_per_second.map(|per_second| RateLimit {

@@ -10,6 +10,7 @@
 //! sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 //! certificates = ["uri:spiffe://example.org/builder"] # beside sha256, or in its place
 //! workspaces = ["app"]         # default: all
+//! create_workspaces = false    # true: it sees those that it creates, and no others by default
 //! tools = ["read_file", "run"] # default: all
 //! calls_per_second = 20        # default: no limit
 //! burst = 40                   # default: calls_per_second

@@ -23,7 +23,9 @@ impl CallerScope {
         let workspaces = match context.workspace {
             Some(_) => [pipeline.resolve_workspace(context)?.workspace.name().to_owned()].into(),
             None => pipeline
-                .visible_workspaces(&context.principal)
+                .workspaces
+                .visible_to(&context.principal)
+                .iter()
                 .map(|visible| visible.workspace.name().to_owned())
                 .collect(),
         };

@@ -111,7 +111,8 @@ impl JobService for JobServiceHandler {
     ) -> Result<Response<ListJobsResponse>, Status> {
         handle(request, async |context, request| {
             let request = self.pipeline.catalog.check("jig.v1.ListJobsRequest", request)?;
-            let workspace = self.pipeline.resolve_workspace(&context)?.workspace.name();
+            let workspace_context = self.pipeline.resolve_workspace(&context)?;
+            let workspace = workspace_context.workspace.name();
             let query = parse_job_query(request, workspace)?;
             let page_size = query.limit as usize;
             let query = JobQuery {

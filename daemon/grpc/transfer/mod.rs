@@ -41,10 +41,8 @@ impl TransferServiceHandler {
     ///
     /// Must be called inside the runtime. Blocks for a moment.
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
-        let contexts = pipeline.workspaces.iter();
-        let workspaces = contexts.map(|context| Arc::clone(&context.workspace)).collect();
-        let upload_sessions =
-            Arc::new(UploadSessions::load(pipeline.state_dir.uploads(), workspaces));
+        let records = pipeline.state_dir.uploads();
+        let upload_sessions = Arc::new(UploadSessions::load(records, Arc::downgrade(&pipeline)));
         let draining = pipeline.shutdown.draining_token();
         task::spawn("expiry of uploads", Arc::clone(&upload_sessions).run_sweeper(draining));
 

@@ -18,7 +18,7 @@ mod session;
 use std::{
     collections::{HashMap, hash_map::Entry},
     io, mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering},
     time::Duration,
 };
 
@@ -33,6 +33,7 @@ use self::session::{
 use crate::daemon::{
     error::{Error, Reason},
     fd_exhaustion::{fd_exhausted_error, is_fd_exhaustion},
+    pipeline::Pipeline,
     store::{
         failure::state_failure,
         uploads::{UploadRecord, UploadRecords},
@@ -48,7 +49,8 @@ const MAX_UPLOAD_SESSIONS: usize = 64;
 #[derive(Debug)]
 pub(super) struct UploadSessions {
     records: UploadRecords,
-    workspaces: Vec<Arc<Workspace>>,
+    /// Has the workspaces. Does not keep it alive: it ends the daemon.
+    pipeline: Weak<Pipeline>,
     uploads: Mutex<HashMap<UploadKey, UploadSession>>,
     /// Notified when a call releases a session, which can expire from then on.
     released: Notify,
@@ -80,9 +82,9 @@ pub(super) enum LeaseOutcome {
 
 impl UploadSessions {
     /// Loads the sessions of earlier daemons. Deletes those that cannot be resumed. Blocks.
-    pub(super) fn load(records: UploadRecords, workspaces: Vec<Arc<Workspace>>) -> Self {
+    pub(super) fn load(records: UploadRecords, pipeline: Weak<Pipeline>) -> Self {
         let sessions =
-            Self { records, workspaces, uploads: Mutex::default(), released: Notify::new() };
+            Self { records, pipeline, uploads: Mutex::default(), released: Notify::new() };
         // If another daemon holds the lock, it deletes useless records as well.
         let Some(_lock) = sessions.records.try_lock_directory() else {
             return sessions;
@@ -329,7 +331,7 @@ impl UploadSessions {
 
     fn try_save(&self, record: &UploadRecord) -> io::Result<()> {
         let workspace = self.workspace(&record.workspace);
-        let sync = workspace.is_some_and(Workspace::syncs_changes);
+        let sync = workspace.is_some_and(|workspace| workspace.syncs_changes());
         self.records.save(record, sync)
     }
 
@@ -340,9 +342,10 @@ impl UploadSessions {
         }
     }
 
-    fn workspace(&self, name: &str) -> Option<&Workspace> {
-        let mut workspaces = self.workspaces.iter();
-        workspaces.find(|workspace| workspace.name() == name).map(|workspace| &**workspace)
+    fn workspace(&self, name: &str) -> Option<Arc<Workspace>> {
+        let all = self.pipeline.upgrade()?.workspaces.all();
+        let found = all.iter().find(|context| context.workspace.name() == name)?;
+        Some(Arc::clone(&found.workspace))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<UploadKey, UploadSession>> {

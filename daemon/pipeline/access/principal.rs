@@ -26,6 +26,7 @@ pub(crate) struct Principal {
     role: AccessRole,
     /// `None` means all.
     workspaces: Option<BTreeSet<String>>,
+    create_workspaces: bool,
     /// `None` means all.
     tools: Option<BTreeSet<String>>,
     limits: KeyLimits,
@@ -46,6 +47,7 @@ impl Principal {
             name: format!("key:{}", key.name).into(),
             role: key.role,
             workspaces: key.workspaces.clone(),
+            create_workspaces: key.create_workspaces,
             tools: key.tools.clone(),
             limits: key.limits,
             digest: Some(key.credentials_digest()),
@@ -79,6 +81,7 @@ impl Principal {
             name: name.into(),
             role: AccessRole::Admin,
             workspaces: None,
+            create_workspaces: true,
             tools: None,
             limits: KeyLimits::default(),
             digest: None,
@@ -171,6 +174,23 @@ impl Principal {
         workspaces.is_none_or(|names| names.contains(workspace))
     }
 
+    /// Whether the principal may see a workspace that `owner` created.
+    pub(crate) fn can_see_created(&self, owner: &str) -> bool {
+        *self.name == *owner || self.role == AccessRole::Admin && self.workspaces.is_none()
+    }
+
+    /// Returns `FORBIDDEN` if the principal may not create workspaces.
+    pub(crate) fn require_create_workspaces(&self) -> Result<(), Error> {
+        if self.create_workspaces || self.role == AccessRole::Admin {
+            return Ok(());
+        }
+        let text = format!(
+            "{} may not create workspaces: use another key, or one with create_workspaces",
+            self.name
+        );
+        Err(Error::new(Reason::Forbidden, text))
+    }
+
     /// Returns `FORBIDDEN` without the role `needed`. `what` names the action in the error.
     pub(crate) fn require_role(&self, needed: AccessRole, what: &str) -> Result<(), Error> {
         if self.role >= needed {
@@ -212,6 +232,7 @@ impl Principal {
         self.name == other.name
             && self.role == other.role
             && self.workspaces == other.workspaces
+            && self.create_workspaces == other.create_workspaces
             && self.tools == other.tools
             && self.limits == other.limits
             && self.digest == other.digest

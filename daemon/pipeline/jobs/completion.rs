@@ -63,6 +63,21 @@ impl JobRegistry {
         }
     }
 
+    /// Cancels all jobs of a workspace, and waits for their ends.
+    pub(in crate::daemon::pipeline) async fn end_all_in(self: &Arc<Self>, workspace: &str) {
+        let handles: Vec<_> = {
+            let state = self.state();
+            let live = state.live_jobs.values().map(|live_job| &live_job.handle);
+            live.filter(|handle| handle.is_in_workspace(workspace)).cloned().collect()
+        };
+        for handle in &handles {
+            self.cancel(handle).await;
+        }
+        for handle in &handles {
+            handle.wait_for_end().await;
+        }
+    }
+
     async fn record_end(
         self: &Arc<Self>,
         handle: &JobHandle,

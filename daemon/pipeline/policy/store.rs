@@ -169,6 +169,18 @@ impl RuleStore {
         removed.map_err(|error| state_database_error(&error))
     }
 
+    /// Removes the rules of a workspace that is deleted.
+    pub(crate) async fn remove_all_in(&self, workspace: &str) -> Result<(), DatabaseError> {
+        let _lock = self.write_lock.lock().await;
+        let snapshot = self.snapshot();
+        let is_in = |rule: &Arc<Rule>| {
+            rule.workspaces.as_ref().is_some_and(|names| names.contains(workspace))
+        };
+        let rules = snapshot.runtime_rules().iter();
+        let ids = rules.filter(|rule| is_in(rule)).map(|rule| rule.id.clone()).collect();
+        self.remove_stored(&ids).await
+    }
+
     /// Removes rules that expired before `cutoff`.
     pub(crate) async fn remove_expired(&self, cutoff: SystemTime) -> Result<(), DatabaseError> {
         let _lock = self.write_lock.lock().await;

@@ -128,7 +128,8 @@ fn check_temporary_directory(plan: &SandboxPlan) -> Result<(), StageFailure> {
         ));
     }
 
-    let visible = plan.workspaces.iter().flat_map(|workspace| {
+    let created = plan.created_workspaces.iter().map(|created| &created.model);
+    let visible = plan.workspaces.iter().chain(created).flat_map(|workspace| {
         let binds = workspace.binds.iter().map(|bind| &bind.source);
         binds.chain([&workspace.path]).cloned()
     });

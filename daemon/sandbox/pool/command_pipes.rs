@@ -55,6 +55,11 @@ impl CommandPipes {
         }
     }
 
+    /// Closes the stored pipes.
+    pub(super) fn clear(&self) {
+        self.lock().clear();
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<CommandPipe>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

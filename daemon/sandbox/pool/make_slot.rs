@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{NewSlot, SandboxPool, build::io_failure};
+use super::{NewSlot, PoolTemplate, SandboxPool, build::io_failure, pool_closed_failure};
 use crate::daemon::sandbox::{
     channel::Channel,
     proxy_listener::ProxyListener,
@@ -16,7 +16,7 @@ impl SandboxPool {
     pub(super) async fn make_slot(&self) -> Result<NewSlot, StageFailure> {
         let mut template = self.template.lock().await;
         let current = self.protected_files.generation();
-        if template.as_ref().is_some_and(|(_, generation)| *generation != current) {
+        if template.as_ref().is_some_and(|template| template.generation != current) {
             *template = None;
         }
 
@@ -26,12 +26,12 @@ impl SandboxPool {
                 *template = Some(self.start_template().await?);
                 started_here = true;
             }
-            let Some((channel, generation)) = template.as_ref() else {
+            let Some(PoolTemplate { channel, generation, .. }) = template.as_ref() else {
                 continue;
             };
 
             match channel.request(&MakeSlotRequest, self.workspace, Stage::SlotNamespace).await {
-                Ok((_, socket)) => {
+                Ok([socket]) => {
                     let slot = Channel::new(socket).map_err(|error| io_failure(&error))?;
                     let (_, fds) = slot.receive_reply(self.workspace, Stage::SlotNamespace).await?;
                     let listener = fds
@@ -54,23 +54,30 @@ impl SandboxPool {
         }
     }
 
-    async fn start_template(&self) -> Result<(Channel, u64), StageFailure> {
+    async fn start_template(&self) -> Result<PoolTemplate, StageFailure> {
+        if self.state().is_closed {
+            return Err(pool_closed_failure());
+        }
         let files_before = self.protected_files.find();
 
         let keeper = self.context.keeper.lock().await;
-        let spec = TemplateSpec { workspace: self.workspace, level: self.state().level };
-        let (_, socket) = keeper
+        let spec = TemplateSpec {
+            workspace: self.workspace,
+            created: self.created.clone(),
+            level: self.state().level,
+        };
+        let [socket, pidfd] = keeper
             .request(&KeeperRequest::StartTemplate(spec), self.workspace, Stage::Launcher)
             .await?;
         drop(keeper);
 
-        let template = Channel::new(socket).map_err(|error| io_failure(&error))?;
-        let (identity, _) = template.receive_reply(self.workspace, Stage::BuildRoot).await?;
+        let channel = Channel::new(socket).map_err(|error| io_failure(&error))?;
+        let (identity, _) = channel.receive_reply(self.workspace, Stage::BuildRoot).await?;
         self.state().identity = Some(identity);
 
         // The template has created missing files by now. A file replaced in between is found by the
         // next check.
         let generation = self.protected_files.record(files_before);
-        Ok((template, generation))
+        Ok(PoolTemplate { channel, generation, pidfd })
     }
 }

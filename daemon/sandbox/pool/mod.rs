@@ -13,6 +13,7 @@ mod warm_shell_check;
 
 use std::{
     collections::VecDeque,
+    io,
     os::fd::OwnedFd,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -33,6 +34,7 @@ use super::{
     channel::Channel,
     level::IsolationLevel,
     limits::RunLimits,
+    plan::CreatedWorkspace,
     protected_files::ProtectedFiles,
     proxy_listener::ProxyListener,
     recycle::WarmShellSwitch,
@@ -42,6 +44,7 @@ use super::{
 };
 use crate::daemon::{
     queue::{Limiter, Sharing},
+    sys::readiness,
     task,
 };
 
@@ -56,17 +59,28 @@ const MAX_UNREPORTED_SLOT_DEATHS: u32 = 64;
 
 #[derive(Debug)]
 pub(crate) struct SandboxPool {
+    /// Number of the workspace in messages.
     workspace: usize,
+    /// Set for a workspace that was created while the daemon runs.
+    created: Option<CreatedWorkspace>,
     max_slots: usize,
     /// Permits to hold a sandbox: one per slot, granted fairly.
     limiter: Arc<Limiter>,
     context: PoolContext,
-    /// The template that makes slots, and the generation of protected files that it has mounted.
-    template: AsyncMutex<Option<(Channel, u64)>>,
+    template: AsyncMutex<Option<PoolTemplate>>,
     protected_files: ProtectedFiles,
     state: Mutex<PoolState>,
     pipes: CommandPipes,
     quarantined: AtomicU32,
+}
+
+/// The process that makes slots. Its end is the end of everything made from it.
+#[derive(Debug)]
+struct PoolTemplate {
+    channel: Channel,
+    /// The generation of protected files that it has mounted.
+    generation: u64,
+    pidfd: OwnedFd,
 }
 
 /// What all pools have in common.
@@ -116,12 +130,14 @@ type NewSlot = (Channel, Option<Arc<ProxyListener>>, u64);
 impl SandboxPool {
     pub(super) fn new(
         workspace: usize,
+        created: Option<CreatedWorkspace>,
         max_slots: usize,
         protected_files: ProtectedFiles,
         context: PoolContext,
     ) -> Self {
         Self {
             workspace,
+            created,
             max_slots,
             limiter: Limiter::new(max_slots, Sharing::Unlimited, usize::MAX),
             context,
@@ -147,10 +163,45 @@ impl SandboxPool {
     }
 
     /// Closes the pool: drops all idle sandboxes, which ends their slots.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut state = self.state();
         state.is_closed = true;
         state.idle.clear();
+    }
+
+    /// Ends all processes of a pool that no call uses. The next call starts them again.
+    pub(crate) async fn release_unused(&self) {
+        // Held meanwhile: with the template, the slots end that it has made.
+        let mut template = self.template.lock().await;
+        {
+            let mut state = self.state();
+            if state.in_use > 0 || state.slot_count > state.idle.len() {
+                return;
+            }
+            // Their slots end. Each decrements `in_use`, as slots of acquired sandboxes do.
+            state.in_use += state.idle.len();
+            state.idle.clear();
+        }
+        self.pipes.clear();
+        *template = None;
+    }
+
+    /// Whether the pool has any process.
+    pub(crate) fn has_slots(&self) -> bool {
+        self.state().slot_count > 0
+    }
+
+    /// Closes the pool, kills all its processes, and waits until the last one is gone.
+    pub(crate) async fn end(&self) -> io::Result<()> {
+        self.close();
+        self.pipes.clear();
+        let Some(PoolTemplate { channel, pidfd, .. }) = self.template.lock().await.take() else {
+            return Ok(());
+        };
+        drop(channel);
+        // Its process namespace ends with it, before it is reported as ended.
+        drop(readiness::watch_readable(pidfd)?.readable().await?);
+        Ok(())
     }
 
     /// Starts over at another level and drops what was built before. Called only before the first
@@ -173,8 +224,16 @@ impl SandboxPool {
         self.start_warm_shell_check();
     }
 
+    /// Takes over a level that another pool has proven. The pool has no sandbox before the first call,
+    /// or before [`Self::start_initial_slots`].
+    pub(crate) fn assume_level(&self, level: IsolationLevel) {
+        let mut state = self.state();
+        state.level = level;
+        state.is_level_decided = true;
+    }
+
     /// Starts slots until the pool has [`INITIAL_IDLE_SANDBOXES`].
-    fn start_initial_slots(self: &Arc<Self>) {
+    pub(crate) fn start_initial_slots(self: &Arc<Self>) {
         let missing = {
             let mut state = self.state();
             let wanted = INITIAL_IDLE_SANDBOXES.min(self.max_slots);
@@ -227,7 +286,9 @@ impl SandboxPool {
         let pool = Arc::clone(self);
         task::spawn("sandbox slot", async move {
             let served = pool.serve_slot().await;
-            if let Err(failure) = &served {
+            if let Err(failure) = &served
+                && !pool.state().is_closed
+            {
                 tracing::warn!(stage = failure.stage.name(), %failure, "sandbox slot lost");
                 pool.fail_oldest_waiter(failure);
             }

@@ -126,7 +126,7 @@ fn eviction_starts_with_the_workspace_that_has_most() {
 
 fn open_sessions(directory: &std::path::Path) -> Arc<UploadSessions> {
     let store = crate::daemon::store::state_dir::StateDir::open(directory).unwrap();
-    Arc::new(UploadSessions::load(store.uploads(), Vec::new()))
+    Arc::new(UploadSessions::load(store.uploads(), std::sync::Weak::new()))
 }
 
 #[test]

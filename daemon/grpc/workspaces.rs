@@ -1,0 +1,296 @@
+//! `jig.v1.WorkspaceService`: creates, lists, changes and deletes workspaces.
+
+use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
+
+use prost::Message;
+use tonic::{Request, Response, Status};
+
+use super::handle;
+use crate::{
+    api::v1::{
+        CreateWorkspaceRequest, CreateWorkspaceResponse, DeleteWorkspaceRequest,
+        DeleteWorkspaceResponse, GetWorkspaceRequest, GetWorkspaceResponse, ListWorkspacesRequest,
+        ListWorkspacesResponse, UpdateWorkspaceRequest, UpdateWorkspaceResponse, WorkspaceDetails,
+        workspace_service_server::WorkspaceService,
+    },
+    daemon::{
+        error::{Error, Reason, Violation},
+        pipeline::{
+            Pipeline,
+            context::CallContext,
+            workspaces::{OwnedWorkspace, created::NewWorkspace},
+        },
+        store::{unix_millis, workspaces::StoredWorkspace},
+        tool::{Tool as _, WorkspaceContext, read_file::ReadFile},
+    },
+};
+
+/// Names of created workspaces: those of DNS labels, for use in host names and metadata.
+const NAME_RULE: &str =
+    "must have 1 to 63 lower-case letters, digits and hyphens, the first and last not a hyphen";
+
+#[derive(Debug, Clone)]
+pub(crate) struct WorkspaceServiceHandler(pub(crate) Arc<Pipeline>);
+
+#[tonic::async_trait]
+impl WorkspaceService for WorkspaceServiceHandler {
+    async fn create_workspace(
+        &self,
+        request: Request<CreateWorkspaceRequest>,
+    ) -> Result<Response<CreateWorkspaceResponse>, Status> {
+        self.handle_once("CreateWorkspace", request, |service, context, request| {
+            service.create(context, request)
+        })
+        .await
+    }
+
+    async fn get_workspace(
+        &self,
+        request: Request<GetWorkspaceRequest>,
+    ) -> Result<Response<GetWorkspaceResponse>, Status> {
+        handle(request, async |context, request| {
+            let request = self.0.catalog.check("jig.v1.GetWorkspaceRequest", request)?;
+            let all = self.visible(&context);
+            let found = all.into_iter().find(|details| details.name == request.name);
+            let found =
+                found.ok_or_else(|| self.0.unknown_workspace_error(&context, &request.name))?;
+            Ok(GetWorkspaceResponse { workspace: Some(found) })
+        })
+        .await
+    }
+
+    async fn list_workspaces(
+        &self,
+        request: Request<ListWorkspacesRequest>,
+    ) -> Result<Response<ListWorkspacesResponse>, Status> {
+        handle(request, async |context, request| {
+            let request = self.0.catalog.check("jig.v1.ListWorkspacesRequest", request)?;
+            let page_size = request.page_size.unwrap_or_default().max(1) as usize;
+            // The token is the last name of the page before.
+            let mut workspaces: Vec<_> = self
+                .visible(&context)
+                .into_iter()
+                .filter(|details| details.name > request.page_token)
+                .filter(|details| {
+                    request.labels.iter().all(|label| details.labels.get(label.0) == Some(label.1))
+                })
+                .take(page_size + 1)
+                .collect();
+            let has_more = workspaces.len() > page_size;
+            workspaces.truncate(page_size);
+            let last = workspaces.last().filter(|_| has_more);
+            Ok(ListWorkspacesResponse {
+                next_page_token: last.map(|last| last.name.clone()).unwrap_or_default(),
+                workspaces,
+            })
+        })
+        .await
+    }
+
+    async fn update_workspace(
+        &self,
+        request: Request<UpdateWorkspaceRequest>,
+    ) -> Result<Response<UpdateWorkspaceResponse>, Status> {
+        self.handle_once("UpdateWorkspace", request, |service, context, request| {
+            service.update(context, request)
+        })
+        .await
+    }
+
+    async fn delete_workspace(
+        &self,
+        request: Request<DeleteWorkspaceRequest>,
+    ) -> Result<Response<DeleteWorkspaceResponse>, Status> {
+        self.handle_once("DeleteWorkspace", request, |service, context, request| {
+            service.delete(context, request)
+        })
+        .await
+    }
+}
+
+impl WorkspaceServiceHandler {
+    /// Handles a request with side effects, to its end even if the client disconnects. A repeat with
+    /// the same request id gets the first result.
+    async fn handle_once<Q, A, F>(
+        &self,
+        method: &str,
+        request: Request<Q>,
+        work: impl FnOnce(Self, CallContext, Q) -> F,
+    ) -> Result<Response<A>, Status>
+    where
+        Q: Message,
+        A: Message + Default + 'static,
+        F: Future<Output = Result<A, Error>> + Send + 'static,
+    {
+        let method = format!("jig.v1.WorkspaceService/{method}");
+        handle(request, async |context, request| {
+            let call = self.0.identify_daemon_call(&context, &method, &request);
+            let work = work(self.clone(), context, request);
+            self.0.run_once_to_end(call, &method, work).await
+        })
+        .await
+    }
+
+    async fn create(
+        self,
+        context: CallContext,
+        request: CreateWorkspaceRequest,
+    ) -> Result<CreateWorkspaceResponse, Error> {
+        let request = self.0.catalog.check("jig.v1.CreateWorkspaceRequest", request)?;
+        context.principal.require_create_workspaces()?;
+        if !request.name.is_empty() && !is_valid_name(&request.name) {
+            return Err(Error::invalid(vec![Violation::new("name", NAME_RULE)]));
+        }
+        let clone_of = match request.clone_of.filter(|name| !name.is_empty()) {
+            Some(name) => Some(self.source(&context, &name)?),
+            None => None,
+        };
+        self.0.shutdown.check_accepting()?;
+
+        let new = NewWorkspace {
+            name: Some(request.name).filter(|name| !name.is_empty()),
+            owner: context.principal.name().to_owned(),
+            labels: request.labels.into_iter().collect(),
+            clone_of,
+            ttl: request.ttl_sec.map(seconds),
+            idle_timeout: request.idle_timeout_sec.map(seconds),
+        };
+        let created = self.0.create_workspace(new).await?;
+        Ok(CreateWorkspaceResponse { workspace: Some(created_details(&created)) })
+    }
+
+    /// The workspace whose files a new one gets. Its caller must be allowed to read them.
+    fn source(&self, context: &CallContext, name: &str) -> Result<Arc<WorkspaceContext>, Error> {
+        let of = CallContext { workspace: Some(name.to_owned()), ..context.clone() };
+        let source = self.0.resolve_workspace(&of)?;
+        context.principal.require_tool(ReadFile::NAME)?;
+        Ok(source)
+    }
+
+    async fn update(
+        self,
+        context: CallContext,
+        request: UpdateWorkspaceRequest,
+    ) -> Result<UpdateWorkspaceResponse, Error> {
+        let request = self.0.catalog.check("jig.v1.UpdateWorkspaceRequest", request)?;
+        let workspace = self.created(&context, &request.name)?;
+        let labels: Option<BTreeMap<_, _>> =
+            request.labels.map(|labels| labels.labels.into_iter().collect());
+        let changed = self.0.update_workspace(
+            &workspace,
+            request.ttl_sec.map(seconds),
+            request.idle_timeout_sec.map(seconds),
+            labels,
+        );
+        changed.await?;
+        Ok(UpdateWorkspaceResponse { workspace: Some(created_details(&workspace)) })
+    }
+
+    async fn delete(
+        self,
+        context: CallContext,
+        request: DeleteWorkspaceRequest,
+    ) -> Result<DeleteWorkspaceResponse, Error> {
+        let request = self.0.catalog.check("jig.v1.DeleteWorkspaceRequest", request)?;
+        let workspace = self.created(&context, &request.name)?;
+        self.0.delete_workspace(&workspace).await?;
+        Ok(DeleteWorkspaceResponse {})
+    }
+
+    /// The created workspace of this name, if the caller sees it.
+    fn created(&self, context: &CallContext, name: &str) -> Result<Arc<OwnedWorkspace>, Error> {
+        let created = self.0.workspaces.created_visible_to(&context.principal);
+        let found = created.into_iter().find(|owned| owned.context.workspace.name() == name);
+        found.ok_or_else(|| {
+            let of = CallContext { workspace: Some(name.to_owned()), ..context.clone() };
+            match self.0.resolve_workspace(&of) {
+                Ok(_) => {
+                    let text = format!(
+                        "the workspace {name:?} is one of the configuration: only the operator can change or remove it"
+                    );
+                    Error::new(Reason::Forbidden, text).with_metadata("workspace", name)
+                }
+                Err(error) => error,
+            }
+        })
+    }
+
+    /// The workspaces of the caller in the order of their names.
+    fn visible(&self, context: &CallContext) -> Vec<WorkspaceDetails> {
+        let principal = &context.principal;
+        let created = self.0.workspaces.created_visible_to(principal);
+        let created: BTreeMap<&str, WorkspaceDetails> = created
+            .iter()
+            .map(|owned| (owned.context.workspace.name(), created_details(owned)))
+            .collect();
+        let all = self.0.workspaces.visible_to(principal);
+        let mut all: Vec<_> = all
+            .iter()
+            .map(|context| {
+                let name = context.workspace.name();
+                created.get(name).cloned().unwrap_or_else(|| details(context))
+            })
+            .collect();
+        all.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        all
+    }
+}
+
+fn details(context: &WorkspaceContext) -> WorkspaceDetails {
+    WorkspaceDetails {
+        name: context.workspace.name().to_owned(),
+        mount_path: context.workspace.mount_path().display().to_string(),
+        ..WorkspaceDetails::default()
+    }
+}
+
+fn created_details(workspace: &OwnedWorkspace) -> WorkspaceDetails {
+    let StoredWorkspace {
+        owner,
+        labels,
+        created_ms,
+        last_used_ms,
+        expires_ms,
+        idle_timeout_ms,
+        ..
+    } = workspace.stored();
+    let time = |millis| unix_millis::to_time(millis).into();
+    WorkspaceDetails {
+        on_demand: true,
+        owner,
+        labels: labels.into_iter().collect(),
+        create_time: Some(time(created_ms)),
+        expire_time: expires_ms.map(time),
+        last_used_time: Some(time(last_used_ms)),
+        idle_timeout_sec: idle_timeout_ms
+            .map(|millis| u32::try_from(millis / 1000).unwrap_or(u32::MAX)),
+        ..details(&workspace.context)
+    }
+}
+
+fn is_valid_name(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&name.len())
+        && name.bytes().all(is_allowed)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+}
+
+fn seconds(number: u32) -> Duration {
+    Duration::from_secs(number.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_valid_name;
+
+    #[test]
+    fn names_are_dns_labels() {
+        for name in ["a", "a-1", "1", &"n".repeat(63)] {
+            assert!(is_valid_name(name), "{name}");
+        }
+        for name in ["", "-a", "a-", "A", "a.b", "a/b", "..", "ä", "a b", "a\n", &"n".repeat(64)] {
+            assert!(!is_valid_name(name), "{name}");
+        }
+    }
+}

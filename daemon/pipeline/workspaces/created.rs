@@ -1,0 +1,394 @@
+//! Creates workspaces while the daemon runs, and deletes them.
+//!
+//! ```text
+//! create ──▶ stored, not ready ──▶ directory and files ──▶ stored, ready ──▶ calls can name it
+//! delete ──▶ stored, not ready; calls cannot name it ──▶ calls, jobs and processes end
+//!                                                     ──▶ files and records are removed
+//! ```
+//!
+//! A start of the daemon deletes those that are not ready.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use rustix::{
+    fs::{Mode, OFlags, fchown, fstat, mkdirat, open, openat},
+    process::{Gid, Uid, geteuid},
+};
+use tokio_util::sync::CancellationToken;
+use ulid::Ulid;
+
+use super::{OwnedWorkspace, Workspaces};
+use crate::daemon::{
+    config::created_workspaces::CreatedWorkspacesConfig,
+    error::{Error, Reason},
+    pipeline::state_error::state_database_error,
+    sandbox::{plan::CreatedWorkspace, pools::SandboxPools, protected_files::ProtectedFiles},
+    store::{
+        unix_millis,
+        workspaces::{CreatedWorkspaceTable, StoredWorkspace},
+    },
+    task,
+    tool::WorkspaceContext,
+    workspace::{CancelToken, Workspace, remove_tree},
+};
+
+/// Letters in a name that the daemon chooses.
+const CHOSEN_NAME_LETTERS: usize = 12;
+
+/// Creates workspaces, and removes what is left of deleted ones.
+#[derive(Debug)]
+pub(crate) struct WorkspaceCreator {
+    pub(super) config: CreatedWorkspacesConfig,
+    /// The directory that holds them.
+    directory: OwnedFd,
+    table: CreatedWorkspaceTable,
+    sandboxes: Arc<SandboxPools>,
+    /// What all of them have in common. Its own workspace has proven the isolation of commands.
+    model: WorkspaceContext,
+    /// Paths in each that neither file tools nor commands can change.
+    protected_paths: Vec<String>,
+    /// The directory with the journals of file changes.
+    journals: PathBuf,
+    /// Cancelled when the daemon kills its calls.
+    kill: CancellationToken,
+    /// Names of workspaces that are being created or deleted.
+    busy: Mutex<BTreeMap<String, String>>,
+}
+
+/// What [`WorkspaceCreator::new`] needs.
+#[derive(Debug)]
+pub(crate) struct WorkspaceCreatorParts {
+    pub(crate) config: CreatedWorkspacesConfig,
+    pub(crate) table: CreatedWorkspaceTable,
+    pub(crate) sandboxes: Arc<SandboxPools>,
+    pub(crate) model: WorkspaceContext,
+    pub(crate) protected_paths: Vec<String>,
+    pub(crate) journals: PathBuf,
+    pub(crate) kill: CancellationToken,
+}
+
+/// A workspace to create.
+#[derive(Debug)]
+pub(crate) struct NewWorkspace {
+    /// `None`: the daemon chooses one.
+    pub(crate) name: Option<String>,
+    /// Name of the principal that creates it.
+    pub(crate) owner: String,
+    pub(crate) labels: BTreeMap<String, String>,
+    /// The workspace whose files are copied.
+    pub(crate) clone_of: Option<Arc<WorkspaceContext>>,
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) idle_timeout: Option<Duration>,
+}
+
+/// The name of a workspace that is being created or deleted. Free again when dropped.
+#[derive(Debug)]
+pub(in crate::daemon::pipeline) struct BusyName<'a> {
+    creator: &'a WorkspaceCreator,
+    name: String,
+}
+
+impl WorkspaceCreator {
+    pub(crate) fn new(parts: WorkspaceCreatorParts) -> io::Result<Self> {
+        let WorkspaceCreatorParts {
+            config,
+            table,
+            sandboxes,
+            model,
+            protected_paths,
+            journals,
+            kill,
+        } = parts;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self {
+            directory: open(&config.directory, flags, Mode::empty())?,
+            config,
+            table,
+            sandboxes,
+            model,
+            protected_paths,
+            journals,
+            kill,
+            busy: Mutex::default(),
+        })
+    }
+
+    /// Opens the stored workspaces. Returns those that are not ready or have no directory.
+    pub(in crate::daemon::pipeline) async fn load(
+        &self,
+        workspaces: &Workspaces,
+    ) -> Result<Vec<StoredWorkspace>, Error> {
+        let stored = self.table.load_all().await.map_err(|error| state_database_error(&error))?;
+        let mut incomplete = Vec::new();
+        for workspace in stored {
+            match self.open(&workspace) {
+                Ok(context) if workspace.is_ready => {
+                    workspaces.insert(OwnedWorkspace::new(context, workspace));
+                }
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::error!(workspace = workspace.name, %error, "cannot open a workspace");
+                    // No other workspace gets its name, or its records.
+                    self.busy().insert(workspace.name.clone(), workspace.owner.clone());
+                }
+                Ok(_) | Err(_) => incomplete.push(workspace),
+            }
+        }
+        Ok(incomplete)
+    }
+
+    /// Creates a workspace. Runs to its end even if the caller disconnects.
+    pub(in crate::daemon::pipeline) async fn create(
+        &self,
+        workspaces: &Workspaces,
+        new: NewWorkspace,
+    ) -> Result<Arc<OwnedWorkspace>, Error> {
+        let busy = self.reserve(workspaces, &new)?;
+        let now = unix_millis::now();
+        let mut stored = StoredWorkspace {
+            name: busy.name.clone(),
+            directory: Ulid::generate().to_string().to_lowercase(),
+            owner: new.owner,
+            labels: new.labels,
+            is_ready: false,
+            created_ms: now,
+            last_used_ms: now,
+            expires_ms: self.expiry_after(new.ttl),
+            idle_timeout_ms: self.idle_timeout_ms(new.idle_timeout),
+        };
+        self.put(&stored).await?;
+
+        let made = self.make(&stored, new.clone_of).await;
+        let context = match made {
+            Ok(context) => context,
+            Err(error) => {
+                if let Err(cleanup) = self.remove_rest(&stored).await {
+                    tracing::warn!(%cleanup, "an incomplete workspace is removed at the next start");
+                }
+                return Err(error);
+            }
+        };
+        stored.is_ready = true;
+        self.put(&stored).await?;
+        context.sandbox_pool.start_initial_slots();
+        Ok(workspaces.insert(OwnedWorkspace::new(context, stored)))
+    }
+
+    /// When a workspace expires that should live for `ttl` from now. The operator can set a default
+    /// and maximum.
+    pub(in crate::daemon::pipeline) fn expiry_after(&self, ttl: Option<Duration>) -> Option<i64> {
+        let ttl = at_most(ttl, self.config.ttl)?;
+        Some(unix_millis::now().saturating_add(millis(ttl)))
+    }
+
+    /// The idle timeout of a workspace, in milliseconds. The operator can set a default and maximum.
+    pub(in crate::daemon::pipeline) fn idle_timeout_ms(
+        &self,
+        timeout: Option<Duration>,
+    ) -> Option<i64> {
+        at_most(timeout, self.config.idle_timeout).map(millis)
+    }
+
+    /// Reserves the name of a workspace, and a place within the limits.
+    fn reserve(&self, workspaces: &Workspaces, new: &NewWorkspace) -> Result<BusyName<'_>, Error> {
+        let mut busy = self.busy();
+        let created = workspaces.created();
+        let created: Vec<_> = created
+            .iter()
+            .filter(|owned| !busy.contains_key(owned.context.workspace.name()))
+            .map(|owned| &owned.owner)
+            .collect();
+        let owners = || created.iter().copied().chain(busy.values());
+        let limit = |what: &str, limit: usize| {
+            let text = format!(
+                "{what} as many workspaces as the operator allows, {limit}: delete one, and retry"
+            );
+            Error::new(Reason::ResourceExhausted, text)
+        };
+        if owners().filter(|owner| **owner == new.owner).count() >= self.config.max_per_caller {
+            return Err(limit("this caller has", self.config.max_per_caller));
+        }
+        if owners().count() >= self.config.max_entries {
+            return Err(limit("the daemon has", self.config.max_entries));
+        }
+
+        let name = new.name.clone().unwrap_or_else(choose_name);
+        if busy.contains_key(&name) || workspaces.is_used(&name) {
+            let text =
+                format!("a workspace of the name {name:?} exists: choose another name, or none");
+            return Err(Error::new(Reason::WorkspaceExists, text).with_metadata("workspace", name));
+        }
+        busy.insert(name.clone(), new.owner.clone());
+        drop(busy);
+        Ok(BusyName { creator: self, name })
+    }
+
+    /// Makes the directory of a workspace with its files, and opens it.
+    async fn make(
+        &self,
+        stored: &StoredWorkspace,
+        clone_of: Option<Arc<WorkspaceContext>>,
+    ) -> Result<WorkspaceContext, Error> {
+        make_directory(&self.directory, &stored.directory)
+            .map_err(|error| creation_error(&error))?;
+        let context = self.open(stored).map_err(|error| creation_error(&error))?;
+        let Some(source) = clone_of else {
+            return Ok(context);
+        };
+
+        let (target, source) = (Arc::clone(&context.workspace), Arc::clone(&source.workspace));
+        let copy = move || target.copy_from(&source, &CancelToken::new());
+        let copied = task::spawn_blocking(copy).await.map_err(Error::internal)?;
+        copied.map(|_| context)
+    }
+
+    /// Opens a workspace that has its directory. It gets processes with its first command.
+    fn open(&self, stored: &StoredWorkspace) -> io::Result<WorkspaceContext> {
+        let path = self.config.directory.join(&stored.directory);
+        let mount_path = self.model.workspace.mount_path();
+        let is_in_place = mount_path == self.model.workspace.path();
+        let mount_path = if is_in_place { path.as_path() } else { mount_path };
+        let mut workspace = Workspace::open(stored.name.clone(), path.clone(), mount_path)?;
+        workspace.protect(&self.protected_paths)?;
+        workspace.sync_changes(self.model.workspace.syncs_changes());
+        workspace.open_journals(&self.journals)?;
+
+        let created = CreatedWorkspace {
+            name: stored.name.clone(),
+            directory: stored.directory.clone(),
+            file_identity: workspace.identity(),
+        };
+        let protected = self.protected_paths.iter().map(|name| path.join(name)).collect();
+        let pool = self.sandboxes.add(created, ProtectedFiles::new(protected));
+        pool.assume_level(self.model.isolation.level);
+        Ok(WorkspaceContext {
+            workspace: Arc::new(workspace),
+            sandbox_pool: pool,
+            activity: Default::default(),
+            deletion: Some(self.kill.child_token()),
+            ..self.model.clone()
+        })
+    }
+
+    /// Marks a workspace as being deleted, in memory and in the database.
+    pub(in crate::daemon::pipeline) async fn begin_deletion(
+        &self,
+        workspaces: &Workspaces,
+        workspace: &OwnedWorkspace,
+    ) -> Result<BusyName<'_>, Error> {
+        let mut stored = workspace.stored();
+        let name = stored.name.clone();
+        self.busy().insert(name.clone(), stored.owner.clone());
+        let busy = BusyName { creator: self, name };
+        stored.is_ready = false;
+        self.put(&stored).await?;
+        workspaces.remove(&stored.name);
+        Ok(busy)
+    }
+
+    /// Ends the processes of a workspace, and waits until the last one is gone.
+    pub(in crate::daemon::pipeline) async fn end_processes(
+        &self,
+        workspace: &OwnedWorkspace,
+    ) -> Result<(), Error> {
+        let context = &workspace.context;
+        context.activity.wait_until_idle().await;
+        context.sandbox_pool.end().await.map_err(Error::internal)?;
+        self.sandboxes.remove(&context.sandbox_pool);
+        Ok(())
+    }
+
+    /// Removes the files of a workspace, and what the database has of it.
+    pub(in crate::daemon::pipeline) async fn remove_rest(
+        &self,
+        stored: &StoredWorkspace,
+    ) -> Result<(), Error> {
+        let (directory, journals) = (self.directory.try_clone(), self.journals.clone());
+        let (name, path) =
+            (stored.directory.clone(), self.config.directory.join(&stored.directory));
+        let remove = move || {
+            match Workspace::open(name.clone(), path, "/") {
+                Ok(workspace) => workspace.remove_journals(&journals)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            remove_tree(&directory?, &name)
+        };
+        let removed = task::spawn_blocking(remove).await.map_err(Error::internal)?;
+        removed.map_err(Error::internal)?;
+        let removed = self.table.remove(stored.name.clone()).await;
+        removed.map_err(|error| state_database_error(&error))
+    }
+
+    /// Stores a workspace.
+    pub(in crate::daemon::pipeline) async fn put(
+        &self,
+        stored: &StoredWorkspace,
+    ) -> Result<(), Error> {
+        self.table.put(stored.clone()).await.map_err(|error| state_database_error(&error))
+    }
+
+    fn busy(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BusyName<'_> {
+    /// Keeps the name until the daemon ends.
+    pub(in crate::daemon::pipeline) fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for BusyName<'_> {
+    fn drop(&mut self) {
+        self.creator.busy().remove(&self.name);
+    }
+}
+
+/// Makes a directory, and gives it to the owner of `parent`, as which commands may have to run.
+pub(crate) fn make_directory(parent: &OwnedFd, name: &str) -> io::Result<()> {
+    mkdirat(parent, name, Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = openat(parent, name, flags, Mode::empty())?;
+    let owner = fstat(parent)?;
+    if geteuid().is_root() && owner.st_uid != 0 {
+        let (uid, gid) = (Uid::from_raw(owner.st_uid), Gid::from_raw(owner.st_gid));
+        fchown(&directory, Some(uid), Some(gid))?;
+    }
+    Ok(())
+}
+
+fn creation_error(error: &io::Error) -> Error {
+    let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+    if !is_full {
+        return Error::internal(format!("cannot create the directory of the workspace: {error}"));
+    }
+    let text = "the disk of the workspaces is full: nothing was created. Free space, and retry";
+    Error::new(Reason::NoSpace, text)
+}
+
+/// `wanted`, but at most `longest`, which is also the default.
+fn at_most(wanted: Option<Duration>, longest: Option<Duration>) -> Option<Duration> {
+    match (wanted, longest) {
+        (Some(wanted), Some(longest)) => Some(wanted.min(longest)),
+        (wanted, longest) => wanted.or(longest),
+    }
+}
+
+/// A name that no workspace has had.
+fn choose_name() -> String {
+    let id = Ulid::generate().to_string().to_lowercase();
+    // The last letters are random, the first ones are a time.
+    format!("ws-{}", &id[id.len() - CHOSEN_NAME_LETTERS..])
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,150 @@
+//! Prepares the creation of workspaces: what the keeper and the pipeline need, and the proof that
+//! commands in them are isolated.
+
+use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
+
+use rustix::fs::{Mode, OFlags, open};
+use tokio_util::sync::CancellationToken;
+use ulid::Ulid;
+
+use super::{
+    error::{StartError, io_error},
+    isolation::{self, KeeperEnvironment},
+};
+use crate::daemon::{
+    config::{Config, created_workspaces::CreatedWorkspacesConfig},
+    pipeline::workspaces::created::{WorkspaceCreator, WorkspaceCreatorParts, make_directory},
+    sandbox::{
+        plan::{CreatedWorkspace, CreatedWorkspacesPlan, DEFAULT_MOUNT_PATH, WorkspacePlan},
+        pools::SandboxPools,
+        protected_files::ProtectedFiles,
+    },
+    store::{database::Database, workspaces::CreatedWorkspaceTable},
+    tool::{FileLimiters, LimitedFetcher, RunSettings, WorkspaceContext},
+    workspace::{Workspace, remove_tree},
+};
+
+/// Name of the workspace that proves the isolation.
+const MODEL_NAME: &str = "workspaces on demand";
+
+/// What created workspaces share with those of the configuration.
+pub(super) struct CommonContext {
+    pub(super) run_settings: RunSettings,
+    pub(super) file_limiters: FileLimiters,
+    pub(super) fetcher: Option<LimitedFetcher>,
+}
+
+/// What a [`WorkspaceCreator`] is built from.
+pub(super) struct CreatorInputs<'a> {
+    pub(super) config: &'a Config,
+    pub(super) environment: &'a KeeperEnvironment,
+    pub(super) sandboxes: &'a Arc<SandboxPools>,
+    pub(super) common: CommonContext,
+    pub(super) database: Database,
+    pub(super) journals: PathBuf,
+    pub(super) kill: CancellationToken,
+}
+
+/// Opens the directory that holds created workspaces.
+pub(super) fn open_directory(config: &CreatedWorkspacesConfig) -> Result<OwnedFd, StartError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    open(&config.directory, flags, Mode::empty())
+        .map_err(|errno| io_error("opening workspaces_on_demand.directory")(errno.into()))
+}
+
+/// What the sandboxes of created workspaces are built from.
+pub(super) fn plan(config: &Config) -> Option<CreatedWorkspacesPlan> {
+    let created = config.created_workspaces.as_ref()?;
+    let sandbox_ids = config.sandbox_ids.get(config.workspaces.len()..).unwrap_or_default();
+    Some(CreatedWorkspacesPlan {
+        model: WorkspacePlan {
+            index: config.workspaces.len(),
+            name: MODEL_NAME.to_owned(),
+            sandbox_id: sandbox_ids.first().copied().unwrap_or_default(),
+            path: created.directory.clone(),
+            file_identity: directory_identity(created),
+            mount_path: DEFAULT_MOUNT_PATH.into(),
+            binds: created.common.binds.clone(),
+            chowned_to: None,
+            protected_paths: Vec::new(),
+            requires_protection: false,
+            has_persistent_home: false,
+            home_bind: None,
+        },
+        sandbox_ids: sandbox_ids.to_vec(),
+    })
+}
+
+/// Device and inode of the directory, which the keeper compares with what it opens.
+fn directory_identity(config: &CreatedWorkspacesConfig) -> (u64, u64) {
+    let stat = rustix::fs::stat(&config.directory);
+    stat.map_or((0, 0), |stat| (stat.st_dev, stat.st_ino))
+}
+
+impl CreatorInputs<'_> {
+    /// Builds the creator, if the configuration has a directory for workspaces.
+    pub(super) async fn build(self) -> Result<Option<WorkspaceCreator>, StartError> {
+        let Some(config) = self.config.created_workspaces.clone() else {
+            return Ok(None);
+        };
+        let failed = io_error("preparing workspaces_on_demand.directory");
+        let directory = open_directory(&config)?;
+        let name = format!(".probe-{}", Ulid::generate());
+        make_directory(&directory, &name).map_err(failed)?;
+        let model = self.probe(&config, &name).await;
+        remove_tree(&directory, &name).map_err(failed)?;
+
+        let parts = WorkspaceCreatorParts {
+            table: CreatedWorkspaceTable::new(self.database),
+            sandboxes: Arc::clone(self.sandboxes),
+            model: model?,
+            protected_paths: Vec::new(),
+            journals: self.journals,
+            kill: self.kill,
+            config,
+        };
+        WorkspaceCreator::new(parts).map(Some).map_err(failed)
+    }
+
+    /// Proves the isolation of commands in a workspace of this directory. Returns what all others
+    /// have in common with it.
+    async fn probe(
+        &self,
+        config: &CreatedWorkspacesConfig,
+        directory: &str,
+    ) -> Result<WorkspaceContext, StartError> {
+        let failed = io_error("proving the isolation of created workspaces");
+        let path = config.directory.join(directory);
+        let mut workspace =
+            Workspace::open(MODEL_NAME, path, DEFAULT_MOUNT_PATH).map_err(failed)?;
+        workspace.sync_changes(self.config.sync_files);
+
+        let created = CreatedWorkspace {
+            name: MODEL_NAME.to_owned(),
+            directory: directory.to_owned(),
+            file_identity: workspace.identity(),
+        };
+        let pool = self.sandboxes.add(created, ProtectedFiles::new(Vec::new()));
+        let probe = pool.probe_levels(self.config.minimum_level).await;
+        pool.end().await.map_err(failed)?;
+        self.sandboxes.remove(&pool);
+
+        let isolation =
+            isolation::workspace_isolation(self.config, self.environment, MODEL_NAME, &probe);
+        isolation::log_isolation(&isolation, true);
+        isolation::set_command_path(&mut workspace, &isolation);
+        Ok(WorkspaceContext {
+            workspace: Arc::new(workspace),
+            sandbox_pool: pool,
+            isolation: Arc::new(isolation),
+            run_settings: Arc::new(RunSettings {
+                default_timeout: config.common.run_timeout,
+                ..self.common.run_settings.clone()
+            }),
+            file_limiters: self.common.file_limiters.clone(),
+            fetcher: self.common.fetcher.clone(),
+            activity: Default::default(),
+            deletion: None,
+        })
+    }
+}
