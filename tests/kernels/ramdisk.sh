@@ -6,7 +6,7 @@
 # - PROGRAMS, a directory of compiled C programs, as /programs
 # - the modules in KERNELS as /modules
 # - each BINARY at its path on this machine, without debug information
-# - smoke.sh as /smoke
+# - smoke.sh as /smoke, and serve.sh as /serve
 # - everyday programs with their libraries: those of this machine, or for arm64 those beside KERNELS
 #
 # The words after `--` on the kernel's command line are the program to run, by its path, and its arguments.
@@ -67,6 +67,7 @@ for binary; do
   "$strip" -o "$root$binary" "$binary"
 done
 cp "$scripts/smoke.sh" "$root/smoke"
+cp "$scripts/serve.sh" "$root/serve"
 cp -r "$programs" "$root/programs"
 mkdir "$root/modules"
 cp -r "$kernels"/*.modules "$root/modules/"

@@ -1,8 +1,9 @@
 //! Virtual machines with Debian's kernels, under software emulation. Tests run in them that need a
 //! kernel other than the host's, a kernel of their own, or an arm64 processor.
 //!
-//! The same tests run on both sides. On the host, a test boots the machine, which runs only
-//! that test; in the machine, the test executes its body.
+//! The same tests run on both sides. On the host, a test has the machine run only that test; in
+//! the machine, the test executes its body. Tests share a machine if it has only a kernel, and
+//! neither options nor systemd: [`shared_guests`](super::shared_guests).
 //!
 //! ```ignore
 //! #[tokio::test]
@@ -23,21 +24,25 @@ use std::{
 };
 
 use tempfile::TempDir;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::{
     arm64_programs::Arm64Programs,
     build_cache::{build_if_stale, run_setup_script, tools_directory},
     program::{compile_all, program_sources},
     setup::daemon_binary,
+    shared_guests::run_shared,
     signals::kill_and_reap,
     wait::MachineLock,
 };
 
 /// Time limit of a machine: several times the duration of the slowest test on a slow host.
-const GUEST_TIMEOUT: Duration = Duration::from_secs(1800);
+pub(super) const GUEST_TIMEOUT: Duration = Duration::from_secs(1800);
 /// Machines that run at once. One alone uses little more than one CPU.
 const MAX_GUESTS: usize = 2;
+/// What the kernel of a machine prints when emulation fails it. On emulated CPUs, a change of its
+/// own code is not atomic, as it is on real ones. On a loaded host, its clock may jump.
+const EMULATION_FAILURES: [&str; 2] = ["Oops: int3", "rcu_preempt kthread starved"];
 const MANIFEST_DIR: &str = env!("CARGO_MANIFEST_DIR");
 
 /// The kernel of a machine.
@@ -68,16 +73,33 @@ pub(crate) struct Guest {
     has_systemd: bool,
 }
 
-/// The console output of a machine.
-#[derive(Debug)]
+/// The console output of a machine, or the part of one test.
+#[derive(Debug, Clone)]
 pub(crate) struct GuestOutput(String);
+
+/// Permission to run something in a machine.
+#[derive(Debug)]
+#[expect(dead_code, reason = "a guard releases its permit and its lock when it is dropped")]
+pub(super) struct GuestPermit(MachineLock, SemaphorePermit<'static>);
+
+/// Waits until one of [`MAX_GUESTS`] may run, and no test needs the host alone.
+pub(super) async fn acquire_permit() -> GuestPermit {
+    static RUNNING: Semaphore = Semaphore::const_new(MAX_GUESTS);
+    let permit = RUNNING.acquire().await.unwrap();
+    GuestPermit(MachineLock::acquire(false).await, permit)
+}
 
 pub(crate) fn guest(kernel: Kernel) -> Guest {
     Guest { kernel, processor: Processor::Amd64, options: Vec::new(), has_systemd: false }
 }
 
+/// Whether the output of a machine shows one of [`EMULATION_FAILURES`].
+pub(super) fn is_emulation_failure(output: &str) -> bool {
+    EMULATION_FAILURES.iter().any(|failure| output.contains(failure))
+}
+
 /// Whether this process runs in a machine.
-pub(crate) fn is_guest() -> bool {
+fn is_guest() -> bool {
     env::var_os("JIG_TEST_GUEST").is_some()
 }
 
@@ -114,18 +136,34 @@ impl Guest {
     /// On the host, runs the calling test in the machine, fails unless it succeeds, and returns
     /// true. In the machine, returns false. `here` is a closure written in that test: its type
     /// names the test.
-    pub(crate) async fn run_current_test<F>(self, _here: F) -> bool {
+    pub(crate) async fn run_current_test<F>(self, here: F) -> bool {
+        self.output_of_current_test(here).await.is_some()
+    }
+
+    /// As [`Self::run_current_test`], with the output of the test in the machine.
+    pub(crate) async fn output_of_current_test<F>(self, _here: F) -> Option<GuestOutput> {
         if is_guest() {
-            return false;
+            return None;
         }
 
         let path = std::any::type_name::<F>();
         let (_, path) = path.split_once("::").unwrap();
         let path = path.split("::{{closure}}").next().unwrap();
-        let output = self.boot(&["--exact", path]).await;
-        assert_eq!(output.test_counts(), (1, 0), "{}", output.0);
+        let output = if self.is_shared() {
+            run_shared(self.kernel, path).await
+        } else {
+            self.boot(&["--exact", path]).await
+        };
+        assert!(output.tests_ending_in(" ... ok").contains(&path), "{}", output.0);
+        assert_eq!(output.failed_tests(), [""; 0], "{}", output.0);
+        assert!(output.has_succeeded(), "{}", output.0);
 
-        true
+        Some(output)
+    }
+
+    /// Whether other tests may run in the same machine.
+    fn is_shared(&self) -> bool {
+        matches!(self.processor, Processor::Amd64) && self.options.is_empty() && !self.has_systemd
     }
 
     /// Boots the machine and runs the tests that `arguments` select.
@@ -135,20 +173,20 @@ impl Guest {
     }
 
     /// Boots the machine, runs a program with `arguments`, and waits until it halts. Boots it a
-    /// second time if its kernel crashed while it patched its own code: on emulated CPUs such a
-    /// change is not atomic, as it is on real ones.
+    /// second time after one of [`EMULATION_FAILURES`].
     pub(crate) async fn boot_program(&self, program: &Path, arguments: &[&str]) -> GuestOutput {
         let words: Vec<&str> =
             [program.to_str().unwrap()].into_iter().chain(arguments.iter().copied()).collect();
-        static RUNNING: Semaphore = Semaphore::const_new(MAX_GUESTS);
-        let _one_of_few = RUNNING.acquire().await.unwrap();
-        let _lock = MachineLock::acquire(false).await;
+        let _permit = acquire_permit().await;
         let output = self.boot_once(&words).await;
 
-        if output.0.contains("Oops: int3") { self.boot_once(&words).await } else { output }
+        if is_emulation_failure(&output.0) { self.boot_once(&words).await } else { output }
     }
 
-    async fn boot_once(&self, words: &[&str]) -> GuestOutput {
+    /// The command that boots the machine, which runs the program and arguments in `words`. The
+    /// machine ends with the thread that boots it. It has a lower priority than other tests, whose
+    /// time limits are shorter.
+    pub(super) fn emulator(&self, words: &[&str]) -> Command {
         run_setup_script("tests/kernels/install.sh");
         let image = self.processor.kernels().join(self.kernel.version());
         let options = [self.processor.kernel_options(), &self.options.join(" ")];
@@ -156,9 +194,10 @@ impl Guest {
 
         let base = build_ramdisk(&self.processor);
         let ramdisk = if self.has_systemd { build_systemd_ramdisk(&base) } else { base };
-        let start = Instant::now();
         let (emulator, hardware) = self.processor.emulator();
-        let mut machine = Command::new(emulator)
+        let mut command = Command::new("nice");
+        command
+            .args(["-n", "5", "setpriv", "--pdeathsig", "KILL", emulator])
             .args(hardware)
             .args(["-accel", "tcg,thread=multi", "-m", "2048", "-smp", "2"])
             .args(["-display", "none", "-monitor", "none", "-serial", "stdio"])
@@ -170,9 +209,14 @@ impl Guest {
             .arg("-append")
             .arg(options.join(" "))
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|error| panic!("{emulator} is needed: {error}"));
+            .stdout(Stdio::piped());
+        command
+    }
+
+    async fn boot_once(&self, words: &[&str]) -> GuestOutput {
+        let mut emulator = self.emulator(words);
+        let start = Instant::now();
+        let mut machine = emulator.spawn().unwrap();
 
         let mut output = machine.stdout.take().unwrap();
         let reader = tokio::task::spawn_blocking(move || {
@@ -194,6 +238,15 @@ impl Guest {
 }
 
 impl GuestOutput {
+    pub(crate) fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    /// Whether the program in the machine ended with the exit code 0.
+    pub(super) fn has_succeeded(&self) -> bool {
+        self.0.contains("\nguest: exit code 0\n")
+    }
+
     /// Numbers of succeeded and of failed tests.
     pub(crate) fn test_counts(&self) -> (usize, usize) {
         (self.tests_ending_in(" ... ok").len(), self.failed_tests().len())

@@ -21,6 +21,7 @@ mod raw_codec;
 mod recycling;
 mod scale;
 mod setup;
+mod shared_guests;
 mod shortage;
 mod signals;
 mod test_network;
@@ -43,7 +44,7 @@ pub(crate) use container::{
 pub(crate) use curl::{CurlResponse, curl, curl_command, parse_curl_response};
 pub(crate) use daemon::{Daemon, lazy_channel, tool_client};
 pub(crate) use epoll_shortage::EpollShortage;
-pub(crate) use guest::{Guest, Kernel, guest, is_guest};
+pub(crate) use guest::{GuestOutput, Kernel, guest};
 pub(crate) use keys::{KeyFile, with_key};
 pub(crate) use level::DAEMON_UID;
 pub(crate) use process_table::{
@@ -60,6 +61,7 @@ pub(crate) use scale::full_size;
 pub(crate) use setup::{
     DAEMON_STDIN, SECRET_VARIABLE, Setup, copy_program, daemon_binary, run_jigd,
 };
+pub(crate) use shared_guests::ALL_ATTACKS_VARIABLE;
 pub(crate) use signals::{command_with_default_signals, kill_and_reap};
 pub(crate) use test_network::{
     ReceivedRequests, TestNetwork, run_in_network_of, start_http_server, start_name_server,
