@@ -13,6 +13,10 @@ mkdir -p "$tools/bin"
 tools=$(cd "$tools" && pwd)
 export PATH="$tools/bin:$PATH" CONTAINERS_CONF=$PWD/tests/levels/podman/containers.conf
 
+# The next process finds what this one has made.
+exec {lock}>"$tools/images.lock"
+flock "$lock"
+
 source tests/deploy/tools.sh
 source tests/deploy/kubernetes.sh
 deploy/release/install-packages binutils buildah mmdebstrap
