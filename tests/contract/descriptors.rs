@@ -1,6 +1,9 @@
 //! The descriptors of the contract, and queries on them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::LazyLock,
+};
 
 use jig::api::{
     FILE_DESCRIPTOR_SET,
@@ -97,7 +100,9 @@ pub(super) fn element(
 }
 
 pub(super) fn pool() -> DescriptorPool {
-    DescriptorPool::decode(FILE_DESCRIPTOR_SET).unwrap()
+    static POOL: LazyLock<DescriptorPool> =
+        LazyLock::new(|| DescriptorPool::decode(FILE_DESCRIPTOR_SET).unwrap());
+    POOL.clone()
 }
 
 /// The files of the project, without those of Google.
