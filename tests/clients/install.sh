@@ -31,6 +31,8 @@ install_tools() {
   install_packages schemas sdks
   # What builds and checks the Python package.
   install_packages python
+  # What builds and checks the TypeScript package.
+  install_packages ../../client/typescript typescript
   # gRPC for Python, which uses the C core, and for Java.
   install_packages unix
   # The official SDKs of MCP, its inspector and its conformance suite. The suite needs a newer Node than the others.

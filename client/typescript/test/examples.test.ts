@@ -1,13 +1,17 @@
-/** The examples and the programs of README.md run with the built package. */
+/**
+ * The examples and the programs of README.md run with the built package, or with the one whose
+ * directory is `JIG_TEST_PACKAGE`.
+ */
 
 import { execFile } from "node:child_process";
 import { mkdir, mkdtemp, readFile, rm, symlink, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
-import { delimiter, join, resolve } from "node:path";
+import { delimiter, dirname, join, resolve } from "node:path";
 import { promisify } from "node:util";
 import { expect, inject, onTestFinished, test } from "vitest";
 
-const PACKAGE = join(import.meta.dirname, "..");
+const SOURCE = join(import.meta.dirname, "..");
+const PACKAGE = process.env["JIG_TEST_PACKAGE"] ?? SOURCE;
 
 /** Runs a program in a directory with `project`, where `jigd` is in PATH. Returns its output. */
 async function runProgram(source: string): Promise<string> {
@@ -28,17 +32,41 @@ async function runProgram(source: string): Promise<string> {
 }
 
 test("the agent", async () => {
-  const source = await readFile(join(PACKAGE, "examples", "agent.ts"), "utf8");
+  const source = await readFile(join(SOURCE, "examples", "agent.ts"), "utf8");
   const output = await runProgram(source);
   expect(output.split("\n").slice(0, 2)).toEqual(["write_file: ok", "run: ok"]);
   expect(output).toContain("hello from the sandbox");
 });
 
 test("the programs of README.md", async () => {
-  const page = await readFile(join(PACKAGE, "README.md"), "utf8");
+  const page = await readFile(join(SOURCE, "README.md"), "utf8");
   const programs = [...page.matchAll(/^```ts\n(.*?)^```$/gms)].map(([, program = ""]) => program);
   expect(programs.length).toBeGreaterThanOrEqual(2);
   for (const program of programs) {
     await runProgram(program);
   }
+});
+
+test("the entry point of browsers imports nothing of Node", async () => {
+  const packages = new Set<string>();
+  const files = [join(PACKAGE, "dist", "browser.js")];
+  for (const file of files) {
+    const text = await readFile(file, "utf8");
+    for (const [, name = ""] of text.matchAll(/^(?:import|export)\b[^;]*?from "(.+?)";$/gms)) {
+      const path = join(dirname(file), name);
+      if (!name.startsWith(".")) {
+        packages.add(name);
+      } else if (!files.includes(path)) {
+        files.push(path);
+      }
+    }
+  }
+  expect(files.length).toBeGreaterThan(20);
+  expect([...packages].sort()).toEqual([
+    "@bufbuild/protobuf",
+    "@bufbuild/protobuf/codegenv2",
+    "@bufbuild/protobuf/wkt",
+    "@connectrpc/connect",
+    "@connectrpc/connect-web",
+  ]);
 });
