@@ -6,7 +6,10 @@ import { join } from "node:path";
 import { Daemon } from "jig-client";
 import type { TestProject } from "vitest/node";
 
-const CONFIG = `
+const toConfig = (directory: string) => `
+[workspaces_on_demand]
+directory = "${join(directory, "created")}"
+
 [[tools]]
 name = "count_word"
 description = "Counts a word."
@@ -42,7 +45,8 @@ export default async function setup(project: TestProject): Promise<() => Promise
   const directory = await mkdtemp(join(tmpdir(), "jig-test-"));
   const [workspace, config] = [join(directory, "workspace"), join(directory, "jigd.toml")];
   await mkdir(workspace);
-  await writeFile(config, CONFIG);
+  await mkdir(join(directory, "created"));
+  await writeFile(config, toConfig(directory));
   const args = [`--config=${config}`, "--listen=127.0.0.1:0"];
   const daemon = await Daemon.start(workspace, { program, args });
   const port = daemon.addresses.find((address) => !address.startsWith("unix:")) ?? "";
