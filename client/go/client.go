@@ -35,6 +35,8 @@ type Client struct {
 	Processes jigv1.ProcessServiceClient
 	Tools     jigv1.ToolServiceClient
 	Transfer  jigv1.TransferServiceClient
+	// Workspaces creates and deletes workspaces. [WithWorkspace] uses one.
+	Workspaces jigv1.WorkspaceServiceClient
 
 	options   options
 	target    target
@@ -84,16 +86,17 @@ func newClient(target target, options options, transport *http.Transport) *Clien
 	url := target.url
 	interceptor := connect.WithInterceptors(&interceptor{options})
 	return &Client{
-		Approvals: jigv1.NewApprovalServiceClient(caller, url, interceptor),
-		Artifacts: jigv1.NewArtifactServiceClient(caller, url, interceptor),
-		Catalog:   jigv1.NewCatalogServiceClient(caller, url, interceptor),
-		Daemon:    jigv1.NewDaemonServiceClient(caller, url, interceptor),
-		Events:    jigv1.NewEventServiceClient(caller, url, interceptor),
-		Invoke:    jigv1.NewInvokeServiceClient(caller, url, interceptor),
-		Jobs:      jigv1.NewJobServiceClient(caller, url, interceptor),
-		Processes: jigv1.NewProcessServiceClient(caller, url, interceptor),
-		Tools:     jigv1.NewToolServiceClient(caller, url, interceptor),
-		Transfer:  jigv1.NewTransferServiceClient(caller, url, interceptor),
+		Approvals:  jigv1.NewApprovalServiceClient(caller, url, interceptor),
+		Artifacts:  jigv1.NewArtifactServiceClient(caller, url, interceptor),
+		Catalog:    jigv1.NewCatalogServiceClient(caller, url, interceptor),
+		Daemon:     jigv1.NewDaemonServiceClient(caller, url, interceptor),
+		Events:     jigv1.NewEventServiceClient(caller, url, interceptor),
+		Invoke:     jigv1.NewInvokeServiceClient(caller, url, interceptor),
+		Jobs:       jigv1.NewJobServiceClient(caller, url, interceptor),
+		Processes:  jigv1.NewProcessServiceClient(caller, url, interceptor),
+		Tools:      jigv1.NewToolServiceClient(caller, url, interceptor),
+		Transfer:   jigv1.NewTransferServiceClient(caller, url, interceptor),
+		Workspaces: jigv1.NewWorkspaceServiceClient(caller, url, interceptor),
 
 		options:   options,
 		target:    target,

@@ -54,7 +54,12 @@ func run(m *testing.M) int {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(directory)
-	daemon, err := startDaemon(directory, "--listen=127.0.0.1:0")
+	created, config := filepath.Join(directory, "created"), filepath.Join(directory, "jigd.toml")
+	text := fmt.Sprintf("[workspaces_on_demand]\ndirectory = %q\n", created)
+	if err := errors.Join(os.Mkdir(created, 0o700), os.WriteFile(config, []byte(text), 0o600)); err != nil {
+		log.Fatal(err)
+	}
+	daemon, err := startDaemon(directory, "--listen=127.0.0.1:0", "--config="+config)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -395,6 +400,29 @@ func TestJobs(t *testing.T) {
 	expect(t, job.GetState(), jigv1.JobState_JOB_STATE_CANCELLED)
 	_, err = client.SubmitJob(ctx, "no_such_tool", map[string]any{})
 	expectReason(t, err, jig.UnknownTool)
+}
+
+func TestWorkspaces(t *testing.T) {
+	ctx, client := timed(t), open(t, socket)
+	labels := map[string]string{"task": t.Name()}
+	workspace, inside, err := client.CreateWorkspace(ctx, &jigv1.CreateWorkspaceRequest{Labels: labels})
+	check(t, err)
+	check(t, inside.WriteFile(ctx, "a", []byte("copied")))
+	name := workspace.GetName()
+	copied, inCopy, err := client.CreateWorkspace(ctx, &jigv1.CreateWorkspaceRequest{CloneOf: &name})
+	check(t, err)
+	content, err := inCopy.ReadFile(ctx, "a")
+	check(t, err)
+	expect(t, string(content), "copied")
+	check(t, client.DeleteWorkspace(ctx, copied.GetName()))
+
+	listed, err := client.Workspaces.ListWorkspaces(ctx, &jigv1.ListWorkspacesRequest{Labels: labels})
+	check(t, err)
+	expect(t, listed.GetWorkspaces()[0].GetName(), name)
+	check(t, client.DeleteWorkspace(ctx, name))
+	_, err = inside.Run(ctx, jig.Shell("true"))
+	expectReason(t, err, jig.UnknownWorkspace)
+	expectReason(t, client.DeleteWorkspace(ctx, name), jig.UnknownWorkspace)
 }
 
 func TestCopiesOfAClient(t *testing.T) {
