@@ -147,11 +147,18 @@ def enum_prefix(name: str) -> str:
 def render_message(message: DescriptorProto, doc: str, field_docs: list[str]) -> str:
     base = f"({BEHAVIOUR[message.name]})" if message.name in BEHAVIOUR else ""
     lines = ["@dataclass(frozen=True)", f"class {message.name}{base}:", f'    """{doc}"""', ""]
-    maps = {nested.name for nested in message.nested_type if nested.options.map_entry}
+    maps = {nested.name: nested for nested in message.nested_type if nested.options.map_entry}
     for field, field_doc in zip(message.field, field_docs, strict=True):
-        assert field.type_name.rpartition(".")[2] not in maps, f"{message.name}.{field.name}"
-        lines += [f"    {field.name}: {render_type(field)}", f'    """{field_doc}"""']
+        entry = maps.get(field.type_name.rpartition(".")[2])
+        rendered = render_map_type(entry) if entry else render_type(field)
+        lines += [f"    {field.name}: {rendered}", f'    """{field_doc}"""']
     return "\n".join(lines)
+
+
+def render_map_type(entry: DescriptorProto) -> str:
+    key, value = (SCALARS.get(field.type, "int") for field in entry.field)
+    assert all(not field.type_name for field in entry.field), entry.name
+    return f"dict[{key}, {value}] = field(default_factory=lambda: {{}})"
 
 
 def render_type(field: FieldDescriptorProto) -> str:

@@ -20,6 +20,7 @@ from jig.records import RecordOperations
 from jig.steps import AsyncDriver, SyncDriver
 from jig.tools import ToolOperations
 from jig.transfer import TransferOperations
+from jig.workspaces import WorkspaceOperations
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -61,6 +62,7 @@ class Operations(
     JobOperations,
     ApprovalOperations,
     RecordOperations,
+    WorkspaceOperations,
 ):
     """All operations of a client."""
 
@@ -76,6 +78,11 @@ class Operations(
     def address(self) -> str:
         """Address of the daemon."""
         return self._options.address
+
+    @property
+    def workspace(self) -> str:
+        """Name of the workspace of the calls. Empty for the first one of the daemon."""
+        return self._options.workspace
 
     def with_options(self, **changes: Unpack[ClientOptions]) -> Self:
         """Returns a client with other options and the same connection.

@@ -32,6 +32,7 @@ from jig.v1 import (
     process_service_pb2,
     tool_service_pb2,
     transfer_service_pb2,
+    workspace_service_pb2,
 )
 
 R = TypeVar("R")
@@ -51,6 +52,7 @@ FILES: tuple[FileDescriptor, ...] = tuple(
         process_service_pb2,
         tool_service_pb2,
         transfer_service_pb2,
+        workspace_service_pb2,
     )
 )
 
@@ -152,6 +154,8 @@ def decode(kind: type[R], message: Message) -> R:
 def decode_field(message: Message, name: str) -> object:
     field = cast(FieldDescriptor, message.DESCRIPTOR.fields_by_name[name])
     value = getattr(message, name)
+    if field.message_type and field.message_type.GetOptions().map_entry:
+        return dict(value)
     if field.is_repeated:
         return [decode_value(field, item) for item in value]
     if field.has_presence and not message.HasField(name):

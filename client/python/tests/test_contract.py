@@ -51,6 +51,8 @@ RPCS = {
     "CreateRule": "create_rule",
     "UpdateRule": "update_rule",
     "Invoke": "invoke",
+    "CreateWorkspace": "create_workspace",
+    "UpdateWorkspace": "update_workspace",
 }
 # `handle` calls the tool `wait_job` by its name.
 WITHOUT_OPERATION = {"AwaitJob"}
