@@ -11,7 +11,7 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -111,7 +111,8 @@ class Unary(Step):
     async def perform_async(self, channel: grpc.aio.Channel) -> object:
         kind = channel.unary_unary if isinstance(self.request, Message) else channel.stream_unary
         call = cast(Any, kind)(self.method.path, **self.method.coders)
-        return await call(self.request, timeout=self.timeout_sec, metadata=self.metadata)
+        response = call(self.request, timeout=self.timeout_sec, metadata=self.metadata)
+        return await wait_for(response, response)
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,22 @@ class Read(Step):
         return next(self.call, None)
 
     async def perform_async(self, channel: grpc.aio.Channel) -> Message | None:
-        message = await self.call.read()
+        message = await wait_for(self.call, self.call.read())
         return None if message is grpc.aio.EOF else message
+
+
+async def wait_for(call: Any, result: Awaitable[T]) -> T:
+    """Awaits a part of a call. A cancellation cancels the call.
+
+    `grpc.aio` would raise an error of its own in place of that of the cancellation. Cancel scopes
+    of anyio, which frameworks use, recognize theirs by its message.
+    """
+    waiting = asyncio.ensure_future(result)
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
 
 
 def next_item(stream: StreamSteps[T]) -> Steps[T | None]:

@@ -186,6 +186,28 @@ def test_calls_wait_for_a_restarted_daemon(tmp_path: Path) -> None:
                 assert running.result().stdout == "after\n"
 
 
+@pytest.mark.parametrize("call", ["run", "stream"])
+def test_a_cancellation_keeps_its_error(daemon: jig.Daemon, call: str) -> None:
+    """Cancel scopes of anyio recognize the errors of their cancellations by the message."""
+
+    async def work(client: jig.AsyncClient) -> None:
+        if call == "run":
+            await client.run("sleep 60")
+        else:
+            async for _ in client.stream("sleep 60"):
+                pass
+
+    async def check() -> None:
+        async with jig.AsyncClient(daemon.address, session="message", retries=0) as client:
+            task = asyncio.create_task(work(client))
+            await asyncio.sleep(0.3)
+            task.cancel("by scope 7")
+            with pytest.raises(asyncio.CancelledError, match="by scope 7"):
+                await task
+
+    asyncio.run(check())
+
+
 def test_a_cancelled_call_ends_its_command(daemon: jig.Daemon) -> None:
     async def check() -> None:
         async with jig.AsyncClient(daemon.address, session="cancelled", retries=0) as client:
