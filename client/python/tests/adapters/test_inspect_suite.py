@@ -1,0 +1,30 @@
+"""Inspect's own checks of sandboxes: `inspect_ai.util._sandbox.self_check`, unmodified."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from inspect_ai.util._sandbox.self_check import *  # noqa: F403
+
+import jig
+from jig.adapters.inspect import JigSandboxEnvironment, attach
+
+# docs/adapters/inspect.md has the same table.
+NO_TMP = "/tmp is empty in each command"
+FAILURES = {
+    "test_read_and_write_file_including_directory_absolute": NO_TMP,
+    "test_write_text_file_is_directory": NO_TMP,
+    "test_write_binary_file_is_directory": NO_TMP,
+    "test_cwd_absolute": NO_TMP,
+    "test_exec_as_user": "a sandbox has one user",
+}
+
+
+@pytest.fixture
+async def sandbox_env(
+    request: pytest.FixtureRequest, client: jig.AsyncClient
+) -> AsyncIterator[JigSandboxEnvironment]:
+    if reason := FAILURES.get(request.node.originalname):
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    yield await attach(client)
