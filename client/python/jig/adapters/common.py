@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import math
 import posixpath
-from collections.abc import Generator, Mapping, Sequence
-from typing import NoReturn, TypeAlias
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from jig.client import AsyncClient
 from jig.commands import Command
@@ -15,6 +15,7 @@ from jig.errors import CallError, Unavailable
 from jig.process import AsyncProcess
 from jig.v1.messages import ProcessExited, RunResponse
 
+T = TypeVar("T")
 Finished: TypeAlias = RunResponse | ProcessExited
 
 # Bounds of the contract.
@@ -31,6 +32,8 @@ PYTHON_ERRORS: Mapping[str, type[OSError]] = {
     "POLICY_DENIED": PermissionError,
     "FORBIDDEN": PermissionError,
 }
+# `PATH_ESCAPE` is also that of an absolute link into the workspace.
+LINK_REASONS = frozenset({"SYMLINK_BLOCKED", "PATH_ESCAPE"})
 # Runs `"$@"` in a directory that the field `cwd` cannot name.
 RUN_IN = ["/bin/sh", "-c", 'cd -- "$0" && exec "$@"']
 # Prints a file. The exit codes are those of `to_python_error`.
@@ -110,6 +113,29 @@ def in_directory(command: Sequence[str], directory: str) -> list[str]:
     return [*RUN_IN, directory, *command]
 
 
+async def real_path(client: AsyncClient, path: str) -> str:
+    """Resolves links as a command does. Missing components stay as they are."""
+    result = await client.run(["realpath", "-m", "--", path])
+    if not result.ok:
+        raise OSError(result.stderr.strip())
+    return result.stdout.removesuffix("\n")
+
+
+async def follow_links(
+    client: AsyncClient, path: str, operation: Callable[[str], Coroutine[Any, Any, T]]
+) -> T:
+    """Calls an operation on files, which refuses links, with the path that `path` leads to."""
+    try:
+        return await operation(path)
+    except CallError as error:
+        if error.reason not in LINK_REASONS:
+            raise
+        target = await real_path(client, path)
+        if target == path:
+            raise
+        return await operation(target)
+
+
 async def read_system_file(client: AsyncClient, path: str) -> bytes:
     """Reads a file outside of the workspace as a command sees it."""
     result = await client.run(["/bin/sh", "-c", READ_FILE, path])
@@ -117,6 +143,24 @@ async def read_system_file(client: AsyncClient, path: str) -> bytes:
         raise kind(f"{path}: {error_text(kind)}")
     result.check()
     return await client.read_artifact(result.stdout_path) if result.stdout_bytes else b""
+
+
+READ_BITS = 0o444
+
+
+async def read_file(client: AsyncClient, path: str, root: str, limit: int | None = None) -> bytes:
+    """Reads a file as a command would: of the workspace at `root`, or of the system."""
+
+    async def read(path: str) -> bytes:
+        if not is_inside(path, root):
+            return await read_system_file(client, path)
+        status = await client.stat(path)
+        # The daemon may read more than a command can.
+        if status.type == "FILE" and not status.mode & READ_BITS:
+            raise PermissionError(f"{path}: permission denied (mode {status.mode:04o})")
+        return await client.read_bytes(path, limit=limit)
+
+    return await follow_links(client, path, read)
 
 
 def error_text(kind: type[OSError]) -> str:

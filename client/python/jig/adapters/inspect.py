@@ -34,12 +34,13 @@ from pydantic import BaseModel
 from jig.adapters.common import (
     COMMAND_NOT_FOUND_EXIT_CODE,
     MAX_OUTPUT_BYTES,
+    follow_links,
     for_commands,
     in_directory,
     is_inside,
     is_unavailable,
     python_errors,
-    read_system_file,
+    read_file,
     run_command,
     whole_seconds,
     working_dir,
@@ -51,7 +52,6 @@ from jig.results import Output
 from jig.v1.messages import ProcessExited, ProcessGap, ProcessStarted
 
 SANDBOX_USERS = (None, "agent")
-READ_BITS = 0o444
 
 # A client belongs to an event loop.
 clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, AsyncClient]] = WeakKeyDictionary()
@@ -167,7 +167,7 @@ class JigSandboxEnvironment(SandboxEnvironment):
     async def write_file(self, file: str, contents: str | bytes) -> None:
         data = contents.encode() if isinstance(contents, str) else contents
         with inspect_errors(), python_errors():
-            await self.client.upload(data, file)
+            await follow_links(self.client, file, lambda path: self.client.upload(data, path))
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
@@ -177,14 +177,7 @@ class JigSandboxEnvironment(SandboxEnvironment):
         """Reads a file of the workspace, or one of the system that commands can read."""
         limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
         with inspect_errors(), python_errors():
-            if not is_inside(file, self.directory):
-                data = await read_system_file(self.client, file)
-            else:
-                status = await self.client.stat(file)
-                # The daemon may read more than a command can.
-                if status.type == "FILE" and not status.mode & READ_BITS:
-                    raise PermissionError(f"{file}: permission denied (mode {status.mode:04o})")
-                data = await self.client.read_bytes(file, limit=limit + 1)
+            data = await read_file(self.client, file, self.directory, limit + 1)
         if len(data) > limit:
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
         return data.decode() if text else data

@@ -18,11 +18,16 @@ from jig.v1 import reasons
 from jig.v1.messages import WorkspaceDetails
 
 SIZE = 40
+# Debian's program has another name. Suites call it as images of containers have it.
+PYTHON = """
+[sandbox]
+path = ["/python-name"]
+bind_ro = ["{path}:/python-name"]
+"""
 CONFIG = """
 [[workspaces]]
 name = "{name}"
 path = "{path}"
-symlinks = "within"
 """
 
 
@@ -35,7 +40,9 @@ class Pool:
         self.used: set[str] = set()
 
     def config(self) -> str:
-        parts: list[str] = []
+        (self.directory / "bin").mkdir()
+        (self.directory / "bin" / "python").symlink_to("/usr/bin/python3")
+        parts = [PYTHON.format(path=self.directory / "bin")]
         for name in self.free:
             (self.directory / name).mkdir()
             parts.append(CONFIG.format(name=name, path=self.directory / name))
