@@ -7,13 +7,14 @@ import contextlib
 import math
 import posixpath
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 
 from jig.client import AsyncClient
 from jig.commands import Command
 from jig.errors import CallError, Unavailable
 from jig.process import AsyncProcess
-from jig.v1.messages import ProcessExited, RunResponse
+from jig.results import Output
+from jig.v1.messages import ProcessExited, ProcessGap, RunResponse
 
 T = TypeVar("T")
 Finished: TypeAlias = RunResponse | ProcessExited
@@ -106,6 +107,36 @@ async def write_all(process: AsyncProcess, stdin: bytes) -> None:
     with contextlib.suppress(CallError):
         await process.write(stdin)
         await process.close_stdin()
+
+
+async def output_bytes(
+    client: AsyncClient, result: Finished, stream: Literal["stdout", "stderr"]
+) -> bytes:
+    """The whole output of a command. Its text has U+FFFD for bytes that are not UTF-8."""
+    text = result.stdout if stream == "stdout" else result.stderr
+    is_truncated = result.stdout_truncated if stream == "stdout" else result.stderr_truncated
+    if not is_truncated and "\ufffd" not in text:
+        return text.encode()
+    path = result.stdout_path if stream == "stdout" else result.stderr_path
+    size = result.stdout_bytes if stream == "stdout" else result.stderr_bytes
+    content = await client.read_artifact(path)
+    if len(content) < size:
+        raise OSError(f"the output has {size} bytes, and the daemon stored {len(content)} of them")
+    return content
+
+
+async def stream_output(client: AsyncClient, command: Command) -> tuple[bytes, ProcessExited]:
+    """Runs a command whose output can have any size. Returns its standard output."""
+    content = bytearray()
+    async with client.stream(command) as events:
+        async for event in events:
+            if isinstance(event, Output) and event.stream == "stdout":
+                content += event.data
+            elif isinstance(event, ProcessGap):
+                raise OSError("a part of the output was lost with the connection")
+            elif isinstance(event, ProcessExited):
+                return bytes(content), event
+    raise OSError("the output ended before the command")
 
 
 def in_directory(command: Sequence[str], directory: str) -> list[str]:
