@@ -148,7 +148,7 @@ class JigSandboxSession(BaseSandboxSession):
     state: JigSandboxSessionState  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, client: AsyncClient, state: JigSandboxSessionState) -> None:
-        self.state = state
+        self.state = state  # pyright: ignore[reportIncompatibleVariableOverride]
         self._of_daemon = client
         self._client = client.with_options(workspace=state.workspace)
 

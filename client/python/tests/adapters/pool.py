@@ -48,7 +48,8 @@ class Pool:
             parts.append(CONFIG.format(name=name, path=self.directory / name))
         return "".join(parts)
 
-    def create(self, **_: Any) -> WorkspaceDetails:
+    def create(self, _: str | None = None, **__: Any) -> WorkspaceDetails:
+        """Takes a workspace. Its name is that of the configuration."""
         name = self.free.pop(0)
         self.used.add(name)
         return WorkspaceDetails(name=name, mount_path="/workspace", on_demand=True)
