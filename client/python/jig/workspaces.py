@@ -28,14 +28,11 @@ class WorkspaceOperations(Caller):
         clone_of: str | None = None,
         ttl_sec: int | None = None,
         idle_timeout_sec: int | None = None,
-        max_bytes: int | None = None,
-        max_files: int | None = None,
     ) -> Steps[WorkspaceDetails]:
         """Creates a workspace: empty, or with a copy of the files of `clone_of`.
 
         Without `name`, the daemon chooses one. The daemon deletes the workspace after `ttl_sec`,
-        or `idle_timeout_sec` after its last call. Its files take at most `max_bytes`, and are at
-        most `max_files`.
+        or `idle_timeout_sec` after its last call.
 
         Raises `WorkspaceExists`, `WorkspacesDisabled` (the operator allows none) or
         `ResourceExhausted` (too many).
@@ -48,13 +45,11 @@ class WorkspaceOperations(Caller):
             clone_of=clone_of,
             ttl_sec=ttl_sec,
             idle_timeout_sec=idle_timeout_sec,
-            max_bytes=max_bytes,
-            max_files=max_files,
         )
 
     @operation
     def get_workspace(self, name: str) -> Steps[WorkspaceDetails]:
-        """Returns a workspace, with the space that its files take. Raises `UnknownWorkspace`."""
+        """Returns a workspace. Raises `UnknownWorkspace`."""
         return self._workspace("GetWorkspace", GetWorkspaceResponse, name=name)
 
     @operation
