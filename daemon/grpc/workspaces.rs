@@ -137,6 +137,7 @@ impl WorkspaceServiceHandler {
         request: CreateWorkspaceRequest,
     ) -> Result<CreateWorkspaceResponse, Error> {
         let request = self.0.catalog.check("jig.v1.CreateWorkspaceRequest", request)?;
+        self.0.require_creator()?;
         context.principal.require_create_workspaces()?;
         if !request.name.is_empty() && !is_valid_name(&request.name) {
             return Err(Error::invalid(vec![Violation::new("name", NAME_RULE)]));

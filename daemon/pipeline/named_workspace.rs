@@ -47,10 +47,11 @@ impl Pipeline {
             }
             stored.labels = labels.unwrap_or_else(|| stored.labels.clone());
         });
-        creator.put(&changed).await
+        creator.update(changed).await
     }
 
-    pub(super) fn require_creator(&self) -> Result<&WorkspaceCreator, Error> {
+    /// Returns an error if callers cannot create workspaces.
+    pub(crate) fn require_creator(&self) -> Result<&WorkspaceCreator, Error> {
         self.workspace_creator.as_ref().ok_or_else(|| {
             let text = "this daemon creates no workspaces: the operator can set workspaces_on_demand.directory";
             Error::new(Reason::WorkspacesDisabled, text)

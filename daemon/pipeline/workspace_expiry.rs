@@ -78,7 +78,7 @@ impl Pipeline {
         }
         if stored.last_used_ms.saturating_sub(last.stored_use_ms) >= STORE_INTERVAL_MS {
             // The next pass tries again.
-            if creator.put(&stored).await.is_ok() {
+            if creator.update(stored.clone()).await.is_ok() {
                 last.stored_use_ms = stored.last_used_ms;
             }
         }

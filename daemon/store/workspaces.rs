@@ -50,6 +50,27 @@ impl CreatedWorkspaceTable {
         self.0.apply_briefly(move |connection| put(connection, &workspace)).await
     }
 
+    /// Stores the times and labels of a workspace, unless it is being deleted.
+    pub(crate) async fn update(&self, workspace: StoredWorkspace) -> Result<(), DatabaseError> {
+        self.0
+            .apply_briefly(move |connection| {
+                connection
+                    .prepare_cached(
+                        "UPDATE workspace SET labels = ?3, last_used_ms = ?4, expires_ms = ?5, idle_timeout_ms = ?6 WHERE name = ?1 AND directory = ?2 AND ready",
+                    )?
+                    .execute(params![
+                        workspace.name,
+                        workspace.directory,
+                        labels_text(&workspace),
+                        workspace.last_used_ms,
+                        workspace.expires_ms,
+                        workspace.idle_timeout_ms
+                    ])
+                    .map(drop)
+            })
+            .await
+    }
+
     /// Removes a workspace, with all rows of its calls, jobs, approvals and rules.
     pub(crate) async fn remove(&self, name: String) -> Result<(), DatabaseError> {
         self.0
@@ -73,7 +94,7 @@ fn put(connection: &Connection, workspace: &StoredWorkspace) -> rusqlite::Result
             workspace.name,
             workspace.directory,
             workspace.owner,
-            serde_json::to_string(&workspace.labels).unwrap_or_default(),
+            labels_text(workspace),
             workspace.is_ready,
             workspace.created_ms,
             workspace.last_used_ms,
@@ -81,6 +102,10 @@ fn put(connection: &Connection, workspace: &StoredWorkspace) -> rusqlite::Result
             workspace.idle_timeout_ms
         ])
         .map(drop)
+}
+
+fn labels_text(workspace: &StoredWorkspace) -> String {
+    serde_json::to_string(&workspace.labels).unwrap_or_default()
 }
 
 fn workspace_from_row(row: &Row<'_>) -> rusqlite::Result<StoredWorkspace> {
@@ -131,9 +156,18 @@ mod tests {
             )
         };
         database.apply(claim).await.unwrap();
+        // Too late: it is being deleted.
+        table
+            .update(StoredWorkspace { created_ms: 1, last_used_ms: 99, ..workspace("b") })
+            .await
+            .unwrap();
+        let used = StoredWorkspace { last_used_ms: 5, ..ready };
+        table.update(used.clone()).await.unwrap();
+        let stored = table.load_all().await.unwrap();
+        assert!(stored.contains(&used) && stored.contains(&workspace("b")), "{stored:?}");
 
         table.remove("b".to_owned()).await.unwrap();
-        assert_eq!(table.load_all().await.unwrap(), [ready]);
+        assert_eq!(table.load_all().await.unwrap(), [used]);
         let count = |connection: &Connection| {
             connection.query_row("SELECT count(*) FROM request", [], |row| row.get::<_, i64>(0))
         };

@@ -74,6 +74,13 @@ const REQUIRED_ROLES: &[(&str, &[RoleMethods])] = &[
         )],
     ),
     ("TransferService", &[("invoke", &["Download", "GetUpload", "Upload"])]),
+    (
+        "WorkspaceService",
+        &[
+            ("read", &["GetWorkspace", "ListWorkspaces"]),
+            ("invoke", &["CreateWorkspace", "DeleteWorkspace", "UpdateWorkspace"]),
+        ],
+    ),
 ];
 /// The roles. Each one includes the permissions of those before it.
 pub(crate) const ROLES: [&str; 3] = ["read", "invoke", "admin"];

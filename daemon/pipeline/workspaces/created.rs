@@ -284,7 +284,14 @@ impl WorkspaceCreator {
     ) -> Result<BusyName<'_>, Error> {
         let mut stored = workspace.stored();
         let name = stored.name.clone();
-        self.busy().insert(name.clone(), stored.owner.clone());
+        {
+            let mut names = self.busy();
+            if names.contains_key(&name) {
+                let text = format!("the workspace {name:?} is being deleted");
+                return Err(Error::new(Reason::UnknownWorkspace, text));
+            }
+            names.insert(name.clone(), stored.owner.clone());
+        }
         let busy = BusyName { creator: self, name };
         stored.is_ready = false;
         self.put(&stored).await?;
@@ -326,11 +333,16 @@ impl WorkspaceCreator {
         removed.map_err(|error| state_database_error(&error))
     }
 
-    /// Stores a workspace.
-    pub(in crate::daemon::pipeline) async fn put(
+    /// Stores the times and labels of a workspace, unless it is being deleted.
+    pub(in crate::daemon::pipeline) async fn update(
         &self,
-        stored: &StoredWorkspace,
+        stored: StoredWorkspace,
     ) -> Result<(), Error> {
+        self.table.update(stored).await.map_err(|error| state_database_error(&error))
+    }
+
+    /// Stores a workspace.
+    async fn put(&self, stored: &StoredWorkspace) -> Result<(), Error> {
         self.table.put(stored.clone()).await.map_err(|error| state_database_error(&error))
     }
 
