@@ -72,6 +72,7 @@ print_first_command() {
 # shell, and once more from the next shell.
 unset_variables_of_cargo() {
   local name
+  unset OUT_DIR
   while read -r name; do
     case $name in
       CARGO_HOME | CARGO_TARGET_DIR | CARGO_TERM_* | CARGO_BUILD_* | CARGO_NET_* | CARGO_PROFILE_* | CARGO_INCREMENTAL) ;;
