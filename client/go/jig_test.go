@@ -142,7 +142,7 @@ func open(t *testing.T, address string, options ...jig.Option) *jig.Client {
 }
 
 func timed(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -352,28 +352,29 @@ func readUntil(t *testing.T, process *jig.Process, text string) {
 
 func TestFiles(t *testing.T) {
 	ctx, client := timed(t), open(t, socket)
+	root := fmt.Sprint("files-", time.Now().UnixNano())
 	content := bytes.Repeat([]byte("0123456789abcdef\n"), 100_000)
-	check(t, client.WriteFile(ctx, "go/a", content))
-	read, err := client.ReadFile(ctx, "go/a")
+	check(t, client.WriteFile(ctx, root+"/a", content))
+	read, err := client.ReadFile(ctx, root+"/a")
 	check(t, err)
 	expect(t, bytes.Equal(read, content), true)
-	start := &jigv1.UploadStart{Path: "go/b", FileMode: proto.Uint32(0o755)}
+	start := &jigv1.UploadStart{Path: root + "/b", FileMode: proto.Uint32(0o755)}
 	uploaded, err := client.Upload(ctx, start, bytes.NewReader(content))
 	check(t, err)
 	expect(t, uploaded.GetCreated(), true)
-	info, err := client.Tools.StatPath(ctx, &jigv1.StatPathRequest{Path: "go/b"})
+	info, err := client.Tools.StatPath(ctx, &jigv1.StatPathRequest{Path: root + "/b"})
 	check(t, err)
 	expect(t, info.GetMode(), 0o755)
-	check(t, client.WriteFile(ctx, "go/empty", nil))
-	read, err = client.ReadFile(ctx, "go/empty")
+	check(t, client.WriteFile(ctx, root+"/empty", nil))
+	read, err = client.ReadFile(ctx, root+"/empty")
 	check(t, err)
 	expect(t, len(read), 0)
 
 	_, err = client.Upload(ctx, &jigv1.UploadStart{Path: "../x"}, bytes.NewReader(content))
 	expectReason(t, err, jig.PathEscape)
-	found, err := client.Tools.Search(ctx, &jigv1.SearchRequest{Query: "abcdef", Path: proto.String("go"), MaxResults: proto.Uint32(1)})
+	found, err := client.Tools.Search(ctx, &jigv1.SearchRequest{Query: "abcdef", Path: proto.String(root), MaxResults: proto.Uint32(1)})
 	check(t, err)
-	expect(t, found.GetMatches()[0].GetFile(), "go/a")
+	expect(t, found.GetMatches()[0].GetFile(), root+"/a")
 }
 
 func TestJobs(t *testing.T) {
@@ -427,13 +428,14 @@ func TestWorkspaces(t *testing.T) {
 
 func TestCopiesOfAClient(t *testing.T) {
 	ctx, client := timed(t), open(t, socket)
-	once, err := client.With(jig.WithRequestID(fmt.Sprint("once-", time.Now().UnixNano())))
+	id := fmt.Sprint("once-", time.Now().UnixNano())
+	once, err := client.With(jig.WithRequestID(id))
 	check(t, err)
 	for range 2 {
-		_, err := once.Run(ctx, jig.Shell("echo x >> go-once"))
+		_, err := once.Run(ctx, jig.Shell("echo x >> "+id))
 		check(t, err)
 	}
-	result, err := client.Run(ctx, jig.Shell("wc -l < go-once"))
+	result, err := client.Run(ctx, jig.Shell("wc -l < "+id))
 	check(t, err)
 	expect(t, result.GetStdout(), "1\n")
 	_, err = once.Run(ctx, jig.Shell("other"))
@@ -680,7 +682,7 @@ func cuttingProxy(t *testing.T, cuts *atomic.Int64) string {
 				return
 			}
 			var budget atomic.Int64
-			budget.Store(1_000_000 + count%5*100_000)
+			budget.Store(500_000 + count%5*50_000)
 			forward := func(from, to net.Conn) {
 				defer from.Close()
 				defer to.Close()
@@ -714,7 +716,7 @@ func TestCopiesContinueAfterCuts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, client := timed(t), open(t, address, options...)
-			content := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog\n"), 8<<20/44)
+			content := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog\n"), 4<<20/44)
 			cuts.Store(0)
 			_, err := client.Upload(ctx, &jigv1.UploadStart{Path: "go-cut-" + name}, bytes.NewReader(content))
 			check(t, err)

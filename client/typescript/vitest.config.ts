@@ -12,7 +12,7 @@ export default defineConfig({
   },
   test: {
     globalSetup: "test/daemon.ts",
-    testTimeout: 30_000,
+    testTimeout: 50_000,
     hookTimeout: 40_000,
     // Most tests wait for commands.
     maxWorkers: 4,

@@ -3,6 +3,7 @@ import { existsSync } from "node:fs";
 import { mkdtemp, readFile, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
+import type { Readable } from "node:stream";
 import { Client, Daemon, DaemonStartError } from "jig-client";
 import { expect, inject, onTestFinished, test, vi } from "vitest";
 import { waitFor } from "./support.js";
@@ -11,6 +12,20 @@ async function temporaryDirectory(): Promise<string> {
   const directory = await mkdtemp(join(tmpdir(), "jig-test-"));
   onTestFinished(() => rm(directory, { recursive: true, force: true }));
   return directory;
+}
+
+/** Process id and address of a daemon, as a program prints them. */
+async function firstLine(output: Readable): Promise<[number, string]> {
+  const line = await new Promise<string>((resolve) => {
+    output.once("data", (data) => resolve(String(data)));
+  });
+  const [pid = "", address = ""] = line.trim().split(" ");
+  return [Number(pid), address];
+}
+
+/** Removes what a program leaves that does not close its client. */
+async function removeDirectoryOf(address: string): Promise<void> {
+  await rm(dirname(address.replace(/^unix:/, "")), { recursive: true });
 }
 
 async function isAlive(pid: number): Promise<boolean> {
@@ -64,17 +79,16 @@ test("the daemon ends with a killed program", async () => {
   const script = `
     import { Client } from "${join(import.meta.dirname, "../dist/index.js")}";
     const client = await Client.embedded(process.argv[1], { program: process.argv[2] });
-    console.log((await client.getInfo()).pid);
+    console.log((await client.getInfo()).pid, client.address);
     setTimeout(() => {}, 60_000);
   `;
   const args = ["--input-type=module", "--eval", script, directory, inject("program")];
   const program = spawn(process.execPath, args, { stdio: ["ignore", "pipe", "inherit"] });
-  const pid = await new Promise<number>((resolve) => {
-    program.stdout.once("data", (data) => resolve(Number(data)));
-  });
+  const [pid, address] = await firstLine(program.stdout);
   expect(await isAlive(pid)).toBe(true);
   program.kill("SIGKILL");
   await waitFor(async () => !(await isAlive(pid)));
+  await removeDirectoryOf(address);
 });
 
 test("a program that forgets to close its client ends", async () => {
@@ -82,10 +96,13 @@ test("a program that forgets to close its client ends", async () => {
   const script = `
     import { Client } from "${join(import.meta.dirname, "../dist/index.js")}";
     const client = await Client.embedded(process.argv[1], { program: process.argv[2] });
-    console.log((await client.run("echo done")).stdout);
+    console.log((await client.getInfo()).pid, client.address);
   `;
   const args = ["--input-type=module", "--eval", script, directory, inject("program")];
   const program = spawn(process.execPath, args, { stdio: ["ignore", "pipe", "inherit"] });
-  const code = await new Promise((resolve) => program.once("exit", resolve));
-  expect(code).toBe(0);
+  const ended = new Promise((resolve) => program.once("exit", resolve));
+  const [pid, address] = await firstLine(program.stdout);
+  expect(await ended).toBe(0);
+  await waitFor(async () => !(await isAlive(pid)));
+  await removeDirectoryOf(address);
 });

@@ -10,7 +10,7 @@ export function sessionOf(): string {
 
 /** A client in a session of its own, which the end of the test closes. */
 export function connect(options: ClientOptions = {}, address = inject("socket")): Client {
-  const client = new Client(address, { session: sessionOf(), deadlineSec: 25, ...options });
+  const client = new Client(address, { session: sessionOf(), deadlineSec: 45, ...options });
   onTestFinished(() => client.close());
   return client;
 }
@@ -56,12 +56,12 @@ export async function readUntil(process: Process, end: string): Promise<string> 
   return received;
 }
 
-/** Waits until a condition holds, for at most 10 seconds. */
+/** Waits until a condition holds, for at most 30 seconds. */
 export async function waitFor(condition: () => Promise<boolean>): Promise<void> {
-  const end = performance.now() + 10_000;
+  const end = performance.now() + 30_000;
   while (!(await condition())) {
     if (performance.now() > end) {
-      throw new Error("the condition does not hold after 10 seconds");
+      throw new Error("the condition does not hold after 30 seconds");
     }
     await new Promise((resolve) => setTimeout(resolve, 50));
   }

@@ -147,7 +147,7 @@ test.each(["ALLOW", "DENY", undefined] as const)(
     };
     const call = { ...TOOL_USE, input: { command: "echo needs-approval" } };
     const quick = { ...TOOL_USE, id: "c2" };
-    const waitSec = decision ? 10 : 1.5;
+    const waitSec = decision ? 40 : 4;
     const { outcomes } = await client.handle([call, quick], { approve, waitSec });
     expect(seen.map(({ tool }) => tool)).toEqual(["run"]);
     expect(outcomes[1]?.ok).toBe(true);
