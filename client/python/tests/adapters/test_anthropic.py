@@ -40,9 +40,7 @@ def plane() -> Iterator[ControlPlane]:
 
 
 @contextmanager
-def worker_process(
-    plane: ControlPlane, workspace: str
-) -> Generator[subprocess.Popen[bytes], None, None]:
+def worker_process(plane: ControlPlane, workspace: str) -> Generator[None, None, None]:
     """The worker of the example, which is killed at the end."""
     environment = {
         **os.environ,
