@@ -37,7 +37,7 @@ from anthropic.types.beta import (
     BetaToolUnionParam,
 )
 
-from jig.adapters.common import for_commands
+from jig.adapters.execution import for_commands
 from jig.client import AsyncClient
 from jig.errors import CallError
 from jig.process import AsyncProcess

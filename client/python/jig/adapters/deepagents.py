@@ -27,7 +27,7 @@ from deepagents.backends.protocol import (
 )
 from deepagents.backends.sandbox import BaseSandbox
 
-from jig.adapters.common import LINK_REASONS, MAX_OUTPUT_BYTES, whole_seconds
+from jig.adapters.execution import LINK_REASONS, MAX_OUTPUT_BYTES, whole_seconds
 from jig.client import Client
 from jig.errors import CallError
 from jig.v1.messages import Edit

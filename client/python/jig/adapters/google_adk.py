@@ -25,7 +25,7 @@ from google.adk.code_executors.code_execution_utils import (
 from google.adk.environment import BaseEnvironment, ExecutionResult
 from pydantic import ConfigDict, Field
 
-from jig.adapters.common import (
+from jig.adapters.execution import (
     MAX_OUTPUT_BYTES,
     follow_links,
     for_commands,

@@ -31,7 +31,7 @@ from inspect_ai.util import (
 )
 from pydantic import BaseModel
 
-from jig.adapters.common import (
+from jig.adapters.execution import (
     COMMAND_NOT_FOUND_EXIT_CODE,
     MAX_OUTPUT_BYTES,
     follow_links,

@@ -38,7 +38,7 @@ from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec, resolve_snapshot
 from agents.sandbox.types import ExecResult, User
 from agents.sandbox.util.tar_utils import UnsafeTarMemberError, validate_tar_bytes
 
-from jig.adapters.common import (
+from jig.adapters.execution import (
     COMMAND_NOT_FOUND_EXIT_CODE,
     for_commands,
     output_bytes,

@@ -28,7 +28,7 @@ from pydantic_ai.workspaces import (
 )
 from pydantic_ai.workspaces.protocol import validate_timeout
 
-from jig.adapters.common import (
+from jig.adapters.execution import (
     COMMAND_NOT_FOUND_EXIT_CODE,
     MAX_OUTPUT_BYTES,
     follow_links,
