@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass
@@ -161,17 +162,43 @@ async def wait_for(call: Any, result: Awaitable[T]) -> T:
         raise
 
 
-def next_item(stream: StreamSteps[T]) -> Steps[T | None]:
+class Progress:
+    """Who may advance the steps of a stream: its reader, or from then on who closes it."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        # A generator cannot run in two threads at a time.
+        self._lock = threading.Lock()
+
+    def advance(self, action: Callable[[], T]) -> T:
+        """Does `action` of the reader. Raises StopIteration if the stream is closed."""
+        with self._lock:
+            if self.is_closed:
+                raise StopIteration
+            return action()
+
+    def close(self, action: Callable[[], T]) -> T:
+        """Does the first `action` after the reader's. Raises StopIteration if it is closed."""
+        with self._lock:
+            if self.is_closed:
+                raise StopIteration
+            self.is_closed = True
+            return action()
+
+
+def next_item(stream: StreamSteps[T], progress: Progress | None = None) -> Steps[T | None]:
     """Performs the steps of a stream up to its next element. Returns None at the end."""
+    progress = progress or Progress()
+    step: Step | Emit[T]
     try:
-        step = next(stream)
+        step = progress.advance(functools.partial(next, stream))
         while not isinstance(step, Emit):
             try:
                 result = yield step
             except Exception as error:
-                step = stream.throw(error)
+                step = progress.advance(functools.partial(stream.throw, error))
             else:
-                step = stream.send(result)
+                step = progress.advance(functools.partial(stream.send, result))
         return step.item
     except StopIteration:
         return None
@@ -223,10 +250,10 @@ class StreamClosed(Exception):
     """Thrown into a stream that its reader closes, so that it can end its work in the daemon."""
 
 
-def end_stream(stream: StreamSteps[T]) -> Steps[None]:
+def end_stream(stream: StreamSteps[T], progress: Progress) -> Steps[None]:
     """Performs the last steps of a stream."""
     try:
-        step = stream.throw(StreamClosed())
+        step = progress.close(functools.partial(stream.throw, StreamClosed()))
         while not isinstance(step, Emit):
             try:
                 result = yield step
@@ -244,17 +271,17 @@ class Stream(Generic[T]):
     def __init__(self, driver: SyncDriver, steps: StreamSteps[T]) -> None:
         self._driver = driver
         self._steps = steps
-        self._is_closed = False
+        self._progress = Progress()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> T:
         try:
-            item = self._driver._drive(next_item(self._steps))
+            item = self._driver._drive(next_item(self._steps, self._progress))
         except CallError:
             # Another thread has closed the stream.
-            if not self._is_closed:
+            if not self._progress.is_closed:
                 raise
             item = None
         if item is None:
@@ -269,8 +296,7 @@ class Stream(Generic[T]):
 
     def close(self) -> None:
         """Cancels the stream. Another thread that reads it then reaches its end."""
-        self._is_closed = True
-        self._driver._drive(end_stream(self._steps))
+        self._driver._drive(end_stream(self._steps, self._progress))
 
 
 class AsyncStream(Generic[T]):
@@ -279,17 +305,17 @@ class AsyncStream(Generic[T]):
     def __init__(self, driver: AsyncDriver, steps: StreamSteps[T]) -> None:
         self._driver = driver
         self._steps = steps
-        self._is_closed = False
+        self._progress = Progress()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
         try:
-            item = await self._driver._drive(next_item(self._steps))
+            item = await self._driver._drive(next_item(self._steps, self._progress))
         except (CallError, asyncio.CancelledError):
             # Another task has closed the stream.
-            if not self._is_closed:
+            if not self._progress.is_closed:
                 raise
             item = None
         if item is None:
@@ -304,8 +330,7 @@ class AsyncStream(Generic[T]):
 
     async def close(self) -> None:
         """Cancels the stream. Another task that reads it then reaches its end."""
-        self._is_closed = True
-        await self._driver._drive(end_stream(self._steps))
+        await self._driver._drive(end_stream(self._steps, self._progress))
 
 
 class operation(Generic[P, T]):  # noqa: N801 (a decorator)
