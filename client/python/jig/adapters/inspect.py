@@ -66,8 +66,6 @@ class JigSandboxConfig(BaseModel, frozen=True):
     """Workspace whose files each sample gets a copy of. By default, it begins empty."""
     ttl_sec: int | None = 86_400
     """Seconds after which the daemon deletes a workspace that a crashed evaluation has left."""
-    max_bytes: int | None = None
-    """Limit on the space of the files of a sample."""
 
 
 def client_of(address: str) -> AsyncClient:
@@ -97,7 +95,6 @@ class JigSandboxEnvironment(SandboxEnvironment):
             labels={"inspect-task": task_name[:200]},
             clone_of=settings.clone_of,
             ttl_sec=settings.ttl_sec,
-            max_bytes=settings.max_bytes,
         )
         return {"default": cls(client.with_options(workspace=workspace.name), workspace.mount_path)}
 

@@ -1,4 +1,4 @@
-"""The daemon of the adapters' tests, and workspaces on demand."""
+"""The daemon of the adapters' tests, and a workspace for each test."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from jig.daemon import guarded_process
 
 sys.path.append(str(Path(__file__).parent))
 
-from pool import Pool
+from workspaces import Workspaces
 
 PROGRAM = os.environ.get("JIG_TEST_JIGD", "jigd")
 
 
 @pytest.fixture(scope="session")
-def workspaces(tmp_path_factory: pytest.TempPathFactory) -> Pool:
-    return Pool(tmp_path_factory.mktemp("workspaces"))
+def workspaces(tmp_path_factory: pytest.TempPathFactory) -> Workspaces:
+    return Workspaces(tmp_path_factory.mktemp("workspaces"))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def address(workspaces: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(workspaces: Workspaces, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A daemon that the clients of frameworks find in `JIG_ADDRESS`. Returns its address."""
     with (
         tempfile.TemporaryDirectory(prefix="jig-") as private,
@@ -41,8 +41,7 @@ def address(workspaces: Pool, tmp_path_factory: pytest.TempPathFactory) -> Itera
             assert process.stdout is not None
             assert process.stdout.readline(), (Path(private) / "log").read_text()
             patch.setenv("JIG_ADDRESS", address)
-            # Without this line, the service of the daemon creates and deletes the workspaces.
-            workspaces.install(patch)
+            workspaces.address = address
             yield address
 
 

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 NOW = "2026-11-01T00:00:00Z"
 ENVIRONMENT = "env_1"
-LEASE_SEC = 2
+LEASE_SEC = 5
 BLOCK_SEC = 0.2
 
 

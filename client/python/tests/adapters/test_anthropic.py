@@ -17,7 +17,7 @@ from anthropic import AsyncAnthropic
 from anthropic.lib.environments import EnvironmentWorker
 from anthropic.lib.tools import ToolError
 from control_plane import ENVIRONMENT, ControlPlane
-from pool import Pool
+from workspaces import Workspaces
 
 import jig
 from jig.adapters.anthropic import (
@@ -91,7 +91,7 @@ async def test_the_shell_keeps_its_state(client: jig.AsyncClient) -> None:
         assert await bash(restart=True) == "bash session restarted"
 
 
-async def test_a_worker_serves_a_session(plane: ControlPlane, workspaces: Pool) -> None:
+async def test_a_worker_serves_a_session(plane: ControlPlane, workspaces: Workspaces) -> None:
     work = plane.start_session(
         "sesn_A1",
         ("bash", {"command": "pwd; echo x > made"}),
@@ -136,7 +136,7 @@ async def test_a_session_is_stopped_after_its_running_call(
 ) -> None:
     work = plane.start_session(
         "sesn_B",
-        ("bash", {"command": "touch begun; sleep 3; echo ended"}),
+        ("bash", {"command": "touch begun; sleep 6; echo ended"}),
         ("bash", {"command": "touch never"}),
     )
     with worker_process(plane, client.workspace):
@@ -171,15 +171,24 @@ async def test_another_worker_reclaims_the_session_of_a_killed_one(
 async def test_a_worker_that_lost_its_lease_does_not_stop_the_item(
     plane: ControlPlane, client: jig.AsyncClient
 ) -> None:
-    work = plane.start_session("sesn_D", ("bash", {"command": "touch begun; sleep 3"}))
+    work = plane.start_session("sesn_D", ("bash", {"command": "touch begun; sleep 7"}))
     with worker_process(plane, client.workspace):
         while not await client.exists("begun"):
             await asyncio.sleep(0.1)
         with plane.lock:
             # Another worker holds the item.
             work.last_heartbeat, work.lease_end = "other", float("inf")
-        await asyncio.sleep(5)
+        await asyncio.sleep(9)
     assert (work.state, work.forced_stops, work.claims) == ("active", 0, 1)
+
+
+async def test_toolsets_of_a_session_share_its_workspace(address: str) -> None:
+    async with jig.AsyncClient(address) as client:
+        name = workspace_name("sesn_E")
+        first, second = (AgentToolset(client, name, ttl_sec=60, is_created=False) for _ in range(2))
+        await first.write("a.txt", "x")
+        assert await second.read("a.txt") == "x"
+        await client.delete_workspace(name)
 
 
 def test_names_of_workspaces() -> None:
@@ -189,7 +198,7 @@ def test_names_of_workspaces() -> None:
         assert len(name) <= 63 and set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
 
 
-def test_example(capsys: pytest.CaptureFixture[str], workspaces: Pool) -> None:
+def test_example(capsys: pytest.CaptureFixture[str], workspaces: Workspaces) -> None:
     runpy.run_path(str(EXAMPLES / "anthropic_agent.py"))
     assert capsys.readouterr().out.splitlines() == ["bash: hello from the sandbox", "Done."]
     assert not workspaces.used

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pool import Pool
+from workspaces import Workspaces
 
 import jig
 from jig.adapters.deepagents import JigSandbox
@@ -54,7 +54,7 @@ def test_edit_keeps_ends_of_lines(sandbox: JigSandbox) -> None:
     assert sandbox.download_files(["/workspace/f"])[0].content == b"c\r\nd\r\n"
 
 
-def test_example(capsys: pytest.CaptureFixture[str], workspaces: Pool) -> None:
+def test_example(capsys: pytest.CaptureFixture[str], workspaces: Workspaces) -> None:
     runpy.run_path(str(EXAMPLES / "deep_agent.py"))
     assert capsys.readouterr().out.splitlines() == [
         "write_file: Updated file /workspace/greet.sh",

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 from google.adk.code_executors.code_execution_utils import CodeExecutionInput, File
-from pool import Pool
+from workspaces import Workspaces
 
 import jig
 from jig.adapters.google_adk import JigCodeExecutor, JigEnvironment
@@ -16,7 +16,7 @@ from jig.adapters.google_adk import JigCodeExecutor, JigEnvironment
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "adapters"
 
 
-async def test_environment(address: str, workspaces: Pool) -> None:
+async def test_environment(address: str, workspaces: Workspaces) -> None:
     async with jig.AsyncClient(address) as client:
         environment = JigEnvironment(client, env_vars={"NAME": "value"})
         with pytest.raises(RuntimeError, match="not initialized"):
@@ -58,7 +58,7 @@ def test_code_executor(address: str) -> None:
         client.delete_workspace(workspace.name)
 
 
-def test_example(capsys: pytest.CaptureFixture[str], workspaces: Pool) -> None:
+def test_example(capsys: pytest.CaptureFixture[str], workspaces: Workspaces) -> None:
     runpy.run_path(str(EXAMPLES / "adk_agent.py"))
     output = capsys.readouterr().out.splitlines()
     assert len(output) == 3 and "Wrote greet.sh" in output[0]

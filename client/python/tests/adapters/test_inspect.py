@@ -15,7 +15,7 @@ from inspect_ai.util import (
     ExecStdout,
     SandboxUnavailableError,
 )
-from pool import Pool
+from workspaces import Workspaces
 
 import jig
 from jig.adapters.inspect import JigSandboxConfig, JigSandboxEnvironment, attach
@@ -23,7 +23,7 @@ from jig.adapters.inspect import JigSandboxConfig, JigSandboxEnvironment, attach
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "adapters"
 
 
-async def test_each_sample_has_a_workspace(workspaces: Pool) -> None:
+async def test_each_sample_has_a_workspace(workspaces: Workspaces) -> None:
     config = JigSandboxConfig()
     samples = [await JigSandboxEnvironment.sample_init("task", config, {}) for _ in range(3)]
     used = set(workspaces.used)

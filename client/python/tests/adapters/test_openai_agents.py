@@ -17,7 +17,7 @@ from agents.sandbox.entries import File
 from agents.sandbox.errors import ExecTimeoutError, WorkspaceReadNotFoundError
 from agents.sandbox.manifest import Manifest
 from agents.tool import ShellActionRequest, ShellCallData
-from pool import Pool
+from workspaces import Workspaces
 
 import jig
 from jig.adapters.openai_agents import (
@@ -74,7 +74,7 @@ async def test_editor(client: jig.AsyncClient) -> None:
     assert outside.status == "failed"
 
 
-async def test_sandbox(address: str, workspaces: Pool) -> None:
+async def test_sandbox(address: str, workspaces: Workspaces) -> None:
     async with jig.AsyncClient(address) as client:
         sandboxes = JigSandboxClient(client)
         manifest = Manifest(entries={"notes/a.txt": File(content=b"hello\n")})
@@ -100,7 +100,7 @@ async def test_sandbox(address: str, workspaces: Pool) -> None:
         assert not workspaces.used
 
 
-async def test_a_workspace_is_persisted_and_resumed(address: str, workspaces: Pool) -> None:
+async def test_a_workspace_is_persisted_and_resumed(address: str, workspaces: Workspaces) -> None:
     async with jig.AsyncClient(address) as client:
         sandboxes = JigSandboxClient(client)
         first = await sandboxes.create(options=JigSandboxClientOptions(keep=True))
@@ -123,7 +123,7 @@ async def test_a_workspace_is_persisted_and_resumed(address: str, workspaces: Po
         assert not workspaces.used
 
 
-def test_example(capsys: pytest.CaptureFixture[str], workspaces: Pool) -> None:
+def test_example(capsys: pytest.CaptureFixture[str], workspaces: Workspaces) -> None:
     runpy.run_path(str(EXAMPLES / "openai_agent.py"))
     assert capsys.readouterr().out == "$ sh greet.sh\nhello from the sandbox\n"
     assert not workspaces.used

@@ -6,13 +6,13 @@ import runpy
 from pathlib import Path
 
 import pytest
-from pool import Pool
 from pydantic_ai.workspaces import (
     Workspace,
     WorkspaceOutputLimitError,
     WorkspaceRef,
     WorkspaceUnavailableError,
 )
+from workspaces import Workspaces
 
 import jig
 from jig.adapters.pydantic_ai import JigWorkspaceBackend
@@ -48,7 +48,7 @@ async def test_a_ref_of_another_provider_is_refused(client: jig.AsyncClient) -> 
         await JigWorkspaceBackend(client, WorkspaceRef(provider="jig", id="x")).working_dir()
 
 
-def test_example(capsys: pytest.CaptureFixture[str], workspaces: Pool) -> None:
+def test_example(capsys: pytest.CaptureFixture[str], workspaces: Workspaces) -> None:
     runpy.run_path(str(EXAMPLES / "pydantic_ai_agent.py"))
     assert capsys.readouterr().out == "The script printed: hello from the sandbox\n"
     assert not workspaces.used

@@ -5,11 +5,12 @@ from __future__ import annotations
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pool import Pool
 from smolagents import FinalAnswerTool
 from smolagents.utils import AgentError
+from workspaces import Workspaces
 
 import jig
 from jig.adapters.smolagents import JigExecutor
@@ -37,7 +38,8 @@ def test_variables_are_kept(executor: JigExecutor) -> None:
 
 
 def test_the_final_answer_is_recognized(executor: JigExecutor) -> None:
-    executor.send_tools({"final_answer": FinalAnswerTool()})
+    final_answer: Any = FinalAnswerTool
+    executor.send_tools({"final_answer": final_answer()})
     result = executor("final_answer({'a': [1]})")
     assert (result.output, result.is_final_answer) == ({"a": [1]}, True)
 
@@ -59,7 +61,7 @@ def test_output_of_programs_is_not_a_reply(executor: JigExecutor) -> None:
     assert result.output == 5
 
 
-def test_example(capsys: pytest.CaptureFixture[str], workspaces: Pool) -> None:
+def test_example(capsys: pytest.CaptureFixture[str], workspaces: Workspaces) -> None:
     runpy.run_path(str(EXAMPLES / "smolagents_agent.py"))
     assert capsys.readouterr().out.splitlines()[-1] == "The sum is 6."
     assert not workspaces.used
