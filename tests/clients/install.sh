@@ -31,6 +31,8 @@ install_tools() {
   install_packages schemas sdks
   # What builds and checks the Python package.
   install_packages python
+  # The frameworks of the adapters, and what checks their types.
+  install_packages adapters
   # What builds and checks the TypeScript package.
   install_packages ../../client/typescript typescript
   # gRPC for Python, which uses the C core, and for Java.

@@ -33,8 +33,8 @@ try_python() {
   done
   check "replies in the types of the vendors' packages are parsed" 0 '^10 replies of 4 vendors$' \
     env PYTHONPATH="$client" "$tools/sdks/python/bin/python" tests/clients/python/replies.py
-  check "mypy accepts the package in strict mode" 0 '^Success' env -C "$client" "$bin/mypy"
-  check "mypy accepts the tests and examples in strict mode" 0 '^Success' env -C "$client" "$bin/mypy" tests generate.py examples/agent.py
+  check "mypy accepts the package in strict mode" 0 '^Success' env -C "$client" "$bin/mypy" --exclude /adapters/
+  check "mypy accepts the tests and examples in strict mode" 0 '^Success' env -C "$client" "$bin/mypy" --exclude /adapters/ tests generate.py examples/agent.py
   check "pyright accepts all in strict mode" 0 '^0 errors, 0 warnings' env -C "$client" "$bin/pyright" --pythonpath "$bin/python"
   check "ruff finds no problem" 0 '^All checks passed!$' env -C "$client" "$bin/ruff" check --no-cache
   check "the code has the format of ruff" 0 'already formatted$' env -C "$client" "$bin/ruff" format --no-cache --check
