@@ -235,19 +235,17 @@ mod keys {
             [] => "all".to_owned(),
             names => names.join(","),
         };
+        let mut workspaces = key.workspaces.clone();
+        if key.create_workspaces {
+            workspaces.push("(own)".to_owned());
+        }
         let mut parts: Vec<String> = Vec::new();
         if !key.certificates.is_empty() {
             parts.push(format!("certificates={}", key.certificates.join(",")));
             parts.push(format!("key={}", if key.has_key { "yes" } else { "no" }));
         }
         parts.extend([
-            match key.create_workspaces {
-                true => format!(
-                    "workspaces={}",
-                    [&key.workspaces[..], &["(own)".to_owned()]].concat().join(",")
-                ),
-                false => format!("workspaces={}", listed(&key.workspaces)),
-            },
+            format!("workspaces={}", listed(&workspaces)),
             format!("tools={}", listed(&key.tools)),
         ]);
 

@@ -50,6 +50,24 @@ fn report_and_exit(result: Result<(), CliError>, as_json: bool) -> ExitCode {
     })
 }
 
+/// Does `work` with each item: a failure does not prevent the others. Reports every failure but the
+/// last one, which it returns.
+async fn try_each<T>(
+    items: Vec<T>,
+    as_json: bool,
+    work: impl AsyncFn(T) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    let mut failed = None;
+    for item in items {
+        if let Err(error) = work(item).await
+            && let Some(earlier) = failed.replace(error)
+        {
+            earlier.report(as_json);
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
 /// Reports a failure and returns its exit code.
 fn report_failure(failure: &CliError, as_json: bool) -> u8 {
     failure.report(as_json);

@@ -16,7 +16,7 @@ use jig::{
 use rustix::termios::{isatty, tcgetwinsize};
 use serde_json::{Value, json};
 
-use super::{columns::align_columns, report_and_exit};
+use super::{columns::align_columns, report_and_exit, try_each};
 use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, json::enum_name, output};
 
 /// Minimum terminal width for all columns of the table.
@@ -60,21 +60,11 @@ pub(crate) fn ps(global: &GlobalArgs, args: PsArgs) -> ExitCode {
 pub(crate) fn kill(global: &GlobalArgs, args: KillArgs) -> ExitCode {
     let result = global.require_address().and_then(|address| {
         connection::call_address(address, global, async |client: Client| {
-            let mut failed = None;
-            for process_id in args.processes {
-                let request = SendSignalRequest {
-                    process_id: process_id.clone(),
-                    signal: args.signal.clone(),
-                };
-
-                // A failure must not prevent the signals to the other processes.
-                if let Err(error) = client.send_signal(request).await
-                    && let Some(earlier) = failed.replace(CliError::from(error))
-                {
-                    earlier.report(global.json);
-                }
-            }
-            failed.map_or(Ok(()), Err)
+            try_each(args.processes, global.json, async |process_id| {
+                let request = SendSignalRequest { process_id, signal: args.signal.clone() };
+                Ok(client.send_signal(request).await.map(drop)?)
+            })
+            .await
         })
     });
     report_and_exit(result, global.json)

@@ -12,7 +12,7 @@ use jig::{
 };
 use serde_json::{Value, json};
 
-use super::{columns::align_columns, report_and_exit};
+use super::{columns::align_columns, report_and_exit, try_each};
 use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, json::enum_name, output};
 
 const SECONDS_PER_DAY: u32 = 24 * 3600;
@@ -144,16 +144,10 @@ fn remove(address: &str, global: &GlobalArgs, rules: Vec<String>) -> Result<(), 
         global.reject_request_id("each rule is a call of its own")?;
     }
     connection::call_address(address, global, async |client: Client| {
-        let mut failed = None;
-        for rule_id in rules {
-            // A failure must not prevent the deletion of the other rules.
-            if let Err(error) = client.delete_rule(DeleteRuleRequest { rule_id }).await
-                && let Some(earlier) = failed.replace(CliError::from(error))
-            {
-                earlier.report(global.json);
-            }
-        }
-        failed.map_or(Ok(()), Err)
+        try_each(rules, global.json, async |rule_id| {
+            Ok(client.delete_rule(DeleteRuleRequest { rule_id }).await.map(drop)?)
+        })
+        .await
     })
 }
 

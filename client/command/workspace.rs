@@ -12,7 +12,7 @@ use jig::{
 };
 use serde_json::{Value, json};
 
-use super::{columns::align_columns, report_and_exit};
+use super::{columns::align_columns, report_and_exit, try_each};
 use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, output};
 
 /// Create, list, change and delete workspaces.
@@ -159,16 +159,10 @@ fn remove(address: &str, global: &GlobalArgs, names: Vec<String>) -> Result<(), 
         global.reject_request_id("each workspace is a call of its own")?;
     }
     connection::call_address(address, global, async |client: Client| {
-        let mut failed = None;
-        for name in names {
-            // A failure must not prevent the deletion of the others.
-            if let Err(error) = client.delete_workspace(DeleteWorkspaceRequest { name }).await
-                && let Some(earlier) = failed.replace(CliError::from(error))
-            {
-                earlier.report(global.json);
-            }
-        }
-        failed.map_or(Ok(()), Err)
+        try_each(names, global.json, async |name| {
+            Ok(client.delete_workspace(DeleteWorkspaceRequest { name }).await.map(drop)?)
+        })
+        .await
     })
 }
 
