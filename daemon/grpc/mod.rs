@@ -18,14 +18,13 @@ pub(crate) mod workspaces;
 
 use std::future::Future;
 
-use prost::Message;
 use tonic::{Request, Response, Status};
 
 use super::{
     config::jobs::is_queue_name,
     dialect::{self, Dialect},
     error::{Error, Violation},
-    pipeline::{Pipeline, context::CallContext},
+    pipeline::context::CallContext,
 };
 
 /// Handles a request with `work`. Errors become statuses, logged with the call id if internal.
@@ -42,26 +41,6 @@ where
         .await
         .map(Response::new)
         .map_err(|error| status::to_logged_status(&error, &call_id))
-}
-
-/// Handles a request with side effects. A repeat with the same request id gets the first result.
-async fn handle_once<Q, A, F>(
-    pipeline: &Pipeline,
-    method: &str,
-    request: Request<Q>,
-    work: impl FnOnce(CallContext, Q) -> F,
-) -> Result<Response<A>, Status>
-where
-    Q: Message,
-    A: Message + Default + 'static,
-    F: Future<Output = Result<A, Error>> + Send + 'static,
-{
-    handle(request, async |context, request| {
-        let call = pipeline.identify_call(&context, method, &request)?;
-        let work = work(context, request);
-        pipeline.run_once(call, method, work).await
-    })
-    .await
 }
 
 /// Finds the dialect `name`. Returns `None` for an empty name, and adds a violation for an unknown

@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status};
 
 use self::stream::{OnDeadline, ProcessStream};
 use super::{
-    handle, handle_once,
+    handle,
     response_stream::{ResponseStream, keep_alive_interval},
 };
 use crate::{
@@ -158,8 +158,10 @@ impl ProcessServiceHandler {
         F: Future<Output = Result<A, Error>> + Send + 'static,
     {
         let method = format!("jig.v1.ProcessService/{method}");
-        handle_once(&self.0, &method, request, |context, request| {
-            work(Self(Arc::clone(&self.0)), context, request)
+        handle(request, async |context, request| {
+            let call = self.0.identify_call(&context, &method, &request)?;
+            let work = work(Self(Arc::clone(&self.0)), context, request);
+            self.0.run_once(call, &method, work).await
         })
         .await
     }

@@ -276,10 +276,10 @@ impl Pipeline {
         R: Message + Default + 'static,
         W: Future<Output = Result<R, Error>> + Send + 'static,
     {
-        if call.is_some() {
-            return self.run_once(call, method, work).await;
+        match call {
+            Some(call) => self.run_once(Some(call), method, work).await,
+            None => run_to_end(work).await,
         }
-        task::spawn_tracked("request", work).await.map_err(Error::internal)?
     }
 
     /// As [`Self::run_once`], but runs `work` to its end even if the client disconnects.
@@ -297,8 +297,7 @@ impl Pipeline {
         F: Future<Output = Result<R, Error>> + Send + 'static,
     {
         let Some(call) = call else {
-            let result = task::spawn_tracked("request", work(false)).await;
-            return result.map_err(Error::internal)?;
+            return run_to_end(work(false)).await;
         };
 
         let method = call.request.method.clone();
@@ -311,6 +310,15 @@ impl Pipeline {
             PayloadClaimOutcome::Lost(_) => Err(daemon_lost_error(&method)),
         }
     }
+}
+
+/// Runs `work` in a task of its own, to its end even if the caller is dropped.
+async fn run_to_end<R, F>(work: F) -> Result<R, Error>
+where
+    R: Send + 'static,
+    F: Future<Output = Result<R, Error>> + Send + 'static,
+{
+    task::spawn_tracked("request", work).await.map_err(Error::internal)?
 }
 
 /// Runs `work` in a task of its own for all waiters of the request id.

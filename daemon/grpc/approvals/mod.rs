@@ -17,7 +17,7 @@ use self::{
     wire::{parse_action, wire_approval, wire_rule},
 };
 use super::{
-    handle, handle_once,
+    handle,
     response_stream::{ResponseStream, keep_alive_interval},
 };
 use crate::{
@@ -164,12 +164,10 @@ impl ApprovalServiceHandler {
         F: Future<Output = Result<A, Error>> + Send + 'static,
     {
         let method = format!("jig.v1.ApprovalService/{method}");
-        handle_once(&self.0, &method, request, |context, request| {
+        handle(request, async |context, request| {
+            let call = self.0.identify_call(&context, &method, &request)?;
             let work = work(Self(Arc::clone(&self.0)), context, request);
-            async move {
-                let done = task::spawn_tracked("approval service", work).await;
-                done.map_err(Error::internal)?
-            }
+            self.0.run_once_to_end(call, &method, work).await
         })
         .await
     }
