@@ -50,10 +50,11 @@ impl WorkspaceService for WorkspaceServiceHandler {
     ) -> Result<Response<GetWorkspaceResponse>, Status> {
         handle(request, async |context, request| {
             let request = self.0.catalog.check("jig.v1.GetWorkspaceRequest", request)?;
-            let all = self.visible(&context);
-            let found = all.into_iter().find(|details| details.name == request.name);
-            let found =
-                found.ok_or_else(|| self.0.unknown_workspace_error(&context, &request.name))?;
+            let created = self.0.workspaces.find_created(&context.principal, &request.name);
+            let found = match created {
+                Some(owned) => created_details(&owned),
+                None => details(&*self.named(&context, &request.name)?),
+            };
             Ok(GetWorkspaceResponse { workspace: Some(found) })
         })
         .await
@@ -162,8 +163,7 @@ impl WorkspaceServiceHandler {
 
     /// The workspace whose files a new one gets. Its caller must be allowed to read them.
     fn source(&self, context: &CallContext, name: &str) -> Result<Arc<WorkspaceContext>, Error> {
-        let of = CallContext { workspace: Some(name.to_owned()), ..context.clone() };
-        let source = self.0.resolve_workspace(&of)?;
+        let source = self.named(context, name)?;
         context.principal.require_tool(ReadFile::NAME)?;
         Ok(source)
     }
@@ -200,11 +200,9 @@ impl WorkspaceServiceHandler {
 
     /// The created workspace of this name, if the caller sees it.
     fn created(&self, context: &CallContext, name: &str) -> Result<Arc<OwnedWorkspace>, Error> {
-        let created = self.0.workspaces.created_visible_to(&context.principal);
-        let found = created.into_iter().find(|owned| owned.context.workspace.name() == name);
+        let found = self.0.workspaces.find_created(&context.principal, name);
         found.ok_or_else(|| {
-            let of = CallContext { workspace: Some(name.to_owned()), ..context.clone() };
-            match self.0.resolve_workspace(&of) {
+            match self.named(context, name) {
                 Ok(_) => {
                     let text = format!(
                         "the workspace {name:?} is one of the configuration: only the operator can change or remove it"
@@ -216,22 +214,19 @@ impl WorkspaceServiceHandler {
         })
     }
 
+    /// The workspace of this name, if the caller sees it.
+    fn named(&self, context: &CallContext, name: &str) -> Result<Arc<WorkspaceContext>, Error> {
+        let of = CallContext { workspace: Some(name.to_owned()), ..context.clone() };
+        self.0.resolve_workspace(&of)
+    }
+
     /// The workspaces of the caller in the order of their names.
     fn visible(&self, context: &CallContext) -> Vec<WorkspaceDetails> {
         let principal = &context.principal;
+        let configured = self.0.workspaces.visible_configured(principal);
         let created = self.0.workspaces.created_visible_to(principal);
-        let created: BTreeMap<&str, WorkspaceDetails> = created
-            .iter()
-            .map(|owned| (owned.context.workspace.name(), created_details(owned)))
-            .collect();
-        let all = self.0.workspaces.visible_to(principal);
-        let mut all: Vec<_> = all
-            .iter()
-            .map(|context| {
-                let name = context.workspace.name();
-                created.get(name).cloned().unwrap_or_else(|| details(context))
-            })
-            .collect();
+        let created = created.iter().map(|owned| created_details(owned));
+        let mut all: Vec<_> = configured.map(|context| details(context)).chain(created).collect();
         all.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         all
     }

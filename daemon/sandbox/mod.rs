@@ -24,7 +24,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`keeper`], [`launcher`], [`template`], [`slot`], [`init`], [`command_process`] | what each process does, in this order |
+//! | [`keeper`], [`workspace_source`], [`launcher`], [`template`], [`slot`], [`init`], [`command_process`] | what each process does, in this order |
 //! | [`no_namespaces`] | the same for hosts that cannot make namespaces (L1) |
 //! | [`plan`], [`blueprint`], [`limits`], [`wire`], [`image`] | messages between these processes |
 //! | [`identity`], [`root`], [`etc`], [`masked_proc`], [`protected_paths`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the isolation layers |
@@ -34,7 +34,7 @@
 //! | [`proxy_listener`], [`netns_check`] | listener for runs with the network `proxy`; detection of sockets that a run left behind |
 //! | [`clean_check`], [`recycle`] | proof that a run left nothing in its sandbox; which caller may have another run in it |
 //! | [`warm_shell`] | shells that were executed before their command is known |
-//! | [`keeper_process`], [`pools`], [`pool`], [`level_probe`], [`channel`], [`running`], [`kill`], [`protected_files`] | the daemon's side |
+//! | [`keeper_process`], [`launcher_process`], [`pools`], [`pool`], [`level_probe`], [`channel`], [`running`], [`kill`], [`protected_files`] | the daemon's side |
 
 mod blueprint;
 mod capabilities;

@@ -88,15 +88,11 @@ impl SandboxPools {
     }
 
     /// Adds the pool of a created workspace. It has no processes yet, and no level.
-    pub(crate) fn add(
-        &self,
-        created: CreatedWorkspace,
-        protected_files: ProtectedFiles,
-    ) -> Arc<SandboxPool> {
+    pub(crate) fn add(&self, created: CreatedWorkspace) -> Arc<SandboxPool> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let context = self.context.clone();
-        let pool =
-            SandboxPool::new(number, Some(created), self.max_slots, protected_files, context);
+        let files = ProtectedFiles::default();
+        let pool = SandboxPool::new(number, Some(created), self.max_slots, files, context);
         let pool = Arc::new(pool);
         self.write().push(Arc::clone(&pool));
         pool

@@ -1,7 +1,11 @@
 //! Prepares the creation of workspaces: what the keeper and the pipeline need, and the proof that
 //! commands in them are isolated.
 
-use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use std::{
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
 
 use rustix::fs::{Mode, OFlags, open};
 use tokio_util::sync::CancellationToken;
@@ -13,11 +17,10 @@ use super::{
 };
 use crate::daemon::{
     config::{Config, created_workspaces::CreatedWorkspacesConfig},
-    pipeline::workspaces::created::{WorkspaceCreator, WorkspaceCreatorParts, make_directory},
+    pipeline::workspaces::created::{WorkspaceCreator, make_directory},
     sandbox::{
         plan::{CreatedWorkspace, CreatedWorkspacesPlan, DEFAULT_MOUNT_PATH, WorkspacePlan},
         pools::SandboxPools,
-        protected_files::ProtectedFiles,
     },
     store::{database::Database, workspaces::CreatedWorkspaceTable},
     tool::{FileLimiters, LimitedFetcher, RunSettings, WorkspaceContext},
@@ -94,16 +97,16 @@ impl CreatorInputs<'_> {
         let model = self.probe(&config, &name).await;
         remove_tree(&directory, &name).map_err(failed)?;
 
-        let parts = WorkspaceCreatorParts {
+        Ok(Some(WorkspaceCreator {
+            directory,
             table: CreatedWorkspaceTable::new(self.database),
             sandboxes: Arc::clone(self.sandboxes),
             model: model?,
-            protected_paths: Vec::new(),
             journals: self.journals,
             kill: self.kill,
             config,
-        };
-        WorkspaceCreator::new(parts).map(Some).map_err(failed)
+            busy: Mutex::default(),
+        }))
     }
 
     /// Proves the isolation of commands in a workspace of this directory. Returns what all others
@@ -124,7 +127,7 @@ impl CreatorInputs<'_> {
             directory: directory.to_owned(),
             file_identity: workspace.identity(),
         };
-        let pool = self.sandboxes.add(created, ProtectedFiles::new(Vec::new()));
+        let pool = self.sandboxes.add(created);
         let probe = pool.probe_levels(self.config.minimum_level).await;
         pool.end().await.map_err(failed)?;
         self.sandboxes.remove(&pool);

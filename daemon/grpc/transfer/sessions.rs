@@ -343,8 +343,7 @@ impl UploadSessions {
     }
 
     fn workspace(&self, name: &str) -> Option<Arc<Workspace>> {
-        let all = self.pipeline.upgrade()?.workspaces.all();
-        let found = all.iter().find(|context| context.workspace.name() == name)?;
+        let found = self.pipeline.upgrade()?.workspaces.named(name)?;
         Some(Arc::clone(&found.workspace))
     }
 

@@ -18,7 +18,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{Mode, OFlags, fchown, fstat, mkdirat, open, openat},
+    fs::{Mode, OFlags, fchown, fstat, mkdirat, openat},
     process::{Gid, Uid, geteuid},
 };
 use tokio_util::sync::CancellationToken;
@@ -29,7 +29,7 @@ use crate::daemon::{
     config::created_workspaces::CreatedWorkspacesConfig,
     error::{Error, Reason},
     pipeline::state_error::state_database_error,
-    sandbox::{plan::CreatedWorkspace, pools::SandboxPools, protected_files::ProtectedFiles},
+    sandbox::{plan::CreatedWorkspace, pools::SandboxPools},
     store::{
         unix_millis,
         workspaces::{CreatedWorkspaceTable, StoredWorkspace},
@@ -45,33 +45,19 @@ const CHOSEN_NAME_LETTERS: usize = 12;
 /// Creates workspaces, and removes what is left of deleted ones.
 #[derive(Debug)]
 pub(crate) struct WorkspaceCreator {
-    pub(super) config: CreatedWorkspacesConfig,
-    /// The directory that holds them.
-    directory: OwnedFd,
-    table: CreatedWorkspaceTable,
-    sandboxes: Arc<SandboxPools>,
-    /// What all of them have in common. Its own workspace has proven the isolation of commands.
-    model: WorkspaceContext,
-    /// Paths in each that neither file tools nor commands can change.
-    protected_paths: Vec<String>,
-    /// The directory with the journals of file changes.
-    journals: PathBuf,
-    /// Cancelled when the daemon kills its calls.
-    kill: CancellationToken,
-    /// Names of workspaces that are being created or deleted.
-    busy: Mutex<BTreeMap<String, String>>,
-}
-
-/// What [`WorkspaceCreator::new`] needs.
-#[derive(Debug)]
-pub(crate) struct WorkspaceCreatorParts {
     pub(crate) config: CreatedWorkspacesConfig,
+    /// The directory that holds them.
+    pub(crate) directory: OwnedFd,
     pub(crate) table: CreatedWorkspaceTable,
     pub(crate) sandboxes: Arc<SandboxPools>,
+    /// What all of them have in common. Its own workspace has proven the isolation of commands.
     pub(crate) model: WorkspaceContext,
-    pub(crate) protected_paths: Vec<String>,
+    /// The directory with the journals of file changes.
     pub(crate) journals: PathBuf,
+    /// Cancelled when the daemon kills its calls.
     pub(crate) kill: CancellationToken,
+    /// Names of workspaces that are being created or deleted, with their owners.
+    pub(crate) busy: Mutex<BTreeMap<String, String>>,
 }
 
 /// A workspace to create.
@@ -96,30 +82,6 @@ pub(in crate::daemon::pipeline) struct BusyName<'a> {
 }
 
 impl WorkspaceCreator {
-    pub(crate) fn new(parts: WorkspaceCreatorParts) -> io::Result<Self> {
-        let WorkspaceCreatorParts {
-            config,
-            table,
-            sandboxes,
-            model,
-            protected_paths,
-            journals,
-            kill,
-        } = parts;
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self {
-            directory: open(&config.directory, flags, Mode::empty())?,
-            config,
-            table,
-            sandboxes,
-            model,
-            protected_paths,
-            journals,
-            kill,
-            busy: Mutex::default(),
-        })
-    }
-
     /// Opens the stored workspaces. Returns those that are not ready or have no directory.
     pub(in crate::daemon::pipeline) async fn load(
         &self,
@@ -219,7 +181,7 @@ impl WorkspaceCreator {
         }
 
         let name = new.name.clone().unwrap_or_else(choose_name);
-        if busy.contains_key(&name) || workspaces.is_used(&name) {
+        if busy.contains_key(&name) || workspaces.named(&name).is_some() {
             let text =
                 format!("a workspace of the name {name:?} exists: choose another name, or none");
             return Err(Error::new(Reason::WorkspaceExists, text).with_metadata("workspace", name));
@@ -255,7 +217,6 @@ impl WorkspaceCreator {
         let is_in_place = mount_path == self.model.workspace.path();
         let mount_path = if is_in_place { path.as_path() } else { mount_path };
         let mut workspace = Workspace::open(stored.name.clone(), path.clone(), mount_path)?;
-        workspace.protect(&self.protected_paths)?;
         workspace.sync_changes(self.model.workspace.syncs_changes());
         workspace.open_journals(&self.journals)?;
 
@@ -264,8 +225,7 @@ impl WorkspaceCreator {
             directory: stored.directory.clone(),
             file_identity: workspace.identity(),
         };
-        let protected = self.protected_paths.iter().map(|name| path.join(name)).collect();
-        let pool = self.sandboxes.add(created, ProtectedFiles::new(protected));
+        let pool = self.sandboxes.add(created);
         pool.assume_level(self.model.isolation.level);
         Ok(WorkspaceContext {
             workspace: Arc::new(workspace),

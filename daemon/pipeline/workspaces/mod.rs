@@ -5,7 +5,10 @@ pub(crate) mod created;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicI64, AtomicU64},
+    },
 };
 
 use super::access::principal::Principal;
@@ -27,11 +30,21 @@ pub(crate) struct OwnedWorkspace {
     /// Name of the principal that created it.
     pub(crate) owner: String,
     stored: Mutex<StoredWorkspace>,
+    /// Finished calls when the last pass of [`super::workspace_expiry`] looked.
+    pub(in crate::daemon::pipeline) seen_calls: AtomicU64,
+    /// `last_used_ms` in the database.
+    pub(in crate::daemon::pipeline) saved_use_ms: AtomicI64,
 }
 
 impl OwnedWorkspace {
     pub(super) fn new(context: WorkspaceContext, stored: StoredWorkspace) -> Self {
-        Self { context: Arc::new(context), owner: stored.owner.clone(), stored: Mutex::new(stored) }
+        Self {
+            context: Arc::new(context),
+            owner: stored.owner.clone(),
+            seen_calls: AtomicU64::default(),
+            saved_use_ms: stored.last_used_ms.into(),
+            stored: Mutex::new(stored),
+        }
     }
 
     /// What the database has of it, except that `last_used_ms` may be later.
@@ -61,13 +74,6 @@ impl Workspaces {
         &self.configured
     }
 
-    /// All workspaces, those of the configuration first.
-    pub(crate) fn all(&self) -> Vec<Arc<WorkspaceContext>> {
-        let created = self.read();
-        let created = created.values().map(|owned| &owned.context);
-        self.configured.iter().chain(created).cloned().collect()
-    }
-
     /// The workspaces that `principal` may see, those of the configuration first.
     pub(crate) fn visible_to(&self, principal: &Principal) -> Vec<Arc<WorkspaceContext>> {
         let created = self.read();
@@ -78,7 +84,8 @@ impl Workspaces {
             .collect()
     }
 
-    fn visible_configured(
+    /// The workspaces of the configuration that `principal` may see, in its order.
+    pub(crate) fn visible_configured(
         &self,
         principal: &Principal,
     ) -> impl Iterator<Item = &Arc<WorkspaceContext>> {
@@ -99,9 +106,25 @@ impl Workspaces {
         if let Some(found) = configured.find(|context| context.workspace.name() == name) {
             return Some(Arc::clone(found));
         }
-        let created = self.read();
-        let owned = created.get(name)?;
-        principal.can_see_created(&owned.owner).then(|| Arc::clone(&owned.context))
+        let owned = self.find_created(principal, name)?;
+        Some(Arc::clone(&owned.context))
+    }
+
+    /// The created workspace of this name, if `principal` may see it.
+    pub(crate) fn find_created(
+        &self,
+        principal: &Principal,
+        name: &str,
+    ) -> Option<Arc<OwnedWorkspace>> {
+        let found = self.read().get(name).cloned();
+        found.filter(|owned| principal.can_see_created(&owned.owner))
+    }
+
+    /// The workspace of this name, whoever may see it.
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<WorkspaceContext>> {
+        let mut configured = self.configured.iter();
+        let found = configured.find(|context| context.workspace.name() == name).cloned();
+        found.or_else(|| self.read().get(name).map(|owned| Arc::clone(&owned.context)))
     }
 
     /// The created workspaces that `principal` may see, by name.
@@ -114,12 +137,6 @@ impl Workspaces {
     /// All created workspaces.
     pub(in crate::daemon::pipeline) fn created(&self) -> Vec<Arc<OwnedWorkspace>> {
         self.read().values().cloned().collect()
-    }
-
-    /// Whether a workspace has this name.
-    pub(super) fn is_used(&self, name: &str) -> bool {
-        self.configured.iter().any(|context| context.workspace.name() == name)
-            || self.read().contains_key(name)
     }
 
     /// Adds a created workspace. From here on, calls can name it.
