@@ -27,12 +27,16 @@ impl Creating {
         let directory = Arc::new(TempDir::with_prefix("jig-test-created-").unwrap());
         let uid = setup.workspace_uid();
         std::os::unix::fs::chown(directory.path(), Some(uid), Some(uid)).unwrap();
-        let table = format!(
-            "\n[workspaces_on_demand]\ndirectory = {:?}\n{more}",
-            directory.path().to_str().unwrap()
-        );
-        let setup = setup.workspace_table(&table).with_resource(Arc::clone(&directory) as _);
+        let setup = setup
+            .workspace_table(&table(&directory, more))
+            .with_resource(Arc::clone(&directory) as _);
         Self { daemon: setup.start().await, directory }
+    }
+
+    /// Kills the daemon, and starts it again with this table.
+    async fn restart_with_table(self, table: &str) -> Self {
+        let daemon = self.daemon.restart_with(|setup| setup.workspace_table(table)).await;
+        Self { daemon, directory: self.directory }
     }
 
     fn service(&self) -> WorkspaceServiceClient<Channel> {
@@ -80,6 +84,12 @@ impl Creating {
 }
 
 type Details = WorkspaceDetails;
+
+/// Lines of a configuration whose created workspaces are in `directory`.
+fn table(directory: &TempDir, more: &str) -> String {
+    let path = directory.path().to_str().unwrap();
+    format!("\n[workspaces_on_demand]\ndirectory = {path:?}\n{more}")
+}
 
 fn named(name: &str) -> CreateWorkspaceRequest {
     CreateWorkspaceRequest { name: name.to_owned(), ..CreateWorkspaceRequest::default() }
@@ -165,6 +175,29 @@ async fn created_workspaces_survive_a_restart() {
     assert_eq!(creating.output_in("kept", "cat f").await, "1\n");
     creating.delete("kept").await.unwrap();
     assert!(creating.directories().is_empty());
+}
+
+#[tokio::test]
+async fn a_name_that_the_configuration_gets_later_is_the_configurations() {
+    let limit = "max_per_caller = 1\n";
+    let creating = Creating::start(Setup::new(), limit).await;
+    creating.create(named("w")).await;
+    creating.output_in("w", "echo 1 > of-the-created").await;
+    let configured = Arc::new(TempDir::with_prefix("jig-test-configured-").unwrap());
+    let path = configured.path().to_str().unwrap();
+    let before = table(&creating.directory, limit);
+    let after = format!("{before}\n[[workspace]]\nname = \"w\"\npath = {path:?}\n");
+    let creating = creating.restart_with_table(&after).await;
+
+    assert!(creating.daemon.log().contains("a created workspace is not served"));
+    assert_eq!(creating.output_in("w", "ls").await, "");
+    assert!(!creating.details("w").await.on_demand);
+    assert_eq!(creating.delete("w").await.unwrap_err().reason, "FORBIDDEN");
+    assert_eq!(creating.try_create(named("")).await.unwrap_err().reason, "RESOURCE_EXHAUSTED");
+
+    let creating = creating.restart_with_table(&before).await;
+    assert_eq!(creating.output_in("w", "ls").await, "of-the-created\n");
+    creating.delete("w").await.unwrap();
 }
 
 #[tokio::test]

@@ -148,7 +148,7 @@ async fn crash_at_each_upload_step(
         let status = daemon.wait_for_exit().await;
         assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
 
-        let daemon = daemon.restart_without_variable("JIG_DIE_AT_STEP").await;
+        let daemon = daemon.restart_with(|setup| setup.without_variable("JIG_DIE_AT_STEP")).await;
         let content = fs::read(&file).ok();
         let is_new = content.as_deref() == Some(bytes);
         assert!(is_new || content.as_deref() == old, "step {step}");

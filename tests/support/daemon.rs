@@ -339,9 +339,9 @@ impl Daemon {
         self.setup.run_check_in(&self.directory)
     }
 
-    /// As [`Self::restart`], with `variable` removed from the environment.
-    pub(crate) async fn restart_without_variable(mut self, variable: &str) -> Self {
-        self.setup = self.setup.clone().without_variable(variable);
+    /// As [`Self::restart`], with other settings.
+    pub(crate) async fn restart_with(mut self, change: impl FnOnce(Setup) -> Setup) -> Self {
+        self.setup = change(self.setup.clone());
         self.restart().await
     }
 }

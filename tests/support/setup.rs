@@ -101,7 +101,7 @@ impl Setup {
     }
 
     /// Removes a variable from the daemon's environment.
-    pub(super) fn without_variable(mut self, name: &str) -> Self {
+    pub(crate) fn without_variable(mut self, name: &str) -> Self {
         self.environment.retain(|(variable, _)| variable != name);
         self
     }

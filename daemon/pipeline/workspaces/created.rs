@@ -90,6 +90,17 @@ impl WorkspaceCreator {
         let stored = self.table.load_all().await.map_err(|error| state_database_error(&error))?;
         let mut incomplete = Vec::new();
         for workspace in stored {
+            if workspaces.named(&workspace.name).is_some() {
+                tracing::error!(
+                    workspace = workspace.name,
+                    owner = workspace.owner,
+                    directory = workspace.directory,
+                    "a created workspace is not served: the configuration has one of its name. Rename that one to serve both"
+                );
+                // It counts for its owner's limit, and expires once it is served again.
+                self.busy().insert(workspace.name, workspace.owner);
+                continue;
+            }
             match self.open(&workspace) {
                 Ok(context) if workspace.is_ready => {
                     workspaces.insert(OwnedWorkspace::new(context, workspace));
