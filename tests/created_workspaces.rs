@@ -186,7 +186,7 @@ async fn a_name_that_the_configuration_gets_later_is_the_configurations() {
     let configured = Arc::new(TempDir::with_prefix("jig-test-configured-").unwrap());
     let path = configured.path().to_str().unwrap();
     let before = table(&creating.directory, limit);
-    let after = format!("{before}\n[[workspace]]\nname = \"w\"\npath = {path:?}\n");
+    let after = format!("{before}\n[[workspaces]]\nname = \"w\"\npath = {path:?}\n");
     let creating = creating.restart_with_table(&after).await;
 
     assert!(creating.daemon.log().contains("a created workspace is not served"));

@@ -120,7 +120,7 @@ impl Workspaces {
         found.filter(|owned| principal.can_see_created(&owned.owner))
     }
 
-    /// The workspace of this name, whoever may see it.
+    /// The workspace of this name, for all principals.
     pub(crate) fn named(&self, name: &str) -> Option<Arc<WorkspaceContext>> {
         let mut configured = self.configured.iter();
         let found = configured.find(|context| context.workspace.name() == name).cloned();
