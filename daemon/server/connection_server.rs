@@ -20,10 +20,9 @@ use hyper_util::{
 };
 use tokio::time::sleep;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::body::Body;
 use tower::ServiceExt as _;
 
-use super::connection::ServerConnection;
+use super::{connection::ServerConnection, unread_body::finish_body};
 use crate::daemon::{
     config::lifetimes::ConnectionAge, http::HttpService, task, telemetry::metrics::Metrics,
 };
@@ -133,7 +132,7 @@ impl ConnectionServer {
         let is_aged = Arc::new(AtomicBool::new(false));
         let was_http1 = Arc::new(AtomicBool::new(false));
         let service = service_fn(|request: Request<Incoming>| {
-            let mut request = request.map(Body::new);
+            let mut request = finish_body(request);
             request.extensions_mut().insert(peer.clone());
             let is_http1 = request.version() == Version::HTTP_11;
             was_http1.store(is_http1, Ordering::Relaxed);

@@ -33,6 +33,7 @@ mod served_addresses;
 pub(crate) mod service_manager;
 pub(crate) mod tls;
 mod trace;
+mod unread_body;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},

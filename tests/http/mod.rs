@@ -6,6 +6,7 @@ mod rest;
 mod session_events;
 
 use std::{
+    fmt::Write as _,
     io::{Read as _, Write as _},
     net::TcpStream,
     process::Command,
@@ -155,6 +156,34 @@ async fn missing_key_is_asked_for() {
         assert_eq!(response.status, 401, "{path}");
         assert_eq!(response.headers["www-authenticate"], "Bearer", "{path}");
     }
+}
+
+#[tokio::test]
+async fn answer_reaches_a_client_that_still_sends() {
+    let keys = KeyFile::new();
+    keys.add_key("agent", "invoke", &[]);
+    let path = keys.path();
+    let setup = Setup::new().arguments(&["--keys", path.to_str().unwrap()]);
+    let daemon = setup.arguments(&["--listen", "127.0.0.1:0"]).start().await;
+    let answer_beside = |length: usize| {
+        let mut connection = TcpStream::connect(("127.0.0.1", daemon.port())).unwrap();
+        let mut head = String::from("POST /jig.v1.ToolService/Run HTTP/1.1\r\nhost: localhost\r\n");
+        write!(head, "content-type: application/json\r\ncontent-length: {length}\r\n\r\n").unwrap();
+        connection.write_all(head.as_bytes()).unwrap();
+        let mut start = [0; 12];
+        connection.read_exact(&mut start).unwrap();
+        assert_eq!(&start, b"HTTP/1.1 401");
+
+        let mut rest = vec![b' '; length];
+        rest.extend(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        let sent = connection.write_all(&rest);
+        let mut answers = String::new();
+        sent.and_then(|()| connection.read_to_string(&mut answers)).map(|_| answers)
+    };
+    let answers = answer_beside(1 << 20).unwrap();
+    assert!(answers.contains("HTTP/1.1 200"), "the connection is kept: {answers}");
+    let closed = answer_beside(64 << 20).map_or(true, |answers| !answers.contains("HTTP/1.1 200"));
+    assert!(closed, "what is read after an answer is bounded");
 }
 
 #[tokio::test]
