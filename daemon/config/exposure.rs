@@ -205,6 +205,26 @@ pub(super) fn binds_below_writable(binds: &[BindMount]) -> impl Iterator<Item = 
     })
 }
 
+/// Returns the binds whose destination would have to be created in a directory that is read-only,
+/// with this directory.
+pub(super) fn binds_without_destination(
+    binds: &[BindMount],
+) -> impl Iterator<Item = (&Path, &Path)> {
+    binds.iter().filter_map(|bind| {
+        let path = bind.destination.as_path();
+        // Where the sandbox has a directory of the host, and which one.
+        let outer = binds.iter().map(|outer| (outer.destination.as_path(), outer.source.as_path()));
+        let system = SYSTEM_DIRECTORIES.iter().map(|name| (Path::new(name), Path::new(name)));
+        let (outer, source) = outer
+            .chain(system)
+            .filter(|(outer, _)| path.starts_with(outer) && path != *outer)
+            .max_by_key(|(outer, _)| outer.components().count())?;
+        let rest = path.strip_prefix(outer).ok()?;
+        let is_missing = fs::symlink_metadata(source.join(rest)).is_err();
+        is_missing.then_some((path, outer))
+    })
+}
+
 /// Checks that commands cannot reach the daemon's state directory, its audit log if there is one,
 /// its sockets and its credential `files`. Each of the `addresses` has the name of its setting.
 ///

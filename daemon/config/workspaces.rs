@@ -9,7 +9,10 @@ use std::{
 
 use super::{
     WorkspaceConfig, default_state_dir,
-    exposure::{binds_below_writable, check_destination, exposes_host, parse_binds},
+    exposure::{
+        binds_below_writable, binds_without_destination, check_destination, exposes_host,
+        parse_binds,
+    },
     file::WorkspaceTable,
     limits::parse_timeout,
     protection::Protection,
@@ -176,6 +179,13 @@ fn check_binds(
         problems.push(format!(
             "workspace {workspace}: {} cannot be bound below {}, which commands can change",
             inner.display(),
+            outer.display()
+        ));
+    }
+    for (path, outer) in binds_without_destination(binds) {
+        problems.push(format!(
+            "workspace {workspace}: nothing can be bound at {}, which does not exist: {} is read-only. Create it there, or choose a destination elsewhere, such as /toolchain",
+            path.display(),
             outer.display()
         ));
     }

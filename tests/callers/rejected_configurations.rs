@@ -95,6 +95,22 @@ fn key_and_config_files_commands_could_reach_are_rejected() {
 }
 
 #[test]
+fn binds_where_nothing_can_be_created_are_rejected() {
+    let directory = create_directory();
+    let (workspace, outside) = (path_in(&directory, "ws"), path_in(&directory, "out"));
+    let bound = format!("{outside}:/toolchain");
+    for (destination, read_only) in
+        [("/opt/jig-missing/x", "/opt"), ("/toolchain/missing", "/toolchain")]
+    {
+        let bind = format!("{outside}:{destination}");
+        let flags = ["--workspace", &workspace, "--bind-ro", &bound, "--bind-ro", &bind];
+        let stderr = rejected_start(&directory, &flags);
+        let expected = format!("{destination}, which does not exist: {read_only} is read-only");
+        assert!(stderr.contains(&expected), "{stderr}");
+    }
+}
+
+#[test]
 fn sockets_commands_could_reach_are_rejected_by_their_setting() {
     let directory = create_directory();
     let workspace = path_in(&directory, "ws");
