@@ -165,7 +165,7 @@ pub(super) fn wait_for_command_end(
         return if errno == 0 { RunEnd::Dropped } else { RunEnd::OtherProcessNeeded };
     };
 
-    if !warm_shell.as_ref().is_some_and(|warm_shell| warm_shell.is_alone()) {
+    if !warm_shell.as_ref().is_some_and(|warm_shell| is_run_gone(warm_shell, &mut usage)) {
         // With namespaces, this reaches everything in the process namespace except the init. At L1
         // it reaches everything in the Landlock domain except the L1 init.
         let _none_left = kill_all(libc::SIGKILL);
@@ -183,6 +183,24 @@ pub(super) fn wait_for_command_end(
         errno => SandboxReport::NotStarted { stage, errno: Errno::from_raw_os_error(errno) },
     });
     RunEnd::Reported
+}
+
+/// Whether the ended command has left no process in the namespaces of this init. Reaps those that
+/// have ended, and adds their usage.
+///
+/// All processes there are descendants of the init, so that none is left if it has no children. To
+/// kill them all, the kernel visits each process of the machine.
+fn is_run_gone(warm_shell: &WarmShell, usage: &mut ResourceUsage) -> bool {
+    if warm_shell.process_count() > 0 {
+        return warm_shell.is_alone();
+    }
+    loop {
+        match reap_ended() {
+            Ok(Some(ended)) => usage.add(ended.usage),
+            Ok(None) => return false,
+            Err(errno) => return errno == Errno::CHILD,
+        }
+    }
 }
 
 /// Waits until `command` has ended, and returns its wait status. Reaps all other children too, and
