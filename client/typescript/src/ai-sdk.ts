@@ -9,12 +9,14 @@
  */
 
 import type {
-  Experimental_SandboxProcess as SandboxProcess,
+  Experimental_SandboxDirectoryEntry as SandboxEntry,
+  Experimental_WritableSandboxProcess as SandboxProcess,
   Experimental_SandboxSession as SandboxSession,
+  Experimental_SandboxSpawnOptions as SpawnOptions,
 } from "@ai-sdk/provider-utils";
 import type { StartOptions } from "./commands.js";
 import { CallError } from "./errors.js";
-import type { ProcessExited } from "./gen/messages.js";
+import type { FileType, ProcessExited } from "./gen/messages.js";
 import type { Client } from "./index.js";
 import type { Process } from "./process.js";
 import { concatenate } from "./values.js";
@@ -22,15 +24,13 @@ import { concatenate } from "./values.js";
 // Output of a stream that is not read. More makes the command wait.
 const MAX_UNREAD_BYTES = 16 << 20;
 
-type SpawnOptions = Parameters<SandboxSession["spawn"]>[0];
-
 /** Options of `sandboxSession`. */
 export interface SandboxOptions {
   /** Text for the instructions of the agent. By default, it names the working directory. */
   description?: string;
   /** Directory in which commands start, and to which paths are relative. */
   workingDirectory?: string;
-  /** Seconds after which a command is killed. By default, none. */
+  /** Seconds after which a command is killed, rounded up. By default, none. */
   timeoutSec?: number;
 }
 
@@ -50,11 +50,11 @@ export function sandboxSession(client: Client, options: SandboxOptions = {}): Sa
     const start: StartOptions = {
       cwd: request.workingDirectory ? resolve(request.workingDirectory) : workingDirectory,
       env,
-      stdinOpen: false,
-      timeoutSec: options.timeoutSec,
+      stdinOpen: request.stdin === true,
+      timeoutSec: options.timeoutSec && Math.ceil(options.timeoutSec),
       signal: abortSignal,
     };
-    return new SpawnedProcess(await client.start(command, start), abortSignal);
+    return new SpawnedProcess(await client.start(command, start), start);
   };
 
   const readBinaryFile: SandboxSession["readBinaryFile"] = async ({ path, abortSignal }) =>
@@ -95,6 +95,43 @@ export function sandboxSession(client: Client, options: SandboxOptions = {}): Sa
       await writeBinaryFile({ path, content: bytes, ...(abortSignal && { abortSignal }) });
     },
 
+    async stat({ path, abortSignal }) {
+      const found = await nullIfAbsent(client.stat(resolve(path), { signal: abortSignal }));
+      if (found === null) {
+        return null;
+      }
+      const type = toEntryType(found.type);
+      if (type === "symlink") {
+        throw new Error(`"${path}" is a symbolic link: give the path that it leads to`);
+      }
+      return { type, size: found.sizeBytes };
+    },
+
+    async listDirectory({ path, abortSignal }) {
+      try {
+        const { entries } = await client.listDir(resolve(path), { signal: abortSignal });
+        return entries.map(({ name, type }) => ({ name, type: toEntryType(type) }));
+      } catch (error) {
+        if (error instanceof CallError && error.reason === "DIRECTORY_NOT_FOUND") {
+          return null;
+        }
+        throw error;
+      }
+    },
+
+    async deleteFile({ path, abortSignal }) {
+      const options = { signal: abortSignal };
+      const found = await nullIfAbsent(client.stat(resolve(path), options));
+      if (found === null) {
+        return false;
+      }
+      // An empty directory would be deleted too.
+      if (found.type === "DIRECTORY") {
+        throw new Error(`"${path}" is a directory, not a file`);
+      }
+      return (await nullIfAbsent(client.deletePath(resolve(path), options))) !== null;
+    },
+
     async run(request) {
       const process = await spawn(request);
       const [stdout, stderr, { exitCode }] = await Promise.all([
@@ -107,20 +144,30 @@ export function sandboxSession(client: Client, options: SandboxOptions = {}): Sa
   };
 }
 
-/** A command, with a stream for each of its outputs. */
+/** A command, with a stream for its input and each of its outputs. */
 class SpawnedProcess implements SandboxProcess {
   readonly stdout: ReadableStream<Uint8Array>;
   readonly stderr: ReadableStream<Uint8Array>;
+  // Absent unless it was requested.
+  declare readonly stdin: WritableStream<Uint8Array>;
   readonly #process: Process;
   readonly #signal: AbortSignal | undefined;
   readonly #ended: Promise<{ exitCode: number }>;
   readonly #outlets = { stdout: new Outlet(), stderr: new Outlet() };
 
-  constructor(process: Process, signal: AbortSignal | undefined) {
+  constructor(process: Process, { signal, stdinOpen }: StartOptions) {
     this.#process = process;
     this.#signal = signal;
     this.stdout = this.#outlets.stdout.stream;
     this.stderr = this.#outlets.stderr.stream;
+    if (stdinOpen) {
+      const close = () => unlessEnded(process.closeStdin());
+      this.stdin = new WritableStream({
+        write: (data) => process.write(data),
+        close,
+        abort: close,
+      });
+    }
     this.#ended = this.#pump();
     // A caller that does not wait gets the error from the streams.
     this.#ended.catch(() => undefined);
@@ -157,14 +204,7 @@ class SpawnedProcess implements SandboxProcess {
     // Output that is not read must not keep the end from being reported.
     this.#outlets.stdout.release();
     this.#outlets.stderr.release();
-    try {
-      await this.#process.sendSignal("SIGKILL");
-    } catch (error) {
-      const ended = ["PROCESS_ENDED", "PROCESS_NOT_FOUND"];
-      if (!(error instanceof CallError && ended.includes(error.reason))) {
-        throw error;
-      }
-    }
+    await unlessEnded(this.#process.sendSignal("SIGKILL"));
   }
 }
 
@@ -222,6 +262,18 @@ class Outlet {
   }
 }
 
+/** Waits for a request to a process, which may have ended before it. */
+async function unlessEnded(request: Promise<void>): Promise<void> {
+  try {
+    await request;
+  } catch (error) {
+    const ended = ["PROCESS_ENDED", "PROCESS_NOT_FOUND", "STDIN_CLOSED"];
+    if (!(error instanceof CallError && ended.includes(error.reason))) {
+      throw error;
+    }
+  }
+}
+
 async function nullIfAbsent<T>(result: Promise<T>): Promise<T | null> {
   try {
     return await result;
@@ -231,6 +283,19 @@ async function nullIfAbsent<T>(result: Promise<T>): Promise<T | null> {
       return null;
     }
     throw error;
+  }
+}
+
+function toEntryType(type: FileType | undefined): SandboxEntry["type"] {
+  switch (type) {
+    case "FILE":
+      return "file";
+    case "DIRECTORY":
+      return "directory";
+    case "SYMLINK":
+      return "symlink";
+    default:
+      return "other";
   }
 }
 

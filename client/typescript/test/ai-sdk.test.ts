@@ -34,6 +34,12 @@ test("run returns outputs and exit code", async () => {
   expect(absolute.stdout).toBe("/workspace\n");
 });
 
+test("a command is killed after its time", async () => {
+  const sandbox = sandboxSession(connect(), { timeoutSec: 0.5 });
+  const result = await sandbox.run({ command: "echo begun; sleep 60" });
+  expect(result).toEqual({ exitCode: 124, stdout: "begun\n", stderr: "" });
+});
+
 test("long output is complete", async () => {
   const { sandbox } = await openSession();
   const { stdout } = await sandbox.run({ command: "seq 500000" });
@@ -68,6 +74,50 @@ test("an absent file is null", async () => {
   expect(await sandbox.readBinaryFile({ path: "none/none" })).toBeNull();
   expect(await sandbox.readTextFile({ path: "none" })).toBeNull();
   await expect(sandbox.readTextFile({ path: "../../etc/passwd" })).rejects.toThrow("leads out of");
+});
+
+test("files are described, listed and deleted", async () => {
+  const { sandbox } = await openSession();
+  await sandbox.run({ command: "mkdir empty; echo text > file; ln -s file link; mkfifo pipe" });
+  expect(await sandbox.stat({ path: "file" })).toEqual({ type: "file", size: 5 });
+  expect(await sandbox.stat({ path: "empty" })).toMatchObject({ type: "directory" });
+  expect(await sandbox.stat({ path: "pipe" })).toMatchObject({ type: "other" });
+  expect(await sandbox.stat({ path: "none" })).toBeNull();
+  await expect(sandbox.stat({ path: "link" })).rejects.toThrow("symbolic link");
+
+  const entries = await sandbox.listDirectory({ path: "." });
+  expect(entries?.map(({ name, type }) => `${name}: ${type}`).sort()).toEqual([
+    "empty: directory",
+    "file: file",
+    "link: symlink",
+    "pipe: other",
+  ]);
+  expect(await sandbox.listDirectory({ path: "empty" })).toEqual([]);
+  expect(await sandbox.listDirectory({ path: "none" })).toBeNull();
+  await expect(sandbox.listDirectory({ path: "file" })).rejects.toThrow("not a directory");
+
+  expect(await sandbox.deleteFile({ path: "link" })).toBe(true);
+  expect(await sandbox.readTextFile({ path: "file" })).toBe("text\n");
+  expect(await sandbox.deleteFile({ path: "file" })).toBe(true);
+  expect(await sandbox.deleteFile({ path: "file" })).toBe(false);
+  await expect(sandbox.deleteFile({ path: "empty" })).rejects.toThrow("is a directory");
+});
+
+test("a spawned process reads its standard input", async () => {
+  const { sandbox } = await openSession();
+  const process = await sandbox.spawn({ command: "cat; echo end", stdin: true });
+  const writer = process.stdin.getWriter();
+  await writer.write(new TextEncoder().encode("one\n"));
+  await writer.close();
+  expect(await readAll(process.stdout)).toBe("one\nend\n");
+  expect(await process.wait()).toEqual({ exitCode: 0 });
+
+  const ended = await sandbox.spawn({ command: "exit 3", stdin: true });
+  expect(await ended.wait()).toEqual({ exitCode: 3 });
+  await ended.stdin.close();
+  const closed = await sandbox.spawn({ command: "cat" });
+  expect("stdin" in closed).toBe(false);
+  expect(await closed.wait()).toEqual({ exitCode: 0 });
 });
 
 test("a spawned process streams, and can be killed", async () => {
