@@ -6,6 +6,7 @@ set -euo pipefail
 copy_typescript_client() {
   local copy=$scratch/typescript
   mkdir -p "$copy/client" "$copy/docs/operate"
+  cp -r docs/adapters "$copy/docs"
   cp -r client/typescript "$copy/client"
   cp -r proto "$copy"
   cp docs/operate/errors.md "$copy/docs/operate"

@@ -9,7 +9,7 @@ const MAX_COLUMNS: usize = 100;
 const MAX_SENTENCE_WORDS: usize = 30;
 /// Info strings of code blocks. CONTRIBUTING.md says how the tests run them.
 const CODE_BLOCK_KINDS: &[&str] =
-    &["json", "python", "sh", "sh curl", "sh grpcurl", "sh jig", "text", "toml", "toml jigd"];
+    &["json", "python", "sh", "sh curl", "sh grpcurl", "sh jig", "text", "toml", "toml jigd", "ts"];
 
 #[test]
 fn pages_are_short_and_wrapped() {
