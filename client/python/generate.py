@@ -8,6 +8,7 @@ Needs grpcio-tools and mypy-protobuf, in the versions of `pyproject.toml`.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -80,15 +81,14 @@ def compile_protos() -> list[FileDescriptorProto]:
     sources = sorted(str(path.relative_to(PROTO)) for path in PROTO.glob("jig/v1/*.proto"))
     with tempfile.TemporaryDirectory() as scratch:
         descriptors = Path(scratch) / "descriptors"
-        # protoc finds its plugin beside the Python that runs this script.
-        plugin = Path(sys.executable).parent / "protoc-gen-mypy"
-        grpc_plugin = Path(sys.executable).parent / "protoc-gen-mypy_grpc"
+        # protoc finds its plugins beside the Python that runs this script. An isolated build of pip
+        # has them elsewhere in PATH.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO}"]
         command += [f"--{kind}_out={HERE}" for kind in ("python", "grpc_python")]
-        command += [f"--plugin=protoc-gen-mypy={plugin}", f"--mypy_out=quiet:{HERE}"]
-        command += [f"--plugin=protoc-gen-mypy_grpc={grpc_plugin}", f"--mypy_grpc_out=quiet:{HERE}"]
+        command += [f"--{kind}_out=quiet:{HERE}" for kind in ("mypy", "mypy_grpc")]
         command += ["--include_source_info", f"--descriptor_set_out={descriptors}", *sources]
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, env=os.environ | {"PATH": path})
         return list(FileDescriptorSet.FromString(descriptors.read_bytes()).file)
 
 
