@@ -13,6 +13,7 @@
 //! lib.rs            this page
 //! api/              types generated from the contract, its descriptors, reasons of errors, JSON ⇄
 //!                   google.protobuf.Struct
+//! archive/          tar archives of trees: parsing, checks and writing, without access to files
 //! daemon/
 //!   main.rs start.rs start/  from arguments to serving
 //!   key_admin.rs    `jigd key`: API keys in the key file
@@ -115,6 +116,7 @@
 //! | ignore, globset, grep-*, regex | walks and searches as ripgrep's |
 //! | similar, strsim | diffs; similar lines and names in errors |
 //! | rustls, tokio-rustls, x509-cert | TLS; names in client certificates |
+//! | tar, ruzstd | fields of tar headers; Zstandard in Rust |
 //! | reqwest, url, htmd, encoding_rs | `fetch_url`: HTTP, HTML to Markdown, character sets |
 //! | jsonschema, toml, serde | parameters of custom tools; configuration |
 //! | opentelemetry, prometheus, tracing | spans, metrics and logs |
@@ -169,6 +171,8 @@
 //!   an earlier run serves the same caller only, and only if that run left nothing in it.
 
 pub mod api;
+#[cfg(any(feature = "client", feature = "daemon"))]
+pub mod archive;
 #[cfg(feature = "client")]
 pub mod client;
 #[cfg(feature = "daemon")]

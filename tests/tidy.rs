@@ -51,6 +51,7 @@ const LAYERS: &[&[&str]] = &[
     &["daemon/task"],
     &["daemon/checksum"],
     &["daemon/error"],
+    &["archive"],
     &["mcp"],
 ];
 
@@ -411,6 +412,7 @@ fn layer_name(file: &str) -> &str {
     let first_two = slashes.nth(1).map_or(name, |second| &name[..second]);
     match name.split_once('/') {
         Some(("client", rest)) if rest != "main" => "client",
+        Some(("archive", _)) => "archive",
         Some(("mcp", _)) => "mcp",
         _ => first_two,
     }

@@ -10,7 +10,7 @@ pub(super) fn package_files() -> Sources {
         .into_iter()
         .filter(|(file, _)| {
             let directory = file.split_once('/').map(|(directory, _)| directory);
-            matches!(directory, None | Some("api" | "client" | "daemon" | "mcp"))
+            matches!(directory, None | Some("api" | "archive" | "client" | "daemon" | "mcp"))
         })
         .collect()
 }
