@@ -67,6 +67,10 @@ reasons! {
     InvalidParams = "INVALID_PARAMS", InvalidArgument,
         "Fix the listed parameters and retry.",
         "Nothing to do. If all calls of an agent fail, it was built for another version of the contract.";
+    /// An archive is malformed or ambiguous, or has a member that is not accepted.
+    InvalidArchive = "INVALID_ARCHIVE", InvalidArgument,
+        "Leave out the member that the message names, or archive the tree with another program.",
+        "Nothing to do. Many of these from one caller can be an attack.";
     /// A glob cannot be parsed.
     InvalidGlob = "INVALID_GLOB", InvalidArgument,
         "Fix the pattern and retry.",
@@ -214,6 +218,10 @@ reasons! {
     FileTooLarge = "FILE_TOO_LARGE", FailedPrecondition,
         "Request a smaller part, or use a command.",
         "Nothing to do. The limits are constants.";
+    /// An archive exceeds a limit: members, bytes, length of names or expansion.
+    ArchiveTooLarge = "ARCHIVE_TOO_LARGE", FailedPrecondition,
+        "Send the tree in parts, or a large file by itself.",
+        "Nothing to do. The limits are constants. Many of these from one caller can be an attack.";
     /// The range of lines is outside the file.
     LineRangeInvalid = "LINE_RANGE_INVALID", FailedPrecondition,
         "Give a range of lines within the file.",

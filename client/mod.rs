@@ -62,7 +62,8 @@
 //! # Copying files
 //!
 //! [`Client::send_file`] and [`Client::receive_file`] copy files of any size. They resume after a
-//! lost connection.
+//! lost connection. [`Client::upload_tree`] and [`Client::download_tree`] transfer a whole directory
+//! as a tar archive, which [`crate::archive`] writes and reads.
 //!
 //! ```no_run
 //! # use jig::client::Client;
@@ -99,6 +100,7 @@ mod process;
 mod process_tests;
 mod tls;
 mod transfer;
+mod tree;
 #[cfg(feature = "daemon")]
 #[cfg(test)]
 mod wire_tests;
@@ -119,7 +121,8 @@ pub use pages::FilePages;
 pub use process::{ProcessEvent, ProcessEvents};
 pub use tls::{InvalidTlsOption, TlsOptions};
 pub use tonic::Code;
-pub use transfer::{DownloadParts, DownloadSummary, TransferError, sha256_of};
+pub use transfer::{DownloadParts, DownloadSummary, Sha256Sum, TransferError, sha256_of};
+pub use tree::TreeParts;
 
 /// The former name of [`DaemonAddress`].
 #[deprecated(note = "renamed to `DaemonAddress`")]

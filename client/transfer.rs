@@ -341,6 +341,23 @@ pub async fn sha256_of(file: &File) -> io::Result<(u64, String)> {
     }
 }
 
+/// Computes the SHA-256 of bytes that arrive in parts.
+#[derive(Debug, Clone, Default)]
+pub struct Sha256Sum(Sha256);
+
+impl Sha256Sum {
+    /// Adds bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// Returns the checksum, in lower-case hexadecimal.
+    #[must_use]
+    pub fn finish(self) -> String {
+        hex_digest(self.0)
+    }
+}
+
 /// Limits the consecutive attempts without progress.
 #[derive(Debug, Default)]
 struct RetryBudget {
@@ -405,7 +422,7 @@ fn is_zero(data: &[u8]) -> bool {
     data.chunks(ZEROS.len()).all(|chunk| ZEROS.starts_with(chunk))
 }
 
-fn hex_digest(hasher: Sha256) -> String {
+pub(super) fn hex_digest(hasher: Sha256) -> String {
     let bytes = hasher.finalize();
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

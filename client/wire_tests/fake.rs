@@ -204,6 +204,22 @@ impl ArtifactService for FakeDaemon {
 #[tonic::async_trait]
 impl TransferService for FakeDaemon {
     type DownloadStream = Pin<Box<dyn Stream<Item = Result<DownloadResponse, Status>> + Send>>;
+    type DownloadTreeStream =
+        Pin<Box<dyn Stream<Item = Result<v1::DownloadTreeResponse, Status>> + Send>>;
+
+    async fn upload_tree(
+        &self,
+        _: Request<tonic::Streaming<v1::UploadTreeRequest>>,
+    ) -> Result<Response<v1::UploadTreeResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn download_tree(
+        &self,
+        _: Request<v1::DownloadTreeRequest>,
+    ) -> Result<Response<Self::DownloadTreeStream>, Status> {
+        Err(Status::unimplemented(""))
+    }
 
     async fn upload(
         &self,

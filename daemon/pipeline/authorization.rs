@@ -330,7 +330,7 @@ impl Pipeline {
     }
 }
 
-fn denied_error(tool: &str, by: &DecidedBy) -> Error {
+pub(super) fn denied_error(tool: &str, by: &DecidedBy) -> Error {
     let error = match by {
         DecidedBy::ToolLists => Error::new(
             Reason::ToolDisabled,

@@ -40,6 +40,7 @@ pub(crate) mod job_runner;
 pub(crate) mod job_submission;
 mod job_tools;
 pub(crate) mod jobs;
+pub(crate) mod member_policy;
 mod named_workspace;
 pub(crate) mod observer;
 pub(crate) mod once;

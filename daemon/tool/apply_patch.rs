@@ -224,6 +224,7 @@ fn order_changes<'a>(
             PathOutcome::Deleted => changes.deleted.extend(Some(*path).zip(original)),
             PathOutcome::Written { content, mode, from } => {
                 let content = NewContent {
+                    modified: None,
                     bytes: content,
                     mode: *mode,
                     attributes_from: from.as_deref().and_then(|from| originals.get(from)),

@@ -38,6 +38,8 @@
 //! | [`symlinks`] | resolves symbolic links within the workspace |
 //! | [`temporary`] | names of the daemon's temporary files |
 //! | [`transaction`] | changes files, all of them or none |
+//! | [`tree_archive`] | a directory as a tar archive |
+//! | [`tree_extraction`] | puts the members of an archive into a directory |
 //! | [`tree_removal`] | deletes a directory with its contents |
 //! | [`upload`] | starts, resumes and commits uploads |
 //! | [`walk`] | the files below a directory, in order |
@@ -73,6 +75,8 @@ mod subtree;
 mod symlinks;
 mod temporary;
 pub(crate) mod transaction;
+pub(crate) mod tree_archive;
+pub(crate) mod tree_extraction;
 mod tree_removal;
 mod upload;
 mod walk;
@@ -123,8 +127,10 @@ pub(crate) struct Workspace {
     mount_path: PathBuf,
     path: PathBuf,
     root: Root,
+    /// The same directory. Rejects symbolic links, even if `root` follows them.
+    strict_root: Root,
     identity: (u64, u64),
-    /// Whether opening cached files never waits for a network (see [`is_local`]).
+    /// Whether opening cached files never waits for a network (see [`Root::is_local`]).
     is_local: bool,
     /// User and group of the directory and of new files.
     owner: (u32, u32),
@@ -151,7 +157,8 @@ impl Workspace {
             mount_path: mount_path.into(),
             path,
             identity: (stat.st_dev, stat.st_ino),
-            is_local: is_local(&root)?,
+            is_local: root.is_local()?,
+            strict_root: root.try_clone()?,
             root,
             owner: (stat.st_uid, stat.st_gid),
             locks: PathLocks::default(),
@@ -371,22 +378,6 @@ impl Workspace {
     ) -> Result<bool, Error> {
         search::search(&self.root, path, filter, options, progress, cancel)
     }
-}
-
-/// Whether the directory is on a file system of local disks or memory (statfs(2)).
-fn is_local(root: &Root) -> io::Result<bool> {
-    const LOCAL_FILE_SYSTEMS: [u32; 8] = [
-        0xef53,      // ext4
-        0x5846_5342, // XFS
-        0x9123_683e, // Btrfs
-        0x0102_1994, // tmpfs
-        0x794c_7630, // overlayfs
-        0xf2f5_2010, // F2FS
-        0x2fc1_2fc1, // ZFS
-        0xca45_1a4e, // bcachefs
-    ];
-    let kind = rustix::fs::fstatfs(root)?.f_type;
-    Ok(u32::try_from(kind).is_ok_and(|kind| LOCAL_FILE_SYSTEMS.contains(&kind)))
 }
 
 impl AsFd for Workspace {

@@ -93,6 +93,27 @@ impl Root {
         Ok(())
     }
 
+    /// Returns another descriptor of the directory, with the same method and policy.
+    pub(super) fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { directory: self.directory.try_clone()?, ..*self })
+    }
+
+    /// Whether the directory is on a file system of local disks or memory (statfs(2)).
+    pub(super) fn is_local(&self) -> io::Result<bool> {
+        const LOCAL_FILE_SYSTEMS: [u32; 8] = [
+            0xef53,      // ext4
+            0x5846_5342, // XFS
+            0x9123_683e, // Btrfs
+            0x0102_1994, // tmpfs
+            0x794c_7630, // overlayfs
+            0xf2f5_2010, // F2FS
+            0x2fc1_2fc1, // ZFS
+            0xca45_1a4e, // bcachefs
+        ];
+        let kind = rustix::fs::fstatfs(self)?.f_type;
+        Ok(u32::try_from(kind).is_ok_and(|kind| LOCAL_FILE_SYSTEMS.contains(&kind)))
+    }
+
     /// Whether symbolic links that stay beneath the directory are followed.
     pub(super) fn follows_links(&self) -> bool {
         self.symlinks == SymlinkPolicy::Within

@@ -7,8 +7,8 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, Gid, Mode, Stat, Uid, XattrFlags, chownat, fchmod, fgetxattr, flistxattr,
-        flistxattr_query, fremovexattr, fsetxattr, fstat, statat,
+        AtFlags, Gid, Mode, Stat, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags, chownat,
+        fchmod, fgetxattr, flistxattr, flistxattr_query, fremovexattr, fsetxattr, fstat, statat,
     },
     io::retry_on_intr,
 };
@@ -21,10 +21,13 @@ use super::{
     os_error::{ExpectedKind, os_error},
     path::RelativePath,
 };
-use crate::daemon::{
-    checksum::sha256,
-    error::{Error, Reason},
-    sys::Errno,
+use crate::{
+    archive::ModifyTime,
+    daemon::{
+        checksum::sha256,
+        error::{Error, Reason},
+        sys::Errno,
+    },
 };
 
 /// Permission bits that the tools set. The kernel also clears the set-user-ID and set-group-ID bits
@@ -67,6 +70,8 @@ pub(crate) struct NewContent<'a> {
     pub(crate) bytes: &'a [u8],
     /// Permission bits. By default those of the original, or of a new file.
     pub(crate) mode: Option<u32>,
+    /// Time of the last change. By default, the current time.
+    pub(crate) modified: Option<ModifyTime>,
     /// File at another path that the new one is a copy of. It supplies owner and attributes.
     pub(crate) attributes_from: Option<&'a FileSnapshot>,
 }
@@ -74,7 +79,7 @@ pub(crate) struct NewContent<'a> {
 impl<'a> NewContent<'a> {
     /// Changes only the bytes of a file.
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, mode: None, attributes_from: None }
+        Self { bytes, mode: None, modified: None, attributes_from: None }
     }
 }
 
@@ -88,6 +93,14 @@ pub(super) struct NewFileMetadata {
     pub(super) owner: (u32, u32),
     /// Permission bits.
     pub(super) mode: u32,
+}
+
+/// Metadata of a file that was received in parts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReceivedMetadata {
+    /// Permission bits.
+    pub(super) mode: u32,
+    pub(super) modified: Option<ModifyTime>,
 }
 
 /// Why the metadata of a new file could not be set.
@@ -284,6 +297,17 @@ impl NewFileMetadata {
 
 fn set_mode(file: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     fchmod(file, Mode::from_raw_mode(mode & PERMISSION_BITS))
+}
+
+/// Returns the times of a file that was last changed at `modified`. Its time of access stays.
+pub(super) fn timestamps(modified: ModifyTime) -> Timestamps {
+    Timestamps {
+        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        last_modification: Timespec {
+            tv_sec: modified.seconds(),
+            tv_nsec: modified.nanos().into(),
+        },
+    }
 }
 
 /// Changes the owner of a file. Returns its metadata, unchanged where the daemon lacks permission.

@@ -29,6 +29,8 @@ mod git_layouts;
 mod host_names;
 /// Unix sockets of host programs in directories that commands can see.
 mod host_sockets;
+/// Archives of hostile callers: N26.
+mod hostile_archives;
 /// Hostile runs between honest ones of the same caller.
 mod hostile_runs;
 /// Requests that try to lower isolation: N11.

@@ -73,7 +73,10 @@ const REQUIRED_ROLES: &[(&str, &[RoleMethods])] = &[
             ],
         )],
     ),
-    ("TransferService", &[("invoke", &["Download", "GetUpload", "Upload"])]),
+    (
+        "TransferService",
+        &[("invoke", &["Download", "DownloadTree", "GetUpload", "Upload", "UploadTree"])],
+    ),
     (
         "WorkspaceService",
         &[

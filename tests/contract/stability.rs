@@ -73,6 +73,7 @@ const STABLE_RPCS: &[(&str, &str, bool)] = &[
     ("ArtifactService", "ReadArtifact", true),
     ("TransferService", "GetUpload", false),
     ("TransferService", "Download", true),
+    ("TransferService", "DownloadTree", true),
     ("DaemonService", "GetInfo", false),
 ];
 

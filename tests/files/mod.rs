@@ -44,6 +44,8 @@ pub(crate) mod tools;
 pub(crate) mod transfer;
 /// Memory and time that transfers use.
 mod transfer_limits;
+/// Directories as archives, in both directions.
+pub(crate) mod trees;
 /// Uploads that commands tamper with.
 mod upload_guards;
 

@@ -1,15 +1,18 @@
 //! Each file tool as a call on one path.
 
 use jig::api::v1::{
-    ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, DownloadRequest, Edit,
-    EditFileRequest, EditNotebookRequest, ListDirectoryRequest, ListFilesRequest, MovePathRequest,
-    Occurrence, ReadFileRequest, ReadNotebookRequest, SearchRequest, StatPathRequest,
-    UploadRequest, WriteFileRequest, transfer_service_client::TransferServiceClient,
-    upload_request::Part,
+    ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, DownloadRequest,
+    DownloadTreeRequest, Edit, EditFileRequest, EditNotebookRequest, ListDirectoryRequest,
+    ListFilesRequest, MovePathRequest, Occurrence, ReadFileRequest, ReadNotebookRequest,
+    SearchRequest, StatPathRequest, UploadRequest, UploadTreeStart, WriteFileRequest,
+    transfer_service_client::TransferServiceClient, upload_request::Part,
 };
 use tonic::{Status, transport::Channel};
 
-use super::transfer::{chunk, upload_start};
+use super::{
+    transfer::{chunk, upload_start},
+    trees::{Archive, download_tree, upload_tree},
+};
 use crate::support::Daemon;
 
 /// A file tool. `MoveFrom` and `MoveTo` are `move_path` with the path as source or destination.
@@ -22,11 +25,13 @@ pub(crate) enum Tool {
     Search,
     ReadNotebook,
     Download,
+    DownloadTree,
     Write,
     Edit,
     Patch,
     EditNotebook,
     Upload,
+    UploadTree,
     CreateDirectory,
     MoveFrom,
     MoveTo,
@@ -104,6 +109,16 @@ impl Tool {
                     bytes.extend_from_slice(&part.data);
                 }
                 String::from_utf8_lossy(&bytes).into_owned()
+            }
+            Self::DownloadTree => {
+                let request = DownloadTreeRequest { path: Some(path), ..Default::default() };
+                let (archive, summary) = download_tree(daemon, request).await?;
+                format!("{} {summary:?}", String::from_utf8_lossy(&archive))
+            }
+            Self::UploadTree => {
+                let start = UploadTreeStart { path: Some(path), ..Default::default() };
+                let archive = Archive::new().file("up", b"written\n").finish();
+                format!("{:?}", upload_tree(daemon, start, archive).await?)
             }
             Self::Upload => {
                 let content = b"written\n";

@@ -87,7 +87,9 @@ pub(crate) fn describe_status(status: &Status) -> String {
 /// The gRPC code that the contract assigns to a reason.
 fn code_of_reason(reason: &str) -> Code {
     match reason {
-        "INVALID_PARAMS" | "INVALID_GLOB" | "INVALID_REGEX" => Code::InvalidArgument,
+        "INVALID_PARAMS" | "INVALID_ARCHIVE" | "INVALID_GLOB" | "INVALID_REGEX" => {
+            Code::InvalidArgument
+        }
         "PATH_ESCAPE" | "SYMLINK_BLOCKED" | "PERMISSION_DENIED" | "POLICY_DENIED"
         | "EGRESS_DENIED" | "APPROVAL_DENIED" | "FORBIDDEN" => Code::PermissionDenied,
         "UNAUTHENTICATED" => Code::Unauthenticated,
@@ -108,6 +110,7 @@ fn code_of_reason(reason: &str) -> Code {
         "NOT_A_FILE"
         | "NOT_A_DIRECTORY"
         | "BINARY_FILE"
+        | "ARCHIVE_TOO_LARGE"
         | "FILE_TOO_LARGE"
         | "LINE_RANGE_INVALID"
         | "STRING_NOT_FOUND"

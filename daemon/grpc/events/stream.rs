@@ -359,7 +359,7 @@ fn wire_event(
 /// The tool that a key must permit to see records of this tool.
 fn required_tool(recorded: &str) -> &str {
     match recorded {
-        "upload" => WriteFile::NAME,
+        "upload" | "upload_tree" => WriteFile::NAME,
         tool => tool,
     }
 }

@@ -1,9 +1,12 @@
-//! `jig.v1.TransferService`: uploads and downloads files of any size, in bounded memory.
+//! `jig.v1.TransferService`: uploads and downloads files of any size, and directories, in bounded
+//! memory.
 
 mod download;
+mod download_tree;
 mod plan;
 mod sessions;
 mod upload;
+mod upload_tree;
 
 use std::{sync::Arc, time::UNIX_EPOCH};
 
@@ -13,8 +16,9 @@ use self::sessions::UploadSessions;
 use super::{handle, response_stream::ResponseStream};
 use crate::{
     api::v1::{
-        DownloadRequest, DownloadResponse, GetUploadRequest, GetUploadResponse, UploadRequest,
-        UploadResponse, transfer_service_server::TransferService,
+        DownloadRequest, DownloadResponse, DownloadTreeRequest, DownloadTreeResponse,
+        GetUploadRequest, GetUploadResponse, UploadRequest, UploadResponse, UploadTreeRequest,
+        UploadTreeResponse, transfer_service_server::TransferService,
     },
     daemon::{
         error::{Error, Reason},
@@ -77,6 +81,7 @@ impl TransferServiceHandler {
 #[tonic::async_trait]
 impl TransferService for TransferServiceHandler {
     type DownloadStream = ResponseStream<DownloadResponse>;
+    type DownloadTreeStream = ResponseStream<DownloadTreeResponse>;
 
     async fn upload(
         &self,
@@ -112,6 +117,26 @@ impl TransferService for TransferServiceHandler {
     ) -> Result<Response<Self::DownloadStream>, Status> {
         handle(request, |context, request| {
             download::download(&self.pipeline, &self.limiter, context, request)
+        })
+        .await
+    }
+
+    async fn upload_tree(
+        &self,
+        request: Request<Streaming<UploadTreeRequest>>,
+    ) -> Result<Response<UploadTreeResponse>, Status> {
+        handle(request, |context, parts| {
+            upload_tree::upload_tree(&self.pipeline, &self.limiter, context, parts)
+        })
+        .await
+    }
+
+    async fn download_tree(
+        &self,
+        request: Request<DownloadTreeRequest>,
+    ) -> Result<Response<Self::DownloadTreeStream>, Status> {
+        handle(request, |context, request| {
+            download_tree::download_tree(&self.pipeline, &self.limiter, context, request)
         })
         .await
     }

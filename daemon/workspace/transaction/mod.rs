@@ -17,10 +17,12 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`members`] | links, and files that were received in parts |
 //! | [`parents`] | the parent directories of changed files |
 //! | [`stage`] | writes new files beside their destinations |
 //! | [`swap`] | replaces a file by a directory, and a directory by a file |
 
+mod members;
 mod parents;
 mod stage;
 mod swap;
@@ -44,6 +46,7 @@ use super::{
     path::RelativePath,
     path_locks::PathLockGuard,
     rename_step::{StagedAction, StagedChange, apply, remove_leftover, undo},
+    resolve::Root,
     snapshot::FileSnapshot,
 };
 use crate::daemon::{error::Error, store::failure::state_failure, sys::Errno};
@@ -57,6 +60,8 @@ pub(crate) struct FileTransaction<'a> {
     /// Targets of the paths that pass through symbolic links.
     real_paths: HashMap<RelativePath, RelativePath>,
     creates_directories: bool,
+    /// Whether symbolic links are rejected even if the workspace follows them.
+    refuses_links: bool,
     journal: Option<TransactionJournal>,
     staged: Vec<StagedChange>,
     /// Directories created for the change, the highest first.
@@ -100,17 +105,42 @@ impl Workspace {
         let targets: Vec<_> =
             paths.iter().map(|path| real_paths.get(path).unwrap_or(path).clone()).collect();
         let locks = self.locks.lock(&targets, cancel)?;
-        Ok(FileTransaction {
+        let mut transaction = self.new_transaction(cancel, locks);
+        transaction.real_paths = real_paths;
+        Ok(transaction)
+    }
+
+    /// Like [`Self::begin_transaction`], but rejects symbolic links on the paths, even if the
+    /// workspace follows them.
+    pub(crate) fn begin_strict_transaction<'a>(
+        &'a self,
+        paths: &[RelativePath],
+        cancel: &'a CancelToken,
+    ) -> Result<FileTransaction<'a>, Error> {
+        paths.iter().try_for_each(|path| self.check_change_allowed(path))?;
+        let locks = self.locks.lock(paths, cancel)?;
+        let mut transaction = self.new_transaction(cancel, locks);
+        transaction.refuses_links = true;
+        Ok(transaction)
+    }
+
+    fn new_transaction<'a>(
+        &'a self,
+        cancel: &'a CancelToken,
+        locks: PathLockGuard<'a>,
+    ) -> FileTransaction<'a> {
+        FileTransaction {
             workspace: self,
             cancel,
-            real_paths,
+            real_paths: HashMap::new(),
             creates_directories: true,
+            refuses_links: false,
             journal: None,
             staged: Vec::new(),
             created_directories: Vec::new(),
             directories: HashMap::new(),
             _locks: locks,
-        })
+        }
     }
 
     /// Creates the missing parent directories of the file `path`.
@@ -160,15 +190,19 @@ impl FileTransaction<'_> {
     /// Whether the path is a directory.
     pub(crate) fn is_directory(&self, path: &RelativePath) -> bool {
         let path = self.real_path(path);
-        self.workspace.root.open_directory_handle(path.as_bytes()).is_ok()
+        self.root().open_directory_handle(path.as_bytes()).is_ok()
     }
 
     fn open(&self, path: &RelativePath) -> Result<Option<RegularFile>, Error> {
-        match self.workspace.root.open_path(self.real_path(path).as_bytes()) {
+        match self.root().open_path(self.real_path(path).as_bytes()) {
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
             Err(errno) => Err(os_error(errno, path.as_str(), ExpectedKind::File)),
             Ok(handle) => RegularFile::open(&handle, path.as_str()).map(Some),
         }
+    }
+
+    fn root(&self) -> &Root {
+        if self.refuses_links { &self.workspace.strict_root } else { &self.workspace.root }
     }
 
     fn real_path<'p>(&'p self, path: &'p RelativePath) -> &'p RelativePath {

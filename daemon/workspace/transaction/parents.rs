@@ -33,7 +33,7 @@ impl FileTransaction<'_> {
         let mut ancestor = self.real_path(path).clone();
         loop {
             let (parent, name) = ancestor.split_file()?;
-            match self.workspace.root.open_directory_handle(parent.as_bytes()) {
+            match self.root().open_directory_handle(parent.as_bytes()) {
                 Ok(directory) => {
                     self.workspace.check_change_allowed_in(directory.as_fd(), name)?;
                     return match FileVersion::read(directory.as_fd(), name) {
@@ -61,7 +61,7 @@ impl FileTransaction<'_> {
         let opened = match self.directories.get(&directory) {
             Some(opened) => Arc::clone(opened),
             None => {
-                let opened = match self.workspace.root.open_directory_handle(directory.as_bytes()) {
+                let opened = match self.root().open_directory_handle(directory.as_bytes()) {
                     Err(Errno::NOENT) if self.creates_directories => {
                         self.open_or_create(&directory)?
                     }
@@ -87,7 +87,7 @@ impl FileTransaction<'_> {
 
     /// Creates a directory with its missing parents.
     pub(crate) fn create_directories(&mut self, path: &RelativePath) -> Result<(), Error> {
-        if let Ok(handle) = self.workspace.root.open_path(path.as_bytes()) {
+        if let Ok(handle) = self.root().open_path(path.as_bytes()) {
             let kind = fstat(&handle).map(|stat| FileType::from_raw_mode(stat.st_mode));
             if kind != Ok(FileType::Directory) {
                 return Err(already_exists_error(path));
@@ -111,7 +111,7 @@ impl FileTransaction<'_> {
         let mut missing = Vec::new();
         let mut existing = path.clone();
         let mut directory = loop {
-            let opened = self.workspace.root.open_directory_handle(existing.as_bytes());
+            let opened = self.root().open_directory_handle(existing.as_bytes());
             match (opened, existing.split()) {
                 (Err(Errno::NOENT), Some((parent, name))) => {
                     missing.push(name.to_owned());

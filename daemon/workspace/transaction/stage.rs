@@ -6,7 +6,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{Mode, OFlags, fsync, openat},
+    fs::{Mode, OFlags, fsync, futimens, openat},
     io::{retry_on_intr, write},
 };
 
@@ -20,7 +20,7 @@ use super::{
         rename_step::{Previous, StagedAction, StagedChange, temporary_name},
         snapshot::{
             ApplyMetadataError, FileSnapshot, FileVersion, NEW_FILE_MODE, NewContent,
-            NewFileMetadata,
+            NewFileMetadata, timestamps,
         },
     },
     FileTransaction,
@@ -231,6 +231,9 @@ impl FileTransaction<'_> {
             rest = rest.get(written..).unwrap_or_default();
         }
 
+        if let Some(modified) = content.modified {
+            futimens(&file, &timestamps(modified))?;
+        }
         let stat = match content.attributes_from.or(attributes_from) {
             Some(original) => original.apply_metadata(file.as_fd(), content.mode)?,
             None => NewFileMetadata {
