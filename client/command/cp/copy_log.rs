@@ -49,6 +49,11 @@ impl CopyLog {
         self.entries().files.push(file);
     }
 
+    /// Removes the records of copies to these destinations, which are repeated.
+    pub(super) fn forget_copied(&self, is_repeated: impl Fn(&str) -> bool) {
+        self.entries().files.retain(|file| !is_repeated(&file.destination));
+    }
+
     pub(super) fn record_skipped(&self, path: String, reason: SkipReason) {
         self.entries().skipped.push((path, reason));
     }

@@ -7,14 +7,22 @@
 //! | [`git`] | files that git and other version control tools act on |
 //! | [`options`] | options, and names of copies |
 //! | [`receive`] | copies out of the workspace |
+//! | [`receive_file`] | copies one file out of the workspace |
+//! | [`receive_tree`] | copies directories out of the workspace |
 //! | [`send`] | copies into the workspace |
+//! | [`send_file`] | copies one file into the workspace |
+//! | [`send_tree`] | copies directories into the workspace |
 
 mod copy_log;
 mod destination;
 mod git;
 mod options;
 mod receive;
+mod receive_file;
+mod receive_tree;
 mod send;
+mod send_file;
+mod send_tree;
 
 use std::process::ExitCode;
 
