@@ -20,6 +20,7 @@ from jig.records import RecordOperations
 from jig.steps import AsyncDriver, SyncDriver
 from jig.tools import ToolOperations
 from jig.transfer import TransferOperations
+from jig.trees import TreeOperations
 from jig.workspaces import WorkspaceOperations
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Operations(
     FileOperations,
     CommandOperations,
     TransferOperations,
+    TreeOperations,
     ToolOperations,
     JobOperations,
     ApprovalOperations,

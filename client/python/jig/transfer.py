@@ -232,8 +232,9 @@ class UploadSource:
                     self.file.seek(self.begin + offset)
                     data = self.file.read(min(CHUNK_BYTES, self.size - offset))
             except Exception as error:
+                # Raised here, it would cancel the task of an `AsyncClient`.
                 self.error = error
-                raise
+                return
             if not data:
                 return
             yield UploadRequest(chunk=UploadChunk(offset=offset, data=data))

@@ -28,6 +28,7 @@ RENAMED = {
     "write_file": {"encoding"},
     "submit_job": {"params", "params_json"},
     "invoke": {"params_json", "request_id", "with_result_json"},
+    "download_tree": {"compression"},
 }
 RPCS = {
     "Run": "run",
@@ -51,6 +52,7 @@ RPCS = {
     "CreateRule": "create_rule",
     "UpdateRule": "update_rule",
     "Invoke": "invoke",
+    "DownloadTree": "download_tree",
     "CreateWorkspace": "create_workspace",
     "UpdateWorkspace": "update_workspace",
 }

@@ -168,3 +168,11 @@ def test_failed_copies_leave_nothing(client: jig.Client, tmp_path: Path) -> None
         client.upload(tmp_path / "no-such-file", "x")
     with pytest.raises(reasons.PathEscape):
         client.upload(b"x", "../x")
+
+    class Broken(io.BytesIO):
+        def seek(self, offset: int, whence: int = 0, /) -> int:
+            raise OSError("the source broke")
+
+    with pytest.raises(OSError, match="the source broke"):
+        client.upload(Broken(b"x"), "x")
+    assert not client.exists("x")

@@ -299,6 +299,22 @@ def test_streams_and_copies_continue_after_cuts(
     client.delete_path("cut")
 
 
+def test_copies_of_trees_start_again_after_cuts(
+    cut_client: tuple[jig.Client, CuttingProxy], tmp_path: Path
+) -> None:
+    client, proxy = cut_client
+    content = random.Random(3).randbytes(400_000)
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").write_bytes(content)
+    for number in range(8):
+        assert client.upload_tree(tmp_path / "tree", f"cut-tree-{number}").files == 1
+        back = tmp_path / str(number)
+        client.download_tree(f"cut-tree-{number}", back)
+        assert (back / "file").read_bytes() == content
+        client.delete_path(f"cut-tree-{number}", recursive=True)
+    assert proxy.cuts > 3
+
+
 def check_output(events: list[jig.ProcessEvent], content: bytes) -> None:
     """Checks that all output was received once, except what a gap stands for."""
     assert isinstance(events[0], ProcessStarted) and isinstance(events[-1], ProcessExited)
