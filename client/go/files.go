@@ -128,23 +128,14 @@ func (c *Client) upload(ctx context.Context, start *jigv1.UploadStart, reader io
 	if err != nil {
 		return nil, toError(err)
 	}
-	request := &jigv1.UploadRequest{Part: &jigv1.UploadRequest_Start{Start: start}}
-	buffer := make([]byte, chunkBytes)
-	for {
-		// After an error of the daemon, it is io.EOF, and the response has the error.
-		if err := stream.Send(request); err != nil {
-			break
-		}
-		count, err := io.ReadFull(reader, buffer)
-		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-			return nil, err
-		}
-		if count == 0 {
-			break
-		}
-		chunk := &jigv1.UploadChunk{Offset: offset, Data: buffer[:count]}
-		request = &jigv1.UploadRequest{Part: &jigv1.UploadRequest_Chunk{Chunk: chunk}}
-		offset += uint64(count)
+	first := &jigv1.UploadRequest{Part: &jigv1.UploadRequest_Start{Start: start}}
+	err = sendChunks(stream.Send, first, reader, func(data []byte) *jigv1.UploadRequest {
+		chunk := &jigv1.UploadChunk{Offset: offset, Data: data}
+		offset += uint64(len(data))
+		return &jigv1.UploadRequest{Part: &jigv1.UploadRequest_Chunk{Chunk: chunk}}
+	})
+	if err != nil {
+		return nil, err
 	}
 	response, err := stream.CloseAndReceive()
 	return response, toError(err)

@@ -15,12 +15,13 @@ import type { Connection } from "./caller.js";
 import { openConnection } from "./node/connection.js";
 import { Daemon, type DaemonOptions } from "./node/daemon.js";
 import { type NodeClientOptions, withEnvironment } from "./node/options.js";
-import { TransferOperations } from "./node/transfer.js";
+import { TreeOperations } from "./node/trees.js";
 
 export * from "./exports.js";
 export { Daemon, type DaemonOptions } from "./node/daemon.js";
 export type { NodeClientOptions as ClientOptions } from "./node/options.js";
 export type { UploadOptions, UploadSource } from "./node/transfer.js";
+export type { DownloadTreeOptions, UploadTreeOptions } from "./node/trees.js";
 
 /** Options of `Client.embedded`. */
 export type EmbeddedOptions = NodeClientOptions & DaemonOptions;
@@ -35,7 +36,7 @@ const EMBEDDED_VARIABLES = ["JIG_SESSION", "JIG_DEADLINE", "TRACEPARENT"];
  *
  * Throws `ConfigurationError`. The first call connects.
  */
-export class Client extends TransferOperations {
+export class Client extends TreeOperations {
   constructor(address?: string, options?: NodeClientOptions);
   /** @internal */
   constructor(connection: Connection, options: NodeClientOptions);

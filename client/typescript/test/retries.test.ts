@@ -1,4 +1,5 @@
-import { mkdir, mkdtemp, rm } from "node:fs/promises";
+import { execFileSync } from "node:child_process";
+import { mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { createServer as createHttp2Server } from "node:http2";
 import { type AddressInfo, connect as connectSocket, createServer, type Socket } from "node:net";
 import { tmpdir } from "node:os";
@@ -219,6 +220,25 @@ test.each(["2", "1.1"] as const)("copies continue after cuts: HTTP/%s", async (h
   expect(downloads).toBeGreaterThan(3);
   expect(proxy.cuts).toBeGreaterThan(12);
   await client.deletePath(path);
+});
+
+test("copies of trees start again after cuts", async () => {
+  let cutAt = 500_000;
+  const proxy = await cuttingProxy(() => {
+    cutAt = 1_100_000 - cutAt;
+    return cutAt;
+  });
+  const client = connect({ retries: 10 }, proxy.address);
+  const directory = await mkdtemp(join(tmpdir(), "jig-test-"));
+  onTestFinished(() => rm(directory, { recursive: true }));
+  await writeFile(join(directory, "file"), Buffer.alloc(300_000, "x"));
+  const archive = execFileSync("tar", ["-c", "-C", directory, "file"]);
+  for (let number = 0; number < 8; number += 1) {
+    expect((await client.uploadTree(archive, `cut-tree-${number}`)).files).toBe(1);
+    const summary = await client.downloadTree(`cut-tree-${number}`, join(directory, "back"));
+    expect(summary).toMatchObject({ files: 1, sizeBytes: 300_000 });
+  }
+  expect(proxy.cuts).toBeGreaterThan(3);
 });
 
 /** Checks that all output was received once, except what a gap stands for. */

@@ -139,13 +139,13 @@ async function uploadOffset(
 }
 
 /** Bytes that can be read again from any position. */
-interface Content {
+export interface Content {
   read(offset: number): Promise<Uint8Array>;
   close(): Promise<void>;
 }
 
 /** The reads of one attempt. An error of the local file is not one of the call. */
-class Reading {
+export class Reading {
   error: unknown;
   readonly #content: Content;
 
@@ -195,7 +195,7 @@ async function measure(content: Content): Promise<{ size: number; sha256: string
   }
 }
 
-async function openSource(source: UploadSource): Promise<Content> {
+export async function openSource(source: UploadSource): Promise<Content> {
   if (source instanceof Uint8Array) {
     return {
       read: async (offset) => source.subarray(offset, offset + CHUNK_BYTES),
