@@ -2,7 +2,9 @@
 //!
 //! The daemon and the client share this module. Archives are untrusted. The reader accepts ustar,
 //! PAX and GNU long names, and rejects everything that two readers could understand differently:
-//! that is how members are smuggled past checks.
+//! that is how members are smuggled past checks. Of the crate `tar`, it uses the layout of headers:
+//! the reader of that crate pulls from a blocking source, holds extension headers of any size, and
+//! takes one of two sizes that differ.
 //!
 //! The reader and the decoder do no I/O. A caller pushes bytes as they arrive, and takes events.
 //! Memory is bounded by constants, whatever the archive contains.

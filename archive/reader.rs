@@ -199,12 +199,6 @@ impl TarReader {
         }
 
         let header = parse(&block)?;
-        self.members += 1;
-        if self.members > MAX_MEMBERS {
-            let text = format!("the archive has more than {MAX_MEMBERS} members");
-            return Err(ArchiveError::new(ArchiveErrorKind::TooLarge, text));
-        }
-
         let name = header.path_bytes();
         let size = number(&header.as_old().size)
             .ok_or_else(|| ArchiveError::invalid("the size is not a number").at(&name))?;
@@ -212,6 +206,11 @@ impl TarReader {
             return self.begin_extension(kind, size).map(|()| None);
         }
 
+        self.members += 1;
+        if self.members > MAX_MEMBERS {
+            let text = format!("the archive has more than {MAX_MEMBERS} members");
+            return Err(ArchiveError::new(ArchiveErrorKind::TooLarge, text));
+        }
         let overrides = mem::take(&mut self.overrides);
         let name = overrides.name(header)?;
         let member = self.read_member(header, &name, size, overrides);

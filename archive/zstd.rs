@@ -1,7 +1,8 @@
 //! Zstandard (RFC 8878), as it arrives: one block at a time, in bounded memory.
 //!
-//! The decoder library needs whole blocks. This module finds their ends, so that no call decodes
-//! more than one of them: a block of 4 bytes can stand for 128 KiB.
+//! The crate `ruzstd` keeps hostile data out of libzstd, which is C. It needs whole blocks. This
+//! module finds their ends, so that no call decodes more than one of them: a block of 4 bytes can
+//! stand for 128 KiB.
 
 use ruzstd::{
     decoding::{BlockDecodingStrategy, FrameDecoder},
@@ -295,6 +296,11 @@ mod tests {
         for (data, text) in [
             (frame(0x68, &zeros(true)), ""), // 8 MiB
             (frame(0x69, &zeros(true)), "malformed"),
+            // A single segment of 2^63 bytes, which is its window.
+            (
+                [&FRAME_MAGIC.to_le_bytes()[..], &[0xe0, 0, 0, 0, 0, 0, 0, 0, 0x80]].concat(),
+                "malformed",
+            ),
             (frame(0xff, &zeros(true)), "malformed"),
             (frame(0x38, &[0xff, 0xff, 0xff]), "128 KiB"),
             (b"ustar archive".to_vec(), "not compressed"),

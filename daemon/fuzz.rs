@@ -1,7 +1,9 @@
 //! Fuzz targets for the parsers: each runs one parser on hostile input and asserts its invariants.
 //! `tests/fuzz` calls them. Compiled with `cfg(fuzzing)` only.
 //!
-//! An input is UTF-8, split into sections at U+001E. Other inputs are ignored.
+//! An input is UTF-8, split into sections at U+001E. Other inputs are ignored. Archives are bytes.
+
+mod archive;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -10,6 +12,7 @@ use std::{
 
 use serde_json::value::RawValue;
 
+pub use self::archive::archive;
 use super::{
     error::Error,
     text::{

@@ -1,9 +1,12 @@
 //! Archives of hostile callers: names that leave the tree, links that lead out of it, members that
 //! only some readers see, devices, and data that expands (CVE-2025-62518, "zip slip").
 
-use std::{fs, os::unix::fs::PermissionsExt as _};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
-use jig::api::v1::{TreeCompression, UploadTreeStart};
+use jig::{
+    api::v1::{TreeCompression, UploadTreeStart},
+    archive::zstd_frame,
+};
 use tar::{EntryType, Header};
 
 use crate::{
@@ -45,6 +48,11 @@ async fn case_n26_hostile_members_are_rejected() {
         raw_header("carrier", b'0', 0, ""),
         raw_header("smuggled", b'0', 0, ""),
     ];
+    let mut header = Header::new_ustar();
+    header.as_old_mut().name[0] = 0xff;
+    header.set_size(0);
+    header.set_cksum();
+    let non_utf8 = header.as_bytes().to_vec();
     let cases: Vec<(Archive, &str, &str)> = vec![
         (Archive::new().raw(&raw_header("../x", b'0', 0, "")), "PATH_ESCAPE", "../x"),
         (Archive::new().raw(&raw_header("/tmp/x", b'0', 0, "")), "PATH_ESCAPE", "/tmp/x"),
@@ -66,8 +74,17 @@ async fn case_n26_hostile_members_are_rejected() {
         (Archive::new().raw(&raw_header("holes", b'S', 1 << 63, "")), "INVALID_ARCHIVE", "holes"),
         (Archive::new().raw(&raw_header("huge", b'0', 1 << 63, "")), "ARCHIVE_TOO_LARGE", "huge"),
         (Archive::new().raw(&smuggled.concat()), "INVALID_ARCHIVE", "carrier"),
+        (Archive::new().raw(&pax_header("27 GNU.sparse.realsize=9e18\n")), "INVALID_ARCHIVE", ""),
+        (Archive::new().raw(&pax_header("12 path=../x\n")).file("a", b""), "INVALID_ARCHIVE", ""),
+        (Archive::new().raw(&pax_header("13 path=../x\n")).file("a", b""), "PATH_ESCAPE", "../x"),
+        (
+            Archive::new().raw(&pax_header("18 linkpath=../..\n")).symlink("s", "x"),
+            "PATH_ESCAPE",
+            "s",
+        ),
         (Archive::new().file("dir/", b""), "INVALID_ARCHIVE", ""),
         (Archive::new().file(&["d"; 300].join("/"), b""), "ARCHIVE_TOO_LARGE", ""),
+        (Archive::new().raw(&non_utf8), "INVALID_ARCHIVE", "\u{fffd}"),
         (Archive::new().file(&"n".repeat(5000), b""), "ARCHIVE_TOO_LARGE", ""),
         (Archive::new().file(&"n".repeat(256), b""), "FILE_NOT_FOUND", ""),
         (
@@ -90,6 +107,60 @@ async fn case_n26_hostile_members_are_rejected() {
     }
     assert_eq!(describe_tree(&outside), before);
     assert!(!daemon.log().contains("panic"), "{}", daemon.log());
+}
+
+#[tokio::test]
+async fn case_n26_duplicates_and_truncated_archives_leave_one_state() {
+    let daemon = Daemon::start().await;
+    let archive = Archive::new()
+        .file("d/a", b"first")
+        .hard_link("hard", "d/a")
+        .file("d/a", b"second")
+        .symlink("link", "d/a")
+        .symlink("link", "hard")
+        .directory("d")
+        .hard_link("hard", "d/a")
+        .finish();
+    upload_tree(&daemon, tree_start("t"), archive.clone()).await.unwrap();
+    assert_eq!(fs::read(daemon.file("t/hard")).unwrap(), b"second");
+    assert_eq!(fs::read_link(daemon.file("t/link")).unwrap(), Path::new("hard"));
+    let mut names: Vec<_> = describe_tree(&daemon.file("t")).into_keys().collect();
+    names.sort();
+    assert_eq!(names, ["d", "d/a", "hard", "link"]);
+
+    // Each cut is an error, and never leaves a part of a file.
+    let content = vec![7; 1 << 11];
+    let archive = Archive::new().file("a", b"1").file("b", &content).finish();
+    for length in (0..archive.len()).step_by(509) {
+        let _absent = fs::remove_dir_all(daemon.file("t"));
+        let cut = archive[..length].to_vec();
+        upload_tree_failing(&daemon, tree_start("t"), cut, "INVALID_ARCHIVE").await;
+        let names: Vec<_> = describe_tree(&daemon.file("t")).into_keys().collect();
+        assert!(names.iter().all(|name| ["a", "b"].contains(&name.as_str())), "{names:?}");
+        let is_whole = fs::read(daemon.file("t/b")).map_or(true, |found| found == content);
+        assert!(is_whole, "{length}");
+    }
+}
+
+#[tokio::test]
+async fn case_n26_very_many_members_end_with_an_error() {
+    let daemon = Daemon::start().await;
+    // A million members and one: each is the top of the tree, which exists.
+    let members: Vec<u8> = (0..1000)
+        .flat_map(|time| {
+            let mut header = Header::from_byte_slice(&raw_header("./", b'5', 0, "")).clone();
+            header.set_mtime(time);
+            header.set_cksum();
+            *header.as_bytes()
+        })
+        .collect();
+    let frame = zstd_frame(&members);
+    let before = daemon.resident_bytes();
+    let start =
+        UploadTreeStart { compression: Some(TreeCompression::Zstd.into()), ..tree_start("t") };
+    let rejected = [frame.repeat(1000), zstd_frame(&members)].concat();
+    upload_tree_failing(&daemon, start, rejected, "ARCHIVE_TOO_LARGE").await;
+    assert!(daemon.resident_bytes() < before + (64 << 20), "the members take memory");
 }
 
 #[tokio::test]

@@ -127,7 +127,7 @@ pub(crate) fn create_read_write(path: &Path) -> File {
 }
 
 /// Names of the daemon's own files in a directory.
-pub(super) fn partial_files(directory: &Path) -> Vec<String> {
+pub(crate) fn partial_files(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
     entries
         .map(|entry| entry.file_name().into_string().unwrap())

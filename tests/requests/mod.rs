@@ -9,6 +9,7 @@ mod model;
 mod restart;
 mod retention;
 mod revoked_keys;
+mod tree_uploads;
 mod unavailable_database;
 mod uploads;
 
