@@ -80,7 +80,7 @@ func TestTrees(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, failure.Metadata["member"], "a")
-	_, err = client.UploadTree(ctx, start, bytes.NewReader([]byte("no archive")))
+	_, err = client.UploadTree(ctx, start, bytes.NewReader(bytes.Repeat([]byte("no archive"), 100)))
 	expectReason(t, err, jig.InvalidArchive)
 	file, err := os.Open(directory)
 	check(t, err)

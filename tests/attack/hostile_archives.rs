@@ -134,7 +134,7 @@ async fn case_n26_duplicates_and_truncated_archives_leave_one_state() {
     for length in (0..archive.len()).step_by(509) {
         let _absent = fs::remove_dir_all(daemon.file("t"));
         let cut = archive[..length].to_vec();
-        upload_tree_failing(&daemon, tree_start("t"), cut, "INVALID_ARCHIVE").await;
+        upload_tree_failing(&daemon, tree_start("t"), cut, "INVALID_PARAMS").await;
         let names: Vec<_> = describe_tree(&daemon.file("t")).into_keys().collect();
         assert!(names.iter().all(|name| ["a", "b"].contains(&name.as_str())), "{names:?}");
         let is_whole = fs::read(daemon.file("t/b")).map_or(true, |found| found == content);

@@ -115,7 +115,7 @@ def test_failed_uploads_name_the_member(
     assert failure.value.metadata["member"] == "l"
     assert failure.value.metadata["extracted_members"] == "1"
     with pytest.raises(reasons.InvalidArchive):
-        client.upload_tree(b"no archive", root)
+        client.upload_tree(b"no archive" * 100, root)
     with pytest.raises(reasons.FileExists):
         client.upload_tree(make_archive(("x", tarfile.REGTYPE, "")), root, mode="CREATE_NEW")
     with pytest.raises(FileNotFoundError):

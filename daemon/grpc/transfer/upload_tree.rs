@@ -261,7 +261,10 @@ impl TreeUnpacker {
     fn finish(mut self, cancel: &CancelToken) -> Result<TreeCounts, Error> {
         let end = self.decoder.as_ref().map_or(Ok(()), ZstdDecoder::finish);
         let end = end.and_then(|()| self.reader.finish());
-        let finished = end.map_err(archive_error).and_then(|()| self.extraction.finish(cancel));
+        // A client that cancels its call can look like one that has sent all. The call is then
+        // interrupted: an archive that is rejected would be the final result of its request id.
+        let end = end.map_err(|error| Error::invalid_field("data", error.message));
+        let finished = end.and_then(|()| self.extraction.finish(cancel));
         finished.map_err(|error| self.fail(error, cancel))
     }
 
