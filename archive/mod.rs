@@ -11,14 +11,14 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`error`] | why an archive is rejected |
-//! | [`header`] | fields of a header block |
-//! | [`limits`] | constants that bound an archive |
-//! | [`member`] | names and link targets of members |
-//! | [`pax`] | PAX extended headers |
-//! | [`reader`] | an archive as a sequence of events |
-//! | [`writer`] | headers of members |
-//! | [`zstd`] | compression |
+//! | `error` | why an archive is rejected |
+//! | `header` | fields of a header block |
+//! | `limits` | constants that bound an archive |
+//! | `member` | names and link targets of members |
+//! | `pax` | PAX extended headers |
+//! | `reader` | an archive as a sequence of events |
+//! | `writer` | headers of members |
+//! | `zstd` | compression |
 
 mod error;
 mod header;
