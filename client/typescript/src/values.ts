@@ -20,12 +20,25 @@ const PROTOTYPES: Readonly<Record<string, object>> = {
   "jig.v1.ProcessExited": CommandResult.prototype,
   "jig.v1.InvokeResponse": ToolResult.prototype,
 };
-const INTEGERS_OF_64_BITS = new Set([
-  ScalarType.INT64,
-  ScalarType.UINT64,
-  ScalarType.SINT64,
-  ScalarType.FIXED64,
-  ScalarType.SFIXED64,
+const INT32 = [-(2 ** 31), 2 ** 31 - 1] as const;
+const UINT32 = [0, 2 ** 32 - 1] as const;
+const INT64 = [Number.MIN_SAFE_INTEGER, Number.MAX_SAFE_INTEGER] as const;
+const UINT64 = [0, Number.MAX_SAFE_INTEGER] as const;
+const INTEGER_RANGES = new Map([
+  [ScalarType.INT32, INT32],
+  [ScalarType.SINT32, INT32],
+  [ScalarType.SFIXED32, INT32],
+  [ScalarType.UINT32, UINT32],
+  [ScalarType.FIXED32, UINT32],
+  [ScalarType.INT64, INT64],
+  [ScalarType.SINT64, INT64],
+  [ScalarType.SFIXED64, INT64],
+  [ScalarType.UINT64, UINT64],
+  [ScalarType.FIXED64, UINT64],
+]);
+const TYPE_NAMES = new Map([
+  [ScalarType.BOOL, "boolean"],
+  [ScalarType.STRING, "string"],
 ]);
 
 /** Makes a message. Undefined leaves a field unset, and enum values have no prefix. */
@@ -43,9 +56,14 @@ export function encode(schema: DescMessage, values: object): Message {
 function encodeField(field: DescField, value: unknown): unknown {
   switch (field.fieldKind) {
     case "list":
-      return Array.from(value as Iterable<unknown>, (item) => encodeValue(field, item));
+      if (!isList(value)) {
+        throw unexpected(field, value, "a list");
+      }
+      return Array.from(value, (item) => encodeValue(field, item));
     case "map":
-      return { ...(value as object) };
+      return Object.fromEntries(
+        Object.entries(value as object).map(([key, item]) => [key, encodeValue(field, item)]),
+      );
     default:
       return encodeValue(field, value);
   }
@@ -56,10 +74,41 @@ function encodeValue(field: DescField, value: unknown): unknown {
     return encodeEnum(field.enum, value);
   }
   if (field.message) {
+    if (typeof value !== "object" || value === null) {
+      throw unexpected(field, value, "an object");
+    }
     const isStruct = field.message.typeName === "google.protobuf.Struct";
-    return isStruct ? value : encode(field.message, value as object);
+    return isStruct ? value : encode(field.message, value);
+  }
+  // The transports report a value that they cannot encode like a lost connection.
+  const expected = expectedScalar(field.scalar as ScalarType, value);
+  if (expected !== undefined) {
+    throw unexpected(field, value, expected);
   }
   return isInteger64(field) ? BigInt(value as number) : value;
+}
+
+/** What a scalar must be, if `value` is something else. */
+function expectedScalar(type: ScalarType, value: unknown): string | undefined {
+  const range = INTEGER_RANGES.get(type);
+  if (range !== undefined) {
+    const [least, most] = range;
+    const isInRange = Number.isInteger(value) && least <= Number(value) && Number(value) <= most;
+    return isInRange ? undefined : `an integer from ${least} to ${most}`;
+  }
+  if (type === ScalarType.BYTES) {
+    return value instanceof Uint8Array ? undefined : "a Uint8Array";
+  }
+  const name = TYPE_NAMES.get(type) ?? "number";
+  return typeof value === name ? undefined : `a ${name}`;
+}
+
+function isList(value: unknown): value is Iterable<unknown> {
+  return typeof value === "object" && value !== null && Symbol.iterator in value;
+}
+
+function unexpected(field: DescField, value: unknown, expected: string): ConfigurationError {
+  return new ConfigurationError(`${field.localName} is ${String(value)}; it must be ${expected}`);
 }
 
 function encodeEnum(type: DescEnum, value: unknown): number {
@@ -159,7 +208,8 @@ export function durationSeconds({ seconds, nanos }: Duration): number {
 }
 
 function isInteger64(field: DescField): boolean {
-  return field.scalar !== undefined && INTEGERS_OF_64_BITS.has(field.scalar);
+  const range = INTEGER_RANGES.get(field.scalar as ScalarType);
+  return range === INT64 || range === UINT64;
 }
 
 const ENCODER = new TextEncoder();

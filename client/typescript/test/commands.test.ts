@@ -1,4 +1,4 @@
-import { type Client, CommandFailed, reasons, Unavailable } from "jig-client";
+import { type Client, CommandFailed, ConfigurationError, reasons, Unavailable } from "jig-client";
 import { expect, test } from "vitest";
 import { collect, connect, outputOf, readUntil, sessionOf, waitFor } from "./support.js";
 
@@ -15,6 +15,19 @@ test("run returns how the command ended", async () => {
   expect(() => result.check()).toThrow(CommandFailed);
   expect(() => result.check()).toThrow("exit code 3: err");
   expect((await client.run(["echo", "$HOME"])).stdout).toBe("$HOME\n");
+});
+
+test.each([
+  [{ timeoutSec: "10" }, "timeoutSec is 10; it must be an integer from 0 to 4294967295"],
+  [{ timeoutSec: Number.NaN }, "timeoutSec is NaN"],
+  [{ cwd: 5 }, "cwd is 5; it must be a string"],
+  [{ env: { DEPTH: 3 } }, "env is 3; it must be a string"],
+  [{ limits: 64 }, "limits is 64; it must be an object"],
+  [{ limits: { memoryBytes: 1.5 } }, "memoryBytes is 1.5; it must be an integer from 0"],
+])("run rejects %j, and is not repeated", async (options, message) => {
+  const run = connect({ deadlineSec: 60 }).run("true", options as never);
+  await expect(run).rejects.toThrow(ConfigurationError);
+  await expect(run).rejects.toThrow(message);
 });
 
 test("run takes all fields", async () => {
