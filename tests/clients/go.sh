@@ -18,6 +18,7 @@ try_go() {
   local module=$scratch/go/client/go program version
   program=$(realpath "$jigd")
   copy_go_client
+  check "the modules that the Go module needs are downloaded" 0 '' env -C "$module" go mod download
   check "the Go module is generated" 0 '^$' env -C "$module" go generate ./...
   check "gofmt finds no difference" 0 '^$' env -C "$module" gofmt -l .
   check "go vet finds no problem" 0 '^$' env -C "$module" go vet ./...
@@ -32,5 +33,7 @@ try_go() {
   check "a Go program can be made" 0 '' "${in_program[@]}" go mod init program
   check "the program gets the module of the release" 0 "added jig.example/client $version" "${in_program[@]}" go get "jig.example/client@$version"
   check "the program runs tool calls" 0 'run: true.*hello from the sandbox' "${in_program[@]}" JIG_ADDRESS="unix:$socket" go run .
+  sed -n '/^```go$/,/^```$/{/^```/d; s|unix:/run/jig.sock|unix:'"$socket"'|; p}' client/go/README.md >"$scratch/go/program/main.go"
+  check "the program of the Go README runs a command" 0 'hello.* 3$' "${in_program[@]}" go run .
   rm -rf "$(go env GOMODCACHE)"/{,cache/download/}jig.example
 }
