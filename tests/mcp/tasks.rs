@@ -111,6 +111,7 @@ async fn request_cancelled_before_it_became_a_task_leaves_no_process() {
         // On a busy machine, the processes may need longer to start than a call to become a task.
         let task_id = &message["result"]["taskId"];
         if task_id.is_string() {
+            assert_eq!(client.next_message().await["id"], listing);
             client.result("tasks/cancel", json!({ "taskId": task_id })).await;
         } else {
             assert_eq!(message["id"], listing, "{message}");
