@@ -282,10 +282,10 @@ reasons! {
     ResourceExhausted = "RESOURCE_EXHAUSTED", ResourceExhausted,
         "Retry after the delay, or request less.",
         "The metadata `limit_kind` or the message names the limit. Raise it in `[limits]` or `[jobs]`, or add a daemon.";
-    /// A disk is full.
+    /// A disk is full, or a workspace with bounds.
     NoSpace = "NO_SPACE", ResourceExhausted,
-        "Free disk space, and retry.",
-        "Free space on the disk that the message names. The daemon continues by itself. Lower `[sessions]` retention if its own data fills it.";
+        "Free disk space, and retry. With the metadata `limit_kind`, delete files of the workspace.",
+        "Free space on the disk that the message names. The daemon continues by itself. Lower `[sessions]` retention if its own data fills it. With the metadata `limit_kind` `workspace_bytes` or `workspace_files`, raise that bound in `[workspaces_on_demand]`.";
     /// A directory has more entries than can be listed.
     TooManyFiles = "TOO_MANY_FILES", ResourceExhausted,
         "Use a smaller directory.",

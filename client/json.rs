@@ -97,6 +97,11 @@ pub(crate) fn info(response: &GetInfoResponse) -> Value {
         "version": response.version,
         "commit": response.commit,
         "commit_date": response.commit_date,
+        "workspaces_on_demand": response.workspaces_on_demand.as_ref().map(|created| json!({
+            "max_bytes": created.max_bytes,
+            "max_files": created.max_files,
+            "quota": created.quota,
+        })),
         "kernel": response.kernel,
         "pid": response.pid,
         "start_time": response.start_time.map(|time| time.to_string()),

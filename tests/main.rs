@@ -50,6 +50,7 @@ mod confinement;
 /// Rules and compatibility of the contract.
 mod contract;
 /// Workspaces that callers create.
+mod created_workspace_bounds;
 mod created_workspaces;
 /// Tools defined in the configuration.
 mod custom_tools;

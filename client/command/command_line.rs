@@ -116,24 +116,33 @@ fn parse_limit(text: &str) -> Result<(LimitName, u64), String> {
         return Err(format!("no such limit: {name:?}; use one of {}", names.join(", ")));
     };
 
-    let (digits, shift) = match value.strip_suffix(['K', 'M', 'G']) {
-        Some(digits) if value.ends_with('K') => (digits, 10),
-        Some(digits) if value.ends_with('M') => (digits, 20),
+    parse_size_up_to(value, name.max_value()).map(|number| (name, number))
+}
+
+/// Parses a number that may end in K, M or G.
+pub(super) fn parse_size(text: &str) -> Result<u64, String> {
+    parse_size_up_to(text, u64::MAX)
+}
+
+fn parse_size_up_to(text: &str, maximum: u64) -> Result<u64, String> {
+    let (digits, shift) = match text.strip_suffix(['K', 'M', 'G']) {
+        Some(digits) if text.ends_with('K') => (digits, 10),
+        Some(digits) if text.ends_with('M') => (digits, 20),
         Some(digits) => (digits, 30),
-        None => (value, 0),
+        None => (text, 0),
     };
 
     let number = match digits.parse::<u64>() {
         Ok(number) => number.checked_mul(1 << shift),
         Err(error) if *error.kind() == IntErrorKind::PosOverflow => None,
         Err(_) => {
-            return Err(format!("not a number: {value:?}; K, M and G stand for KiB, MiB and GiB"));
+            return Err(format!("not a number: {text:?}; K, M and G stand for KiB, MiB and GiB"));
         }
     };
 
     match number {
-        Some(number) if number <= name.max_value() => Ok((name, number)),
-        _ => Err(format!("too large: {value:?}; the maximum is {}", name.max_value())),
+        Some(number) if number <= maximum => Ok(number),
+        _ => Err(format!("too large: {text:?}; the maximum is {maximum}")),
     }
 }
 

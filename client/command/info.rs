@@ -2,7 +2,9 @@
 
 use std::{fmt::Write as _, process::ExitCode};
 
-use jig::api::v1::{Egress, GetInfoResponse, Isolation, RunLimits, SandboxFailure};
+use jig::api::v1::{
+    Egress, GetInfoResponse, Isolation, RunLimits, SandboxFailure, WorkspacesOnDemand,
+};
 
 use super::{columns::align_columns, report_and_exit};
 use crate::{connection, global::GlobalArgs, json, output, style::Style};
@@ -57,6 +59,8 @@ fn info_text(info: &GetInfoResponse) -> String {
         ));
     }
 
+    rows.extend(info.workspaces_on_demand.as_ref().map(on_demand_row));
+
     if let Some(counts) = info.counts {
         if counts.spans_lost > 0 {
             let text = format!("{} lost: the collector did not accept them", counts.spans_lost);
@@ -79,6 +83,16 @@ fn info_text(info: &GetInfoResponse) -> String {
     }
     let rows: Vec<_> = rows.into_iter().map(|(name, value)| vec![name, value]).collect();
     align_columns(&rows) + &remedies.text()
+}
+
+fn on_demand_row(created: &WorkspacesOnDemand) -> (String, String) {
+    let bound = |bound: Option<u64>, unit: &str| bound.map(|bound| format!("{bound} {unit}"));
+    let bounds: Vec<_> = [bound(created.max_bytes, "bytes"), bound(created.max_files, "files")]
+        .into_iter()
+        .flatten()
+        .collect();
+    let bounds = if bounds.is_empty() { "no bounds".to_owned() } else { bounds.join(", ") };
+    ("on demand".to_owned(), format!("{bounds} each, {}", created.quota))
 }
 
 /// Remedies, each once, with the names of the rows that they apply to.

@@ -12,7 +12,7 @@ use jig::{
 };
 use serde_json::{Value, json};
 
-use super::{columns::align_columns, report_and_exit, try_each};
+use super::{columns::align_columns, command_line::parse_size, report_and_exit, try_each};
 use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, output};
 
 /// Create, list, change and delete workspaces.
@@ -50,6 +50,12 @@ struct CreateArgs {
     /// Label, for `list`. Repeatable.
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
     label: Vec<(String, String)>,
+    /// Disk space of its files, in bytes, or with K, M or G. Default: what the operator has set.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    max_bytes: Option<u64>,
+    /// Number of its files and directories. Default: what the operator has set.
+    #[arg(long, value_name = "NUMBER")]
+    max_files: Option<u64>,
     /// Seconds after which it is deleted. Default: what the operator has set.
     #[arg(long, value_name = "SEC", value_parser = clap::value_parser!(u32).range(1..))]
     ttl: Option<u32>,
@@ -102,6 +108,8 @@ fn create(address: &str, global: &GlobalArgs, args: CreateArgs) -> Result<(), Cl
         clone_of: args.clone,
         ttl_sec: args.ttl,
         idle_timeout_sec: args.idle_timeout,
+        max_bytes: args.max_bytes,
+        max_files: args.max_files,
     };
     let response = connection::call_address(address, global, async |client: Client| {
         Ok(client.create_workspace(request).await?)
@@ -168,7 +176,11 @@ fn remove(address: &str, global: &GlobalArgs, names: Vec<String>) -> Result<(), 
 
 /// Formats a header and a line per workspace.
 fn workspaces_table(workspaces: &[WorkspaceDetails]) -> String {
-    let mut rows = vec![["NAME", "OWNER", "CREATED", "ENDS", "LABELS"].map(str::to_owned).to_vec()];
+    let mut rows = vec![
+        ["NAME", "OWNER", "CREATED", "ENDS", "BYTES", "FILES", "LABELS"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
     rows.extend(workspaces.iter().map(|workspace| {
         let time = |time: Option<prost_types::Timestamp>, none: &str| {
             time.map_or_else(|| none.to_owned(), |time| time.to_string())
@@ -181,11 +193,19 @@ fn workspaces_table(workspaces: &[WorkspaceDetails]) -> String {
             if workspace.on_demand { workspace.owner.clone() } else { "(operator)".to_owned() },
             time(workspace.create_time, "-"),
             time(workspace.expire_time, "never"),
+            usage_text(workspace.used_bytes, workspace.max_bytes),
+            usage_text(workspace.used_files, workspace.max_files),
             labels.join(","),
         ];
         row.map(|cell| escape::text(&cell).replace(['\n', '\t'], " ")).to_vec()
     }));
     align_columns(&rows)
+}
+
+/// The usage and its bound: `4096/1048576`.
+fn usage_text(used: Option<u64>, limit: Option<u64>) -> String {
+    let text = |number: Option<u64>| number.map_or_else(|| "?".to_owned(), |it| it.to_string());
+    limit.map_or_else(|| "-".to_owned(), |_| format!("{}/{}", text(used), text(limit)))
 }
 
 fn workspace_json(workspace: &WorkspaceDetails) -> Value {
@@ -200,5 +220,9 @@ fn workspace_json(workspace: &WorkspaceDetails) -> Value {
         "expire_time": time(workspace.expire_time),
         "last_used_time": time(workspace.last_used_time),
         "idle_timeout_sec": workspace.idle_timeout_sec,
+        "max_bytes": workspace.max_bytes,
+        "max_files": workspace.max_files,
+        "used_bytes": workspace.used_bytes,
+        "used_files": workspace.used_files,
     })
 }

@@ -13,6 +13,11 @@ const DEFAULT_MAX_ENTRIES: u32 = 1000;
 const DEFAULT_MAX_PER_CALLER: u32 = 100;
 /// Most workspaces that an operator can allow. Each holds a descriptor.
 const MAX_ENTRIES: u32 = 100_000;
+/// Files of a workspace that has only a bound of its bytes. The daemon may have to count them.
+const DEFAULT_MAX_FILES: u64 = 1_000_000;
+/// Least bounds of a workspace: room for an empty directory, and something in it.
+const MIN_BYTES: u64 = 65_536;
+const MIN_FILES: u64 = 2;
 
 /// Most ids of sandboxes for created workspaces. More workspaces share them.
 const MAX_SANDBOX_IDS: usize = 1024;
@@ -26,11 +31,31 @@ pub(crate) struct CreatedWorkspacesConfig {
     pub(crate) max_entries: usize,
     /// Number of those of one caller.
     pub(crate) max_per_caller: usize,
+    pub(crate) bounds: FileBounds,
     /// Longest life of a workspace, and the default. `None`: no end.
     pub(crate) ttl: Option<Duration>,
     /// Longest time without a call, and the default. `None`: no end.
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) common: CommonSettings,
+}
+
+/// Bounds on the files of a workspace. `None`: no bound.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct FileBounds {
+    /// Disk space.
+    pub(crate) max_bytes: Option<u64>,
+    /// Number of files, directories and links.
+    pub(crate) max_files: Option<u64>,
+}
+
+impl FileBounds {
+    /// The lower ones of two. With one on the bytes, there is one on the files.
+    pub(crate) fn lower(self, other: Self) -> Self {
+        let lower = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
+        let max_bytes = lower(self.max_bytes, other.max_bytes);
+        let max_files = lower(self.max_files, other.max_files);
+        Self { max_bytes, max_files: max_files.or(max_bytes.map(|_| DEFAULT_MAX_FILES)) }
+    }
 }
 
 /// Settings of all workspaces that have none of their own.
@@ -75,6 +100,15 @@ pub(super) fn parse_created_workspaces(
         ));
     }
 
+    let bounds = FileBounds { max_bytes: table.max_bytes, max_files: table.max_files };
+    if bounds.max_bytes.is_some_and(|bytes| bytes < MIN_BYTES)
+        || bounds.max_files.is_some_and(|files| files < MIN_FILES)
+    {
+        problems.push(format!(
+            "workspaces_on_demand.max_bytes must be at least {MIN_BYTES}, and max_files at least {MIN_FILES}"
+        ));
+    }
+
     let directory = match resolve(&table.directory?, &others) {
         Ok(directory) => directory,
         Err(problem) => {
@@ -86,6 +120,7 @@ pub(super) fn parse_created_workspaces(
         directory,
         max_entries: usize::try_from(max_entries).unwrap_or(usize::MAX),
         max_per_caller: usize::try_from(max_per_caller).unwrap_or(usize::MAX),
+        bounds: bounds.lower(FileBounds::default()),
         ttl,
         idle_timeout,
         common,

@@ -304,6 +304,8 @@ pub(super) struct CreatedWorkspacesTable {
     pub(super) directory: Option<PathBuf>,
     pub(super) max_entries: Option<u32>,
     pub(super) max_per_caller: Option<u32>,
+    pub(super) max_bytes: Option<u64>,
+    pub(super) max_files: Option<u64>,
     pub(super) ttl: Option<String>,
     pub(super) idle_timeout: Option<String>,
 }

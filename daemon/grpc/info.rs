@@ -75,6 +75,7 @@ impl DaemonService for DaemonServiceHandler {
             caller: Some(wire_caller(&principal)),
             commit: env!("JIG_COMMIT").to_owned(),
             commit_date: env!("JIG_COMMIT_DATE").to_owned(),
+            workspaces_on_demand: self.wire_workspaces_on_demand(),
         }))
     }
 }
@@ -125,6 +126,16 @@ impl DaemonServiceHandler {
             failed_levels,
             summary: isolation.summary().unwrap_or_default(),
         }
+    }
+
+    fn wire_workspaces_on_demand(&self) -> Option<v1::WorkspacesOnDemand> {
+        let creator = self.pipeline.require_creator().ok()?;
+        let bounds = creator.config.bounds;
+        Some(v1::WorkspacesOnDemand {
+            max_bytes: bounds.max_bytes,
+            max_files: bounds.max_files,
+            quota: "watched".to_owned(),
+        })
     }
 
     fn wire_egress(&self, principal: &Principal) -> Option<v1::Egress> {

@@ -14,6 +14,7 @@ use crate::{
         workspace_service_server::WorkspaceService,
     },
     daemon::{
+        config::created_workspaces::FileBounds,
         error::{Error, Reason, Violation},
         pipeline::{
             Pipeline,
@@ -21,7 +22,9 @@ use crate::{
             workspaces::{OwnedWorkspace, created::NewWorkspace},
         },
         store::{unix_millis, workspaces::StoredWorkspace},
+        task,
         tool::{Tool as _, WorkspaceContext, read_file::ReadFile},
+        workspace::{CancelToken, FileUsage},
     },
 };
 
@@ -52,7 +55,10 @@ impl WorkspaceService for WorkspaceServiceHandler {
             let request = self.0.catalog.check("jig.v1.GetWorkspaceRequest", request)?;
             let created = self.0.workspaces.find_created(&context.principal, &request.name);
             let found = match created {
-                Some(owned) => created_details(&owned),
+                Some(owned) => {
+                    measure(&owned.context).await?;
+                    created_details(&owned)
+                }
                 None => details(&*self.named(&context, &request.name)?),
             };
             Ok(GetWorkspaceResponse { workspace: Some(found) })
@@ -154,10 +160,12 @@ impl WorkspaceServiceHandler {
             owner: context.principal.name().to_owned(),
             labels: request.labels.into_iter().collect(),
             clone_of,
+            bounds: FileBounds { max_bytes: request.max_bytes, max_files: request.max_files },
             ttl: request.ttl_sec.map(seconds),
             idle_timeout: request.idle_timeout_sec.map(seconds),
         };
         let created = self.0.create_workspace(new).await?;
+        measure(&created.context).await?;
         Ok(CreateWorkspaceResponse { workspace: Some(created_details(&created)) })
     }
 
@@ -251,6 +259,9 @@ fn created_details(workspace: &OwnedWorkspace) -> WorkspaceDetails {
         ..
     } = workspace.stored();
     let time = |millis| unix_millis::to_time(millis).into();
+    let quota = workspace.context.workspace.file_quota();
+    let limits = quota.map(|quota| quota.limits()).unwrap_or(FileUsage::MAX);
+    let usage = quota.and_then(|quota| quota.known_usage());
     WorkspaceDetails {
         on_demand: true,
         owner,
@@ -260,8 +271,22 @@ fn created_details(workspace: &OwnedWorkspace) -> WorkspaceDetails {
         last_used_time: Some(time(last_used_ms)),
         idle_timeout_sec: idle_timeout_ms
             .map(|millis| u32::try_from(millis / 1000).unwrap_or(u32::MAX)),
+        max_bytes: Some(limits.bytes).filter(|bytes| *bytes < u64::MAX),
+        max_files: Some(limits.files).filter(|files| *files < u64::MAX),
+        used_bytes: usage.map(|usage| usage.bytes),
+        used_files: usage.map(|usage| usage.files),
         ..details(&workspace.context)
     }
+}
+
+/// Measures a workspace with bounds, unless nothing has changed since the last time.
+async fn measure(context: &WorkspaceContext) -> Result<(), Error> {
+    let Some(quota) = context.workspace.file_quota() else {
+        return Ok(());
+    };
+    let quota = Arc::clone(quota);
+    let measured = task::spawn_blocking(move || quota.current_usage(&CancelToken::new()));
+    measured.await.map_err(Error::internal)?.map(drop)
 }
 
 fn is_valid_name(name: &str) -> bool {

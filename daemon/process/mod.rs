@@ -27,6 +27,7 @@
 //! | [`output`], [`head_tail_buffer`], [`input`] | what it writes and reads |
 //! | [`handle`], [`replay_buffer`], [`registry`] | attaching to commands while they run |
 //! | [`outcome`], [`result`] | how it ended |
+//! | [`run_observer`] | what follows a run beside the supervisor |
 
 mod cpu_share;
 pub(crate) mod environment;
@@ -40,6 +41,7 @@ pub(crate) mod output;
 pub(crate) mod registry;
 pub(crate) mod replay_buffer;
 pub(crate) mod result;
+pub(crate) mod run_observer;
 pub(crate) mod spec;
 mod stdio;
 mod stop_sequence;

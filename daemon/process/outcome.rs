@@ -7,7 +7,7 @@ pub(crate) enum CommandOutcome {
     /// It exited with this code.
     Exited(i32),
     /// A signal ended it. The daemon sent none, or sent SIGKILL because the command exceeded its
-    /// limit of CPU time, open files or epoll watches.
+    /// limit of CPU time, open files or epoll watches, or its workspace a bound of its files.
     Signaled(i32),
     /// The daemon stopped it because of its timeout. With the signal that ended it, if one did.
     TimedOut(Option<i32>),
@@ -42,6 +42,10 @@ pub(crate) enum ResourceLimit {
     /// Size of a file.
     Disk,
     Output,
+    /// Disk space of all files of the workspace.
+    WorkspaceBytes,
+    /// Number of files and directories of the workspace.
+    WorkspaceFiles,
 }
 
 impl ResourceLimit {
@@ -55,6 +59,8 @@ impl ResourceLimit {
             Self::Epoll => "epoll",
             Self::Disk => "disk",
             Self::Output => "output",
+            Self::WorkspaceBytes => "workspace_bytes",
+            Self::WorkspaceFiles => "workspace_files",
         }
     }
 }
@@ -84,7 +90,9 @@ impl CommandOutcome {
                 | ResourceLimit::Pids
                 | ResourceLimit::Disk
                 | ResourceLimit::OpenFiles
-                | ResourceLimit::Epoll,
+                | ResourceLimit::Epoll
+                | ResourceLimit::WorkspaceBytes
+                | ResourceLimit::WorkspaceFiles,
             ) => Self::Signaled(libc::SIGKILL),
         }
     }

@@ -17,6 +17,7 @@ use super::{
     limit_monitor::LimitMonitor,
     outcome::{CommandOutcome, ResourceLimit, StopReason},
     result::{CommandResult, Termination},
+    run_observer::RunObserver,
     spec::CommandSpec,
     stdio::{CommandEnds, DaemonEnds, open_stdio},
     stop_sequence::{StopAction, StopEvent, StopSequence},
@@ -27,7 +28,6 @@ use crate::daemon::{
     sandbox::{
         image::ExecRequest,
         pool::SandboxPool,
-        proxy_listener::ProxyLease,
         running::{CommandEnd, IdleSandbox, RunningSandbox, SandboxEvent},
         stage::{Stage, StageFailure},
     },
@@ -84,16 +84,6 @@ pub(crate) enum RunError {
     SandboxLost,
 }
 
-/// Notified once the command is in its sandbox.
-pub(crate) trait RunObserver: Send {
-    /// `pid` is the command's process id in the daemon's namespace, if it is known, and `vpid` the id
-    /// in its own.
-    fn started(&mut self, pid: Option<i32>, vpid: i32);
-
-    /// Called if the command can reach the daemon's proxy.
-    fn proxy_opened(&mut self, _lease: ProxyLease) {}
-}
-
 /// Runs a command in a sandbox of the pool, once `permit` is granted.
 ///
 /// `supervised` is this task's side of the command's handle, if clients can attach to it. Poll the
@@ -123,7 +113,7 @@ pub(crate) async fn run(
 
     let mut supervisor =
         RunSupervisor::new(launch, sandbox, &mut daemon_ends, process, dispatched_at);
-    let wait_outcome = supervisor.wait_for_end(cancel).await;
+    let wait_outcome = supervisor.wait_for_end(cancel, observer).await;
     // Held until now. Otherwise the end of the pipes would wake the daemon just before the
     // command's init reports the end, and delay that report.
     drop(outputs);
@@ -342,7 +332,11 @@ impl<'a> RunSupervisor<'a> {
     }
 
     /// Reads the command's output until the command ends or has to be killed.
-    async fn wait_for_end(&mut self, cancel: &CancelSignals) -> WaitOutcome {
+    async fn wait_for_end(
+        &mut self,
+        cancel: &CancelSignals,
+        observer: &mut impl RunObserver,
+    ) -> WaitOutcome {
         loop {
             let stopping = self.stop_sequence.reason().is_some();
             let event = tokio::select! {
@@ -364,6 +358,7 @@ impl<'a> RunSupervisor<'a> {
                     StopEvent::LimitExceeded(ResourceLimit::Output)
                 }
                 limit = self.limit_monitor.wait_until_exceeded() => StopEvent::LimitExceeded(limit),
+                limit = observer.limit_exceeded() => StopEvent::LimitExceeded(limit),
                 () = task::sleep_until(self.cpu_share.next_attempt()) => {
                     self.sandbox.lower_cpu_share();
                     self.cpu_share.schedule_next(Instant::now());

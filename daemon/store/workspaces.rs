@@ -26,6 +26,9 @@ pub(crate) struct StoredWorkspace {
     pub(crate) expires_ms: Option<i64>,
     /// `None` if it may be idle.
     pub(crate) idle_timeout_ms: Option<i64>,
+    /// Bounds of its files. `None`: no bound.
+    pub(crate) max_bytes: Option<i64>,
+    pub(crate) max_files: Option<i64>,
 }
 
 impl CreatedWorkspaceTable {
@@ -38,7 +41,7 @@ impl CreatedWorkspaceTable {
         self.0
             .read(|connection| {
                 let mut select = connection.prepare(
-                    "SELECT name, directory, owner, labels, ready, created_ms, last_used_ms, expires_ms, idle_timeout_ms FROM workspace",
+                    "SELECT name, directory, owner, labels, ready, created_ms, last_used_ms, expires_ms, idle_timeout_ms, max_bytes, max_files FROM workspace",
                 )?;
                 select.query_map([], workspace_from_row)?.collect()
             })
@@ -87,7 +90,7 @@ impl CreatedWorkspaceTable {
 
 fn put(connection: &Connection, workspace: &StoredWorkspace) -> rusqlite::Result<()> {
     let mut insert = connection.prepare_cached(
-        "INSERT OR REPLACE INTO workspace (name, directory, owner, labels, ready, created_ms, last_used_ms, expires_ms, idle_timeout_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+        "INSERT OR REPLACE INTO workspace (name, directory, owner, labels, ready, created_ms, last_used_ms, expires_ms, idle_timeout_ms, max_bytes, max_files) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
     )?;
     insert
         .execute(params![
@@ -99,7 +102,9 @@ fn put(connection: &Connection, workspace: &StoredWorkspace) -> rusqlite::Result
             workspace.created_ms,
             workspace.last_used_ms,
             workspace.expires_ms,
-            workspace.idle_timeout_ms
+            workspace.idle_timeout_ms,
+            workspace.max_bytes,
+            workspace.max_files
         ])
         .map(drop)
 }
@@ -120,6 +125,8 @@ fn workspace_from_row(row: &Row<'_>) -> rusqlite::Result<StoredWorkspace> {
         last_used_ms: row.get(6)?,
         expires_ms: row.get(7)?,
         idle_timeout_ms: row.get(8)?,
+        max_bytes: row.get(9)?,
+        max_files: row.get(10)?,
     })
 }
 
@@ -138,6 +145,8 @@ mod tests {
             last_used_ms: 2,
             expires_ms: None,
             idle_timeout_ms: Some(3),
+            max_bytes: Some(1 << 40),
+            max_files: None,
         }
     }
 

@@ -1,19 +1,19 @@
 //! Connects a command with the egress proxy. Sets the environment variables, records the
-//! connections, and adds the totals to the span.
+//! connections, and adds the totals to the span. Watches the bounds of the command's workspace.
 
 use std::sync::Arc;
 
 use opentelemetry::{Context, KeyValue, trace::TraceContextExt as _};
 use serde_json::{Map, Value};
 
-use super::WorkspaceContext;
+use super::{WorkspaceContext, file_watch::FileWatch};
 use crate::daemon::{
     egress::{
         connection_log::{ConnectionLog, EgressTotals},
         proxy::{EgressProxy, ProxyRun},
         proxy_env,
     },
-    process::{environment::CommandEnvironment, supervisor::RunObserver},
+    process::{environment::CommandEnvironment, outcome::ResourceLimit, run_observer::RunObserver},
     sandbox::proxy_listener::ProxyLease,
     store::session::{Session, StepId},
     telemetry::{Telemetry, semconv},
@@ -27,6 +27,7 @@ pub(super) struct ProxiedObserver<O> {
     serving: Option<ProxyRun>,
     /// Span of the command's process.
     span: Context,
+    file_watch: FileWatch,
 }
 
 /// Writes the records of a command's connections.
@@ -81,7 +82,8 @@ impl<O: RunObserver> ProxiedObserver<O> {
             let log = ConnectionLog::new(write, telemetry.tracer().clone(), span.clone());
             (proxy, log)
         });
-        Self { observer, pending, serving: None, span: span.clone() }
+        let file_watch = FileWatch::new(&workspace_context.workspace);
+        Self { observer, pending, serving: None, span: span.clone(), file_watch }
     }
 
     /// Waits until the proxy has closed the connections of the ended command. Returns the observer.
@@ -113,5 +115,9 @@ impl<O: RunObserver> RunObserver for ProxiedObserver<O> {
         if let Some((proxy, log)) = self.pending.take() {
             self.serving = Some(proxy.serve_run(lease, log));
         }
+    }
+
+    async fn limit_exceeded(&mut self) -> ResourceLimit {
+        self.file_watch.wait_until_exceeded().await
     }
 }

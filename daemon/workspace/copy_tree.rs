@@ -4,20 +4,28 @@
 //! each level of the tree.
 
 use std::{
+    ffi::CStr,
     fs::File,
-    io,
+    io::{self, Read as _},
     os::fd::{AsFd as _, OwnedFd},
 };
 
 use rustix::{
     fs::{
-        AtFlags, Dir, FileType, Mode, OFlags, Timespec, Timestamps, fchmod, fchown, fstat,
-        futimens, ioctl_ficlone, mkdirat, openat, readlinkat, symlinkat, utimensat,
+        AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Timespec, Timestamps, fchmod, fchown,
+        fstat, futimens, ioctl_ficlone, mkdirat, openat, readlinkat, seek, statat, symlinkat,
+        utimensat,
     },
     process::{Gid, Uid},
 };
 
-use super::{Workspace, cancel::CancelToken, temporary::is_temporary};
+use super::{
+    Workspace,
+    cancel::CancelToken,
+    file_quota::{FileReservation, is_about_bounds},
+    file_usage::FileUsage,
+    temporary::is_temporary,
+};
 use crate::daemon::{
     error::{Error, Reason},
     sys::Errno,
@@ -33,6 +41,14 @@ struct CopyLevel {
     target: OwnedFd,
 }
 
+/// A copy in progress.
+struct TreeCopy<'a> {
+    target: &'a Workspace,
+    /// Owner to give to new files; `None` if they get the right one by themselves.
+    owner: Option<(Uid, Gid)>,
+    cancel: &'a CancelToken,
+}
+
 /// What a copy has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct CopySummary {
@@ -45,13 +61,30 @@ pub(crate) struct CopySummary {
 impl Workspace {
     /// Copies all files of `source`, except the daemon's temporary ones. Files share their content
     /// where the file system can do that. Hard links become files of their own.
+    ///
+    /// Fails with `NO_SPACE` if they exceed the bounds of this workspace.
     pub(crate) fn copy_from(
         &self,
         source: &Self,
         cancel: &CancelToken,
     ) -> Result<CopySummary, Error> {
-        let owner = self.files_owner();
-        copy_tree(open_level(source.as_fd(), self.as_fd())?, owner, cancel)
+        let copy = TreeCopy { target: self, owner: self.files_owner(), cancel };
+        let copied = copy.run(open_level(source.as_fd(), self.as_fd())?).and_then(|summary| {
+            // Files may have grown while they were copied.
+            let measured = self.quota.as_ref().map(|quota| quota.current_usage(cancel));
+            measured.transpose()?;
+            self.check_room(FileUsage::default(), cancel).map(|()| summary)
+        });
+        copied.map_err(|error| match &self.quota {
+            Some(quota) if is_about_bounds(&error) => {
+                let (name, bounds) = (source.name(), quota.bounds());
+                let text = format!(
+                    "the files of the workspace {name:?} exceed the bounds of the new one ({bounds}): nothing was created. Delete files there, or create a workspace with higher bounds"
+                );
+                Error { message: text.into(), ..error }
+            }
+            _ => error,
+        })
     }
 
     /// Owner to give to new files; `None` if they get the right one by themselves.
@@ -62,62 +95,85 @@ impl Workspace {
     }
 }
 
-fn copy_tree(
-    first: CopyLevel,
-    owner: Option<(Uid, Gid)>,
-    cancel: &CancelToken,
-) -> Result<CopySummary, Error> {
-    let mut summary = CopySummary::default();
-    let mut levels = vec![first];
-    while let Some(level) = levels.last_mut() {
-        cancel.check()?;
-        let entry = match level.entries.next() {
-            None => {
-                levels.pop();
+impl TreeCopy<'_> {
+    fn run(&self, first: CopyLevel) -> Result<CopySummary, Error> {
+        let mut summary = CopySummary::default();
+        let mut levels = vec![first];
+        while let Some(level) = levels.last_mut() {
+            self.cancel.check()?;
+            let entry = match level.entries.next() {
+                None => {
+                    levels.pop();
+                    continue;
+                }
+                Some(entry) => entry.map_err(copy_error)?,
+            };
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") || is_temporary(name.to_bytes()) {
                 continue;
             }
-            Some(entry) => entry.map_err(copy_error)?,
-        };
-        let name = entry.file_name();
-        if matches!(name.to_bytes(), b"." | b"..") || is_temporary(name.to_bytes()) {
-            continue;
-        }
 
-        let copied = match entry.file_type() {
-            FileType::Directory | FileType::Unknown => copy_directory(level, name, owner),
-            FileType::RegularFile => copy_file(level, name, owner).map(|()| None),
-            FileType::Symlink => copy_link(level, name, owner).map(|()| None),
-            FileType::Fifo
+            let _reservation = self.reserve(level, name)?;
+            let owner = self.owner;
+            let copied = match entry.file_type() {
+                FileType::Directory | FileType::Unknown => copy_directory(level, name, owner),
+                FileType::RegularFile => copy_file(level, name, owner).map(|()| None),
+                FileType::Symlink => copy_link(level, name, owner).map(|()| None),
+                FileType::Fifo
+                | FileType::Socket
+                | FileType::CharacterDevice
+                | FileType::BlockDevice => Err(Errno::NXIO),
+            };
+            match copied {
+                Ok(next) => {
+                    summary.entries += 1;
+                    levels.extend(next);
+                    if levels.len() > MAX_DEPTH {
+                        let text = format!(
+                            "the workspace has more than {MAX_DEPTH} levels of directories: copy a part of it instead"
+                        );
+                        return Err(Error::new(Reason::InvalidParams, text));
+                    }
+                }
+                // It vanished, changed its kind, is no file, or is not for the daemon.
+                Err(
+                    Errno::NOENT
+                    | Errno::NOTDIR
+                    | Errno::LOOP
+                    | Errno::NXIO
+                    | Errno::ACCESS
+                    | Errno::PERM
+                    | Errno::NODEV
+                    | Errno::INVAL,
+                ) => summary.skipped += 1,
+                Err(errno) => return Err(copy_error(errno)),
+            }
+        }
+        Ok(summary)
+    }
+
+    /// Reserves what the copy of an entry takes, if the target has bounds.
+    fn reserve(&self, level: &CopyLevel, name: &CStr) -> Result<Option<FileReservation>, Error> {
+        if self.target.quota.is_none() {
+            return Ok(None);
+        }
+        let Ok(stat) = statat(&level.source, name, AtFlags::SYMLINK_NOFOLLOW) else {
+            return Ok(None); // the copy skips it
+        };
+        let growth = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => FileUsage::of_directory(),
+            FileType::RegularFile => {
+                FileUsage::of_file(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
+            }
+            FileType::Symlink
+            | FileType::Fifo
             | FileType::Socket
             | FileType::CharacterDevice
-            | FileType::BlockDevice => Err(Errno::NXIO),
+            | FileType::BlockDevice
+            | FileType::Unknown => FileUsage::of_file(1),
         };
-        match copied {
-            Ok(next) => {
-                summary.entries += 1;
-                levels.extend(next);
-                if levels.len() > MAX_DEPTH {
-                    let text = format!(
-                        "the workspace has more than {MAX_DEPTH} levels of directories: copy a part of it instead"
-                    );
-                    return Err(Error::new(Reason::InvalidParams, text));
-                }
-            }
-            // It vanished, changed its kind, is no file, or is not for the daemon.
-            Err(
-                Errno::NOENT
-                | Errno::NOTDIR
-                | Errno::LOOP
-                | Errno::NXIO
-                | Errno::ACCESS
-                | Errno::PERM
-                | Errno::NODEV
-                | Errno::INVAL,
-            ) => summary.skipped += 1,
-            Err(errno) => return Err(copy_error(errno)),
-        }
+        self.target.reserve(growth, self.cancel)
     }
-    Ok(summary)
 }
 
 fn open_level(
@@ -131,7 +187,7 @@ fn open_level(
     Ok(CopyLevel { source, entries, target })
 }
 
-fn open_directory(parent: impl std::os::fd::AsFd, name: &std::ffi::CStr) -> Result<OwnedFd, Errno> {
+fn open_directory(parent: impl std::os::fd::AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(parent, name, flags, Mode::empty())
 }
@@ -139,7 +195,7 @@ fn open_directory(parent: impl std::os::fd::AsFd, name: &std::ffi::CStr) -> Resu
 /// Makes a directory in the copy. Returns what is needed to copy its entries.
 fn copy_directory(
     level: &CopyLevel,
-    name: &std::ffi::CStr,
+    name: &CStr,
     owner: Option<(Uid, Gid)>,
 ) -> Result<Option<CopyLevel>, Errno> {
     let source = open_directory(&level.source, name)?;
@@ -153,11 +209,7 @@ fn copy_directory(
     Ok(Some(CopyLevel { source, entries, target }))
 }
 
-fn copy_file(
-    level: &CopyLevel,
-    name: &std::ffi::CStr,
-    owner: Option<(Uid, Gid)>,
-) -> Result<(), Errno> {
+fn copy_file(level: &CopyLevel, name: &CStr, owner: Option<(Uid, Gid)>) -> Result<(), Errno> {
     // O_NONBLOCK: it may have become a FIFO.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let source = openat(&level.source, name, flags, Mode::empty())?;
@@ -170,8 +222,7 @@ fn copy_file(
     let target = openat(&level.target, name, flags, Mode::RUSR | Mode::WUSR)?;
     let (mut source, mut target) = (File::from(source), File::from(target));
     if ioctl_ficlone(&target, &source).is_err() {
-        // In the kernel, where the file systems can do that (copy_file_range(2)).
-        io::copy(&mut source, &mut target)
+        copy_content(&mut source, &mut target, stat.st_size)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     }
     set_owner(target.as_fd(), owner)?;
@@ -179,17 +230,33 @@ fn copy_file(
     futimens(&target, &times(&stat))
 }
 
-fn copy_link(
-    level: &CopyLevel,
-    name: &std::ffi::CStr,
-    owner: Option<(Uid, Gid)>,
-) -> Result<(), Errno> {
+/// Copies the data of a file and leaves its holes (lseek(2)). In the kernel, where the file systems
+/// can do that (copy_file_range(2)).
+fn copy_content(source: &mut File, target: &mut File, size: i64) -> io::Result<()> {
+    let size = u64::try_from(size).unwrap_or(0);
+    target.set_len(size)?;
+    let mut position = 0;
+    while position < size {
+        let start = match seek(&*source, SeekFrom::Data(position)) {
+            Err(Errno::NXIO) => break, // the rest is a hole
+            start => start?,
+        };
+        let end = seek(&*source, SeekFrom::Hole(start))?;
+        seek(&*source, SeekFrom::Start(start))?;
+        seek(&*target, SeekFrom::Start(start))?;
+        io::copy(&mut source.take(end - start), target)?;
+        position = end;
+    }
+    Ok(())
+}
+
+fn copy_link(level: &CopyLevel, name: &CStr, owner: Option<(Uid, Gid)>) -> Result<(), Errno> {
     let destination = readlinkat(&level.source, name, Vec::new())?;
     symlinkat(&destination, &level.target, name)?;
     if let Some((uid, gid)) = owner {
         rustix::fs::chownat(&level.target, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
     }
-    let stat = rustix::fs::statat(&level.source, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let stat = statat(&level.source, name, AtFlags::SYMLINK_NOFOLLOW)?;
     utimensat(&level.target, name, &times(&stat), AtFlags::SYMLINK_NOFOLLOW)
 }
 

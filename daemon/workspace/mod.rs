@@ -15,6 +15,7 @@
 //! | [`directory_page`] | a page of everything in one directory |
 //! | [`fault_injection`] | points at which a test kills the daemon |
 //! | [`file`](mod@file) | regular files, and nothing else |
+//! | [`file_quota`], [`file_usage`], [`bounds`] | bounds on disk space and the number of files |
 //! | [`glob`] | globs that select paths |
 //! | [`ignore_files`] | `.gitignore` and its relatives |
 //! | [`journal`] | write-ahead journal of changes, for recovery |
@@ -45,6 +46,7 @@
 //! | [`walk`] | the files below a directory, in order |
 
 mod blocking_permit;
+mod bounds;
 mod cancel;
 mod chown;
 mod copy_tree;
@@ -52,6 +54,8 @@ mod directory;
 mod directory_page;
 mod fault_injection;
 mod file;
+mod file_quota;
+mod file_usage;
 mod glob;
 mod ignore_files;
 mod journal;
@@ -85,6 +89,7 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 pub(crate) use blocking_permit::BlockingPermit;
@@ -93,6 +98,8 @@ pub(crate) use chown::ChownSummary;
 use chown::chown_all;
 pub(crate) use directory_page::DirectoryPage;
 pub(crate) use file::RegularFile;
+pub(crate) use file_quota::{FileBound, FileQuota};
+pub(crate) use file_usage::FileUsage;
 pub(crate) use glob::compile_globs;
 use journal::JournalDirectory;
 pub(crate) use memory_budget::MemoryReservation;
@@ -137,6 +144,7 @@ pub(crate) struct Workspace {
     locks: PathLocks,
     journals: Option<JournalDirectory>,
     protected: Vec<RelativePath>,
+    quota: Option<Arc<FileQuota>>,
     /// Whether a change is durable on disk before its response.
     sync: bool,
 }
@@ -164,6 +172,7 @@ impl Workspace {
             locks: PathLocks::default(),
             journals: None,
             protected: Vec::new(),
+            quota: None,
             sync: false,
         })
     }

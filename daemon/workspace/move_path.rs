@@ -71,6 +71,11 @@ impl Workspace {
             return Ok(false);
         }
 
+        if replacement != Replacement::Nothing
+            && let Some(quota) = self.file_quota()
+        {
+            quota.note_removal();
+        }
         let parents = [source.split(), destination.split()];
         self.sync_directories(parents.into_iter().flatten().map(|(directory, _)| directory))?;
         Ok(replacement != Replacement::Nothing)

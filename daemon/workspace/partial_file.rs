@@ -12,6 +12,7 @@ use std::{
         fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
         unix::fs::FileExt as _,
     },
+    sync::Arc,
 };
 
 use rustix::{
@@ -24,6 +25,8 @@ use super::{
     cancel::CancelToken,
     fault_injection,
     file::hash_file,
+    file_quota::{FileQuota, FileReservation},
+    file_usage::FileUsage,
     os_error::{ExpectedKind, os_error},
     path::RelativePath,
     rename_step::temporary_name,
@@ -49,6 +52,7 @@ pub(crate) struct PartialFile {
     file: File,
     length: u64,
     hasher: Checksum,
+    quota: Option<Arc<FileQuota>>,
     /// Time of the daemon's last change (ctime), which no process can set. `None` after another
     /// change.
     ctime: Option<ChangeTime>,
@@ -113,8 +117,10 @@ impl PartialFile {
     pub(super) fn create(
         directory: OwnedFd,
         path: &RelativePath,
+        quota: Option<Arc<FileQuota>>,
         record: impl Fn(&PartialFileLocation) -> Result<(), Error>,
     ) -> Result<Self, Error> {
+        let _reservation = reserve(quota.as_ref(), FileUsage::of_file(0))?;
         let to_error = |errno| os_error(errno, path.as_str(), ExpectedKind::File);
         let mut location = PartialFileLocation {
             path: path.as_str().to_owned(),
@@ -140,6 +146,7 @@ impl PartialFile {
             file: file.into(),
             length: 0,
             hasher: Checksum::default(),
+            quota,
             ctime: None,
         };
         if let Err(errno) = reset_attributes(partial.as_fd()) {
@@ -161,6 +168,7 @@ impl PartialFile {
     pub(super) fn open(
         directory: OwnedFd,
         location: PartialFileLocation,
+        quota: Option<Arc<FileQuota>>,
         cancel: &CancelToken,
     ) -> Result<Self, PartialFileError> {
         let not_found = |errno| not_found_error(errno, &location.path);
@@ -183,7 +191,15 @@ impl PartialFile {
         let Some(((hasher, length), ctime)) = read_if_unchanged(&file, hash)? else {
             return Err(tampered_error(&location.path));
         };
-        Ok(Self { ctime: Some(ctime), file: file.into(), location, directory, length, hasher })
+        Ok(Self {
+            ctime: Some(ctime),
+            file: file.into(),
+            location,
+            directory,
+            length,
+            hasher,
+            quota,
+        })
     }
 
     pub(crate) fn location(&self) -> &PartialFileLocation {
@@ -205,6 +221,9 @@ impl PartialFile {
         fault_injection::step();
         let end = self.length + data.len() as u64;
         let is_hole = is_zero(data);
+        let growth = FileUsage::of_growth(self.length, end);
+        let growth = if is_hole { FileUsage::default() } else { growth };
+        let _reservation = reserve(self.quota.as_ref(), growth)?;
         // If another process has changed the file, the daemon's own write must not hide that. Only
         // a change between this check and the write goes unnoticed.
         let is_ours = self.ctime == ctime_of(&self.file);
@@ -314,6 +333,14 @@ pub(super) fn delete_partial_file(
             false
         }
     }
+}
+
+/// Reserves what a partial file takes more.
+fn reserve(
+    quota: Option<&Arc<FileQuota>>,
+    growth: FileUsage,
+) -> Result<Option<FileReservation>, Error> {
+    quota.map(|quota| quota.reserve(growth, &CancelToken::new())).transpose()
 }
 
 /// Makes a file accessible to the daemon only.

@@ -38,6 +38,9 @@ impl Workspace {
             }
             Err(errno) => Err(removal.to_error(errno)),
         };
+        if let Some(quota) = self.file_quota() {
+            quota.note_removal();
+        }
         self.sync_directories(path.split().map(|(directory, _)| directory))?;
         removed
     }

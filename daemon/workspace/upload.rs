@@ -13,6 +13,7 @@ use super::{
     cancel::CancelToken,
     fault_injection,
     file::{RegularFile, hash_file},
+    file_usage::FileUsage,
     os_error::{ExpectedKind, already_exists_error, os_error},
     partial_file::{
         PartialFile, PartialFileError, PartialFileLocation, PartialFileState, PartialFileTarget,
@@ -34,13 +35,16 @@ use crate::daemon::{
 };
 
 impl Workspace {
-    /// Checks that an upload to the target could be committed now, before it starts.
+    /// Checks that an upload of `remaining` bytes to the target could be committed now, before it
+    /// starts.
     pub(crate) fn check_partial_file_target(
         &self,
         target: &PartialFileTarget,
+        remaining: u64,
         cancel: &CancelToken,
     ) -> Result<(), Error> {
         self.check_change_allowed(&target.path)?;
+        self.check_room(FileUsage::of_file(remaining), cancel)?;
         self.existing_version(target, cancel).map(drop)
     }
 
@@ -52,7 +56,7 @@ impl Workspace {
         record: impl Fn(&PartialFileLocation) -> Result<(), Error>,
     ) -> Result<PartialFile, Error> {
         let (directory, _) = self.open_parent(path)?;
-        PartialFile::create(directory, path, record)
+        PartialFile::create(directory, path, self.quota.clone(), record)
     }
 
     /// Reopens a partial file, and hashes its content.
@@ -63,7 +67,9 @@ impl Workspace {
     ) -> Result<PartialFile, PartialFileError> {
         let (directory, name) = self.open_partial_file_parent(&location)?;
         match recover_placement(&directory, &name, &location) {
-            Ok(PartialFileState::Partial(_)) => PartialFile::open(directory, location, cancel),
+            Ok(PartialFileState::Partial(_)) => {
+                PartialFile::open(directory, location, self.quota.clone(), cancel)
+            }
             Ok(PartialFileState::Committed(_) | PartialFileState::Missing) => {
                 Err(tampered_error(&location.path))
             }

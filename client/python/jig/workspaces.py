@@ -28,14 +28,17 @@ class WorkspaceOperations(Caller):
         clone_of: str | None = None,
         ttl_sec: int | None = None,
         idle_timeout_sec: int | None = None,
+        max_bytes: int | None = None,
+        max_files: int | None = None,
     ) -> Steps[WorkspaceDetails]:
         """Creates a workspace: empty, or with a copy of the files of `clone_of`.
 
         Without `name`, the daemon chooses one. The daemon deletes the workspace after `ttl_sec`,
-        or `idle_timeout_sec` after its last call.
+        or `idle_timeout_sec` after its last call. Its files take at most `max_bytes` of disk
+        space, and are at most `max_files`.
 
-        Raises `WorkspaceExists`, `WorkspacesDisabled` (the operator allows none) or
-        `ResourceExhausted` (too many).
+        Raises `WorkspaceExists`, `WorkspacesDisabled` (the operator allows none),
+        `ResourceExhausted` (too many) or `NoSpace` (the copied files exceed the bounds).
         """
         return self._workspace(
             "CreateWorkspace",
@@ -45,6 +48,8 @@ class WorkspaceOperations(Caller):
             clone_of=clone_of,
             ttl_sec=ttl_sec,
             idle_timeout_sec=idle_timeout_sec,
+            max_bytes=max_bytes,
+            max_files=max_files,
         )
 
     @operation

@@ -241,18 +241,19 @@ impl UploadReceiver {
     ) -> Result<Result<(UploadLease, PartialFile), bool>, Error> {
         let (workspace, plan) = (Arc::clone(&self.workspace), self.plan.clone());
         self.run_cancellable(move |stop| {
-            let prepare = || {
+            let prepare = |received: u64| {
                 if plan.create_directories {
                     workspace.create_parents(&plan.target.path, stop)?;
                 }
-                workspace.check_partial_file_target(&plan.target, stop)
+                let remaining = plan.record.size.saturating_sub(received);
+                workspace.check_partial_file_target(&plan.target, remaining, stop)
             };
 
             let (lease, file) = match outcome {
                 LeaseOutcome::Complete(created) => return Ok(Err(created)),
                 LeaseOutcome::Busy(_) => return Err(Error::internal("the upload is busy")),
                 LeaseOutcome::New(lease) => {
-                    prepare()?;
+                    prepare(0)?;
                     let record =
                         |location: &PartialFileLocation| lease.record_partial_file(location);
                     let file = workspace.create_partial_file(&plan.target.path, record)?;
@@ -275,7 +276,7 @@ impl UploadReceiver {
                 }
             };
 
-            match prepare() {
+            match prepare(file.length()) {
                 Ok(()) => Ok(Ok((lease, file))),
                 Err(error) => {
                     lease.pause(file);

@@ -26,7 +26,7 @@ use ulid::Ulid;
 
 use super::{OwnedWorkspace, Workspaces};
 use crate::daemon::{
-    config::created_workspaces::CreatedWorkspacesConfig,
+    config::created_workspaces::{CreatedWorkspacesConfig, FileBounds},
     error::{Error, Reason},
     pipeline::state_error::state_database_error,
     sandbox::{plan::CreatedWorkspace, pools::SandboxPools},
@@ -36,7 +36,7 @@ use crate::daemon::{
     },
     task,
     tool::WorkspaceContext,
-    workspace::{CancelToken, Workspace, remove_tree},
+    workspace::{CancelToken, FileUsage, Workspace, remove_tree},
 };
 
 /// Letters in a name that the daemon chooses.
@@ -70,6 +70,8 @@ pub(crate) struct NewWorkspace {
     pub(crate) labels: BTreeMap<String, String>,
     /// The workspace whose files are copied.
     pub(crate) clone_of: Option<Arc<WorkspaceContext>>,
+    /// Bounds, at most those of the operator.
+    pub(crate) bounds: FileBounds,
     pub(crate) ttl: Option<Duration>,
     pub(crate) idle_timeout: Option<Duration>,
 }
@@ -124,6 +126,7 @@ impl WorkspaceCreator {
     ) -> Result<Arc<OwnedWorkspace>, Error> {
         let busy = self.reserve(workspaces, &new)?;
         let now = unix_millis::now();
+        let bounds = self.config.bounds.lower(new.bounds);
         let mut stored = StoredWorkspace {
             name: busy.name.clone(),
             directory: Ulid::generate().to_string().to_lowercase(),
@@ -134,6 +137,8 @@ impl WorkspaceCreator {
             last_used_ms: now,
             expires_ms: self.expiry_after(new.ttl),
             idle_timeout_ms: self.idle_timeout_ms(new.idle_timeout),
+            max_bytes: bounds.max_bytes.map(to_signed),
+            max_files: bounds.max_files.map(to_signed),
         };
         self.put(&stored).await?;
 
@@ -230,6 +235,9 @@ impl WorkspaceCreator {
         let mut workspace = Workspace::open(stored.name.clone(), path.clone(), mount_path)?;
         workspace.sync_changes(self.model.workspace.syncs_changes());
         workspace.open_journals(&self.journals)?;
+        if let Some(limits) = self.limits(stored) {
+            workspace.limit_files(limits)?;
+        }
 
         let created = CreatedWorkspace {
             name: stored.name.clone(),
@@ -244,6 +252,20 @@ impl WorkspaceCreator {
             activity: Default::default(),
             deletion: Some(self.kill.child_token()),
             ..self.model.clone()
+        })
+    }
+
+    /// The bounds of a workspace: its own, at most those that the operator has set since.
+    fn limits(&self, stored: &StoredWorkspace) -> Option<FileUsage> {
+        let unsigned = |bound: Option<i64>| bound.and_then(|bound| u64::try_from(bound).ok());
+        let own = FileBounds {
+            max_bytes: unsigned(stored.max_bytes),
+            max_files: unsigned(stored.max_files),
+        };
+        let bounds = self.config.bounds.lower(own);
+        (bounds != FileBounds::default()).then(|| FileUsage {
+            bytes: bounds.max_bytes.unwrap_or(u64::MAX),
+            files: bounds.max_files.unwrap_or(u64::MAX),
         })
     }
 
@@ -370,6 +392,10 @@ fn choose_name() -> String {
     let id = Ulid::generate().to_string().to_lowercase();
     // The last letters are random, the first ones are a time.
     format!("ws-{}", &id[id.len() - CHOSEN_NAME_LETTERS..])
+}
+
+fn to_signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 fn millis(duration: Duration) -> i64 {

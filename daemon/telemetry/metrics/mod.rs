@@ -141,7 +141,17 @@ impl Metrics {
             (
                 &all.limits_exceeded,
                 semconv::LIMIT_EXCEEDED,
-                &["cpu", "memory", "pids", "open_files", "epoll", "disk", "output"],
+                &[
+                    "cpu",
+                    "memory",
+                    "pids",
+                    "open_files",
+                    "epoll",
+                    "disk",
+                    "output",
+                    "workspace_bytes",
+                    "workspace_files",
+                ],
             ),
         ];
         for (counter, attribute, values) in series {

@@ -12,7 +12,7 @@ use crate::daemon::{
     process::{
         outcome::{CommandOutcome, ResourceLimit, signal_name},
         result::CommandResult,
-        supervisor::RunObserver,
+        run_observer::RunObserver,
     },
     sandbox::limits::RunLimits,
     telemetry::{

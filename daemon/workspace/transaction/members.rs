@@ -6,6 +6,7 @@ use rustix::fs::{AtFlags, FileType, fstat, futimens, linkat, statat, symlinkat, 
 
 use super::{
     super::{
+        file_usage::FileUsage,
         journal::TransactionJournal,
         os_error::{ExpectedKind, already_exists_error, os_error},
         partial_file::{PartialFile, PartialFileError},
@@ -103,6 +104,8 @@ impl FileTransaction<'_> {
     ) -> Result<(), Error> {
         let to_error = |errno| os_error(errno, path.as_str(), ExpectedKind::File);
         let (directory, name) = self.open_parent(path)?;
+        // A long target of a symbolic link takes a block of its own.
+        self.reserve(FileUsage::of_file(1))?;
         let index = self.staged.len();
         self.stage([(path, directory, name, previous)])?;
         let Some(StagedChange { directory, temporary, .. }) = self.staged.get(index) else {

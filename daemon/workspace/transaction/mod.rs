@@ -40,6 +40,8 @@ use super::{
     cancel::CancelToken,
     fault_injection,
     file::RegularFile,
+    file_quota::FileReservation,
+    file_usage::FileUsage,
     journal::{JournalEntry, TransactionJournal},
     os_error::{ExpectedKind, os_error},
     parallel::parallel_map,
@@ -68,6 +70,8 @@ pub(crate) struct FileTransaction<'a> {
     created_directories: Vec<RelativePath>,
     /// Open parent directories, by path. One descriptor per directory, however many files change.
     directories: HashMap<RelativePath, Arc<OwnedFd>>,
+    /// What the new files take, if the workspace has bounds.
+    reservation: Option<FileReservation>,
     /// Dropped last: another call may begin only when the journal, which could undo it, is gone.
     _locks: PathLockGuard<'a>,
 }
@@ -139,6 +143,7 @@ impl Workspace {
             staged: Vec::new(),
             created_directories: Vec::new(),
             directories: HashMap::new(),
+            reservation: None,
             _locks: locks,
         }
     }
@@ -211,6 +216,17 @@ impl FileTransaction<'_> {
 
     fn check(&self) -> Result<(), Error> {
         self.cancel.check()
+    }
+
+    /// Reserves what the next step writes. `NO_SPACE` if that exceeds a bound of the workspace.
+    fn reserve(&mut self, growth: FileUsage) -> Result<(), Error> {
+        match &mut self.reservation {
+            Some(reservation) => reservation.add(growth, self.cancel),
+            none => {
+                *none = self.workspace.reserve(growth, self.cancel)?;
+                Ok(())
+            }
+        }
     }
 
     /// Applies the change. After an error, nothing has changed.

@@ -10,6 +10,7 @@ use rustix::fs::{FileType, Mode, fstat, mkdirat};
 use super::{
     super::{
         fault_injection,
+        file_usage::FileUsage,
         journal::JournalEntry,
         os_error::{ExpectedKind, already_exists_error, os_error},
         path::RelativePath,
@@ -128,6 +129,7 @@ impl FileTransaction<'_> {
             self.workspace.check_change_allowed_in(directory.as_fd(), &name)?;
             existing = existing.join(&name);
             let to_error = |errno| os_error(errno, existing.as_str(), ExpectedKind::Directory);
+            self.reserve(FileUsage::of_directory())?;
             self.write_journal(&[JournalEntry::Make(existing.as_str().to_owned())])?;
             fault_injection::step();
             match mkdirat(&directory, &name, Mode::from_raw_mode(NEW_DIRECTORY_MODE)) {

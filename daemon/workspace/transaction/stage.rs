@@ -13,6 +13,7 @@ use rustix::{
 use super::{
     super::{
         fault_injection,
+        file_usage::FileUsage,
         journal::JournalEntry,
         os_error::already_exists_error,
         parallel::parallel_map,
@@ -127,6 +128,11 @@ impl FileTransaction<'_> {
             entries.push((path, directory, name, previous));
             files.push((path, content, attributes_from));
         }
+
+        let growth = files.iter().fold(FileUsage::default(), |growth, (_, content, _)| {
+            growth + FileUsage::of_file(content.bytes.len() as u64)
+        });
+        self.reserve(growth)?;
 
         let first = self.staged.len();
         self.stage(entries)?;

@@ -13,6 +13,7 @@ use rustix::fs::{Mode, mkdirat};
 
 use super::{
     super::{
+        file_usage::FileUsage,
         os_error::{ExpectedKind, os_error},
         path::RelativePath,
         rename_step::{Previous, StagedAction},
@@ -80,6 +81,14 @@ impl FileTransaction<'_> {
     ) -> Result<(), Error> {
         let (directory, name) = self.open_parent(path)?;
         let to_error = |errno| os_error(errno, path.as_str(), ExpectedKind::Directory);
+        let growth = files.iter().fold(FileUsage::of_directory(), |growth, (file, content)| {
+            let parents =
+                file.as_str().strip_prefix(path.as_str()).unwrap_or_default().matches('/');
+            let growth = growth + FileUsage::of_file(content.bytes.len() as u64);
+            parents.skip(1).fold(growth, |growth, _| growth + FileUsage::of_directory())
+        });
+        self.reserve(growth)?;
+
         let index = self.staged.len();
         let old = Previous::File(original.version);
         self.stage([(path, Arc::clone(&directory), name, old)])?;

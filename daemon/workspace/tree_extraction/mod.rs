@@ -25,6 +25,7 @@ use self::{created_directories::CreatedDirectories, received_file::ReceivedFile}
 use super::{
     Workspace,
     cancel::CancelToken,
+    file_usage::FileUsage,
     memory_budget::MemoryReservation,
     os_error::already_exists_error,
     path::RelativePath,
@@ -171,8 +172,9 @@ impl TreeExtraction {
                 self.receiving = Some(Receiving::Buffered(file));
                 Ok(())
             }
-            MemberKind::File(_) => {
+            MemberKind::File(size) => {
                 self.flush(cancel)?;
+                self.workspace.check_room(FileUsage::of_file(size), cancel)?;
                 self.create_parents(&path, cancel)?;
                 let file = ReceivedFile::create(&self.workspace, path, mode, modified)?;
                 self.receiving = Some(Receiving::Streamed(Box::new(file)));

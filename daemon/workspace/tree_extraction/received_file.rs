@@ -59,7 +59,8 @@ impl ReceivedFile {
             let appended = journal.as_mut().map_or(Ok(()), |journal| journal.append(&[entry]));
             appended.map_err(|error| state_failure(&error).with_cause(error))
         };
-        let partial = PartialFile::create(directory, &path, record)?;
+        let quota = workspace.quota.clone();
+        let partial = PartialFile::create(directory, &path, quota, record)?;
         let metadata = ReceivedMetadata { mode, modified };
         Ok(Self { path, metadata, partial: Some(partial), journal: journal.into_inner() })
     }
