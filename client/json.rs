@@ -38,6 +38,7 @@ pub(crate) fn run(response: &RunResponse) -> Value {
         "artifact_error": response.artifact_error,
         "stdout_lines": response.stdout_lines,
         "stderr_lines": response.stderr_lines,
+        "shell_state": response.shell_state,
     })
 }
 

@@ -112,6 +112,8 @@ mod seeds;
 mod service_manager;
 /// Sessions: records, step numbers and artifacts.
 mod sessions;
+/// Named shells.
+mod shells;
 /// Starting a daemon.
 mod start;
 /// Helpers: starting daemons, calling them, and inspecting their state.

@@ -26,8 +26,8 @@ const MAX_STDIN_BYTES: usize = 8 << 20;
 /// a shell. `jig run -- make test` runs the program without a shell. Flags of jig precede the
 /// command.
 ///
-/// Prints the output of the command completely and as it arrives. With --json, --max-output or
-/// --request-id, prints it at the end.
+/// Prints the output of the command completely and as it arrives. With --json, --max-output, --shell
+/// or --request-id, prints it at the end.
 ///
 /// Exit codes: that of the command; 128+n after signal n, 124 after a timeout, 130 if cancelled,
 /// 141 if standard output is closed early, which ends the command. 125 if jig failed, or if the
@@ -46,14 +46,22 @@ pub(crate) struct RunArgs {
     /// standard input of the command is empty.
     #[arg(long)]
     stdin: bool,
+    /// Run the command in the shell of this name, which remembers the directory, variables, functions,
+    /// aliases and options for the next command. Needs bash on the daemon's host.
+    #[arg(long, value_name = "NAME")]
+    shell: Option<String>,
+    /// Forget what the shell remembers before the command.
+    #[arg(long, requires = "shell")]
+    restart_shell: bool,
     #[command(flatten)]
     pub(crate) command_line: CommandLine,
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: RunArgs) -> ExitCode {
     let is_limited = global.json || args.max_output.is_some();
+    let is_streamed = !is_limited && !global.has_request_id() && args.shell.is_none();
     let result = request(args).and_then(|request| {
-        if !is_limited && !global.has_request_id() {
+        if is_streamed {
             return Ok(exec::run(global, to_start_request(request)));
         }
 
@@ -84,6 +92,8 @@ fn request(args: RunArgs) -> Result<RunRequest, CliError> {
         stdin: stdin.into(),
         timeout_sec: args.timeout,
         max_output_bytes: args.max_output,
+        shell: args.shell,
+        restart_shell: args.restart_shell,
     })
 }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::{
     AdmittedCall, Pipeline,
-    admission::{Admission, AdmissionRequest, WaitDeadline},
+    admission::{Admission, AdmissionRequest, WaitDeadline, shell_leases::ShellKey},
     context::CallContext,
 };
 use crate::daemon::{error::Error, task, tool::Tool};
@@ -50,6 +50,21 @@ impl Pipeline {
         }
     }
 
+    /// Waits until no other call uses `shell`, and then for the permits of a call of the tool `T`.
+    pub(super) async fn admit_in_shell<T: Tool>(
+        &self,
+        shell: Option<ShellKey>,
+        request: AdmissionRequest<'_>,
+    ) -> Result<AdmittedCall, Error> {
+        let shell_lease = match shell {
+            Some(shell) => Some(self.admission.lease_shell(shell, request, &self.shutdown).await?),
+            None => None,
+        };
+        let admitted = self.admit_tool_call::<T>(request).await?;
+
+        Ok(AdmittedCall { shell_lease, ..admitted })
+    }
+
     /// Waits for the permits of a call of the tool `T`.
     pub(super) async fn admit_tool_call<T: Tool>(
         &self,
@@ -63,10 +78,10 @@ impl Pipeline {
             self.admission.admit_process(request, &self.shutdown).await?
         };
 
-        Ok(AdmittedCall { admission, task_token })
+        Ok(AdmittedCall { admission, shell_lease: None, task_token })
     }
 
-    /// Waits for the permits of a job's call.
+    /// Waits for the permits of a job's call. A job has a copy of its shell, so it needs no lease.
     pub(super) async fn admit_job(
         &self,
         request: AdmissionRequest<'_>,
@@ -74,7 +89,7 @@ impl Pipeline {
         let task_token = task::delay_shutdown();
         let admission = self.admission.admit(request, &self.shutdown).await?;
 
-        Ok(AdmittedCall { admission, task_token })
+        Ok(AdmittedCall { admission, shell_lease: None, task_token })
     }
 
     /// If several callers have keys: permanently reserves headroom in the limiters of calls,

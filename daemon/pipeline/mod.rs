@@ -76,7 +76,9 @@ use tokio_util::{sync::CancellationToken, task::task_tracker::TaskTrackerToken};
 pub(crate) use self::timeout::stream_deadline_error;
 use self::{
     access::{AccessControl, principal::Principal},
-    admission::{Admission, AdmissionControl, AdmissionRequest, WaitDeadline},
+    admission::{
+        Admission, AdmissionControl, AdmissionRequest, WaitDeadline, shell_leases::ShellKey,
+    },
     approval::pending::PendingApprovals,
     audit::ToolCallAudit,
     content::{ResponseToJson, capture_arguments},
@@ -95,7 +97,7 @@ use crate::daemon::{
     error::Error,
     fd_exhaustion::FdRetry,
     process::{registry::ProcessRegistry, supervisor::CancelSignals},
-    queue::SharedPermit,
+    queue::{Permit, SharedPermit},
     store::{failure::state_failure, session::Session, state_dir::StateDir},
     task,
     telemetry::{Telemetry, semconv},
@@ -161,6 +163,8 @@ struct AuthorizedCall<T: Tool> {
 /// The permits of a call.
 struct AdmittedCall {
     admission: Admission,
+    /// The permit to use the shell of the call, if it names one.
+    shell_lease: Option<Permit>,
     /// Delays shutdown until the call runs in a tracked task, which delays it further.
     task_token: TaskTrackerToken,
 }
@@ -270,7 +274,9 @@ impl Pipeline {
 
         let request = authorized.admission_request(&authorized.context.principal);
         let (context, authorization) = (&authorized.context, &authorized.authorization);
-        let admitted = self.admit_authorized::<T>(context, authorization, request, claim).await?;
+        let shell = authorized.shell_key();
+        let admitted =
+            self.admit_authorized::<T>(context, authorization, request, shell, claim).await?;
 
         self.start_admitted(authorized, admitted).await
     }
@@ -296,13 +302,14 @@ impl Pipeline {
         })
     }
 
-    /// Waits for the permits of an authorized call. With a `claim`, the deadline of its last waiter
-    /// ends the wait.
+    /// Waits for the permits of an authorized call, first for that of `shell`. With a `claim`, the
+    /// deadline of its last waiter ends the wait.
     async fn admit_authorized<T: Tool>(
         self: &Arc<Self>,
         context: &CallContext,
         authorization: &Authorization,
         request: AdmissionRequest<'_>,
+        shell: Option<ShellKey>,
         claim: Option<&Claim>,
     ) -> Result<AdmittedCall, Error> {
         let waiters = claim.map(Claim::waiters);
@@ -316,7 +323,7 @@ impl Pipeline {
 
         let queued_at = Instant::now();
         let admitted = loop {
-            match self.admit_tool_call::<T>(request).await {
+            match self.admit_in_shell::<T>(shell.clone(), request).await {
                 Err(error) if self.await_admission_retry(authorization, &error).await => {}
                 admitted => break admitted,
             }
@@ -402,6 +409,7 @@ impl Pipeline {
             artifact_reader: self.artifact_reader(context),
             permit: Arc::new(admitted.admission.permit),
             sandbox_permit: admitted.admission.sandbox_permit,
+            shell_lease: admitted.shell_lease,
             start_permit: admitted.admission.start_permit,
             default_timeout: authorized.default_timeout,
             call_timeout: context.timeout,
@@ -451,6 +459,16 @@ impl<T: Tool> AuthorizedCall<T> {
             sandbox_limiter: T::NEEDS_SANDBOX
                 .then(|| self.workspace_context.sandbox_pool.limiter()),
         }
+    }
+
+    /// Returns the shell that the call runs in, if it names one.
+    fn shell_key(&self) -> Option<ShellKey> {
+        T::shell(&self.params).map(|name| ShellKey {
+            workspace: self.workspace_context.workspace.name().to_owned(),
+            session: self.context.session.clone(),
+            owner: Arc::clone(self.context.principal.shared_name()),
+            name: name.as_str().to_owned(),
+        })
     }
 
     /// Returns the canonical text of the request if the policy has changed since authorization.

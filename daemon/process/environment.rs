@@ -63,6 +63,15 @@ impl CommandEnvironment {
         }
     }
 
+    /// Removes the variables for which `is_kept` is false.
+    pub(crate) fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
+        self.0.retain(|name, _| is_kept(name));
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
+        self.0.keys()
+    }
+
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }

@@ -22,13 +22,15 @@
 //! | module | contents |
 //! |---|---|
 //! | [`spec`], [`environment`] | the command to run |
-//! | [`supervisor`], [`stdio`], [`stop_sequence`] | the task that owns the command, its standard streams, how it is stopped |
+//! | [`supervisor`], [`stdio`], [`control`], [`stop_sequence`] | the task that owns the command, its standard streams, how it is stopped |
 //! | [`limit_monitor`], [`measurement_schedule`], [`cpu_share`] | limits that the kernel does not enforce |
 //! | [`output`], [`head_tail_buffer`], [`input`] | what it writes and reads |
 //! | [`handle`], [`replay_buffer`], [`registry`] | attaching to commands while they run |
+//! | [`shell_state`] | what a command in a named shell leaves for the next |
 //! | [`outcome`], [`result`] | how it ended |
 //! | [`run_observer`] | what follows a run beside the supervisor |
 
+mod control;
 mod cpu_share;
 pub(crate) mod environment;
 pub(crate) mod handle;
@@ -42,6 +44,7 @@ pub(crate) mod registry;
 pub(crate) mod replay_buffer;
 pub(crate) mod result;
 pub(crate) mod run_observer;
+pub(crate) mod shell_state;
 pub(crate) mod spec;
 mod stdio;
 mod stop_sequence;

@@ -10,6 +10,8 @@ pub(crate) struct CommandResult {
     pub(crate) termination: Termination,
     pub(crate) stdout: CapturedOutput,
     pub(crate) stderr: CapturedOutput,
+    /// What a named shell wrote about its state. `None` without one, and if the command was ended.
+    pub(crate) shell_output: Option<Vec<u8>>,
     /// From dispatch until all its processes were gone.
     pub(crate) duration: Duration,
 }

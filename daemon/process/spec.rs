@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 
-use super::environment::CommandEnvironment;
+use super::{environment::CommandEnvironment, shell_state::script::main_script};
 use crate::daemon::{
     error::Violation,
     sandbox::{
@@ -34,6 +34,9 @@ pub(crate) enum Program {
     Shell(CString),
     /// A script for the default shell: bash, or `/bin/sh` if there is none.
     DefaultShell(CString),
+    /// A script for a named shell ([`super::shell_state`]). It reaches bash in
+    /// [`CommandSpec::restore_script`].
+    NamedShell(CString),
     /// A program and its arguments; never empty.
     Argv(Vec<CString>),
 }
@@ -52,6 +55,8 @@ pub(crate) struct CommandSpec {
     /// Limit of the run time; none for unlimited.
     pub(crate) timeout: Option<Duration>,
     pub(crate) limits: RunLimits,
+    /// What a named shell reads before its command, with the command.
+    pub(crate) restore_script: Option<Vec<u8>>,
     /// Limit of each stream in the response.
     pub(crate) max_inline_bytes: usize,
 }
@@ -64,12 +69,18 @@ pub(crate) enum StdinSource {
     Streamed,
 }
 
-/// Returns the default shell: bash, or `/bin/sh` if there is none. Sandboxes have the programs of
-/// the host.
+/// The shell that named shells need.
+const BASH: &CStr = c"/bin/bash";
+
+/// Whether sandboxes have bash: they have the programs of the host.
+pub(crate) fn has_bash() -> bool {
+    static HAS_BASH: LazyLock<bool> = LazyLock::new(|| Path::new("/bin/bash").exists());
+    *HAS_BASH
+}
+
+/// Returns the default shell: bash, or `/bin/sh` if there is none.
 pub(crate) fn default_shell() -> &'static CStr {
-    static SHELL: LazyLock<&CStr> =
-        LazyLock::new(|| if Path::new("/bin/bash").exists() { c"/bin/bash" } else { c"/bin/sh" });
-    &SHELL
+    if has_bash() { BASH } else { c"/bin/sh" }
 }
 
 impl Program {
@@ -80,7 +91,7 @@ impl Program {
             strings.map(|string| string.as_bytes_with_nul().len() + size_of::<usize>()).sum();
 
         let field = match self {
-            Self::Shell(_) | Self::DefaultShell(_) => "command",
+            Self::Shell(_) | Self::DefaultShell(_) | Self::NamedShell(_) => "command",
             Self::Argv(_) => "argv",
         };
 
@@ -99,6 +110,7 @@ impl Program {
             Self::DefaultShell(text) => {
                 vec![default_shell().to_owned(), c"-c".to_owned(), text.clone()]
             }
+            Self::NamedShell(text) => vec![BASH.to_owned(), c"-c".to_owned(), text.clone()],
             Self::Argv(argv) => argv.clone(),
         }
     }
@@ -106,7 +118,9 @@ impl Program {
     /// Returns a text for people: the script, or the arguments joined by spaces. Truncated.
     pub(crate) fn display(&self) -> String {
         let text = match self {
-            Self::Shell(text) | Self::DefaultShell(text) => text.to_string_lossy().into_owned(),
+            Self::Shell(text) | Self::DefaultShell(text) | Self::NamedShell(text) => {
+                text.to_string_lossy().into_owned()
+            }
             Self::Argv(argv) => {
                 let words: Vec<_> = argv.iter().map(|word| word.to_string_lossy()).collect();
                 words.join(" ")
@@ -119,6 +133,7 @@ impl Program {
     pub(crate) fn name(&self) -> String {
         let program = match self {
             Self::Shell(_) => return "sh".to_owned(),
+            Self::NamedShell(_) => return "bash".to_owned(),
             Self::DefaultShell(_) => default_shell().to_string_lossy().into_owned(),
             Self::Argv(argv) => argv
                 .first()
@@ -139,7 +154,10 @@ pub(crate) fn truncate_for_display(text: &str) -> String {
 impl CommandSpec {
     /// Returns the command in the form that the sandbox receives.
     pub(crate) fn exec_request(&self) -> ExecRequest {
-        let argv = self.program.argv();
+        let argv = match &self.program {
+            Program::NamedShell(_) => named_shell_argv(),
+            Program::Shell(_) | Program::DefaultShell(_) | Program::Argv(_) => self.program.argv(),
+        };
         let programs =
             argv.first().map(|program| self.executable_candidates(program)).unwrap_or_default();
         ExecRequest {
@@ -170,4 +188,10 @@ impl CommandSpec {
             })
             .collect()
     }
+}
+
+/// The arguments of a named shell. Its `$0` is `bash`, as that of a shell that a person starts.
+fn named_shell_argv() -> Vec<CString> {
+    let script = CString::new(main_script()).expect("the script has no NUL");
+    vec![BASH.to_owned(), c"-c".to_owned(), script, c"bash".to_owned()]
 }

@@ -19,6 +19,7 @@ use super::{
     handle::ProcessHandle,
     input::InputFeed,
     output::{OutputStream, ReplayTap},
+    shell_state::file::StateFile,
     spec::{CommandSpec, StdinSource},
 };
 use crate::daemon::{
@@ -43,6 +44,8 @@ pub(super) struct DaemonEnds {
     terminal: Option<OwnedFd>,
     /// A size requested before the terminal was open.
     pending_size: Option<TerminalSize>,
+    /// The file that a named shell writes its state to.
+    pub(super) shell_output: Option<StateFile>,
 }
 
 /// The command's ends, to be sent into its sandbox.
@@ -51,6 +54,8 @@ pub(super) struct CommandEnds {
     stdin: Option<OwnedFd>,
     /// `None` if it gets a terminal.
     outputs: Option<[OwnedFd; 2]>,
+    /// The files that a named shell reads its state from and writes it to.
+    shell_files: Option<[OwnedFd; 2]>,
     pub(super) exec_pipe: Option<OwnedFd>,
 }
 
@@ -69,8 +74,10 @@ pub(super) fn open_stdio(
         exec_pipe: None,
         terminal: None,
         pending_size: None,
+        shell_output: None,
     };
-    let mut command_ends = CommandEnds { stdin: None, outputs: None, exec_pipe: None };
+    let mut command_ends =
+        CommandEnds { stdin: None, outputs: None, shell_files: None, exec_pipe: None };
 
     if process.is_some() {
         let pipe = CommandPipe::new()?;
@@ -96,6 +103,12 @@ pub(super) fn open_stdio(
             command_ends.stdin = Some(sealed_memory_file(c"jig-stdin", bytes)?);
         }
     }
+    if let Some(script) = &spec.restore_script {
+        let (output, command_end) = StateFile::new()?;
+        let script = sealed_memory_file(c"jig-shell", script)?;
+        command_ends.shell_files = Some([script, command_end]);
+        daemon_ends.shell_output = Some(output);
+    }
     Ok((daemon_ends, command_ends))
 }
 
@@ -107,15 +120,19 @@ impl CommandEnds {
                 stdin: self.stdin.as_ref().map(AsFd::as_fd),
                 stdout: stdout.as_fd(),
                 stderr: stderr.as_fd(),
+                shell_files: self
+                    .shell_files
+                    .as_ref()
+                    .map(|files| files.each_ref().map(AsFd::as_fd)),
             },
             (None, size) => StdioStreams::Terminal(size.unwrap_or_default()),
         }
     }
 
-    /// Whether a warm shell can connect them: it opens no terminal, and cannot tell that a command is
-    /// executed.
+    /// Whether a warm shell can connect them: it opens no terminal, cannot tell that a command is
+    /// executed, and has the standard streams alone.
     pub(super) fn suit_warm_shell(&self) -> bool {
-        self.outputs.is_some() && self.exec_pipe.is_none()
+        self.outputs.is_some() && self.exec_pipe.is_none() && self.shell_files.is_none()
     }
 
     /// Makes the command's user the owner of the pipes. Without that it could not open them by name

@@ -8,16 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    control::{PendingControl, next_control, wait_for_end_signal},
     cpu_share::CpuShareSchedule,
     handle::{ControlReceiver, ProcessControl, ProcessHandle, SupervisedProcess},
     limit_monitor::LimitMonitor,
     outcome::{CommandOutcome, ResourceLimit, StopReason},
     result::{CommandResult, Termination},
     run_observer::RunObserver,
+    shell_state::file::StateFile,
     spec::CommandSpec,
     stdio::{CommandEnds, DaemonEnds, open_stdio},
     stop_sequence::{StopAction, StopEvent, StopSequence},
@@ -38,9 +39,6 @@ use crate::daemon::{
 
 /// Dead idle sandboxes to skip: more than a pool holds.
 const MAX_STALE_SANDBOXES: usize = 16;
-
-/// A control request, and the sender that confirms it.
-type PendingControl = (ProcessControl, oneshot::Sender<()>);
 
 /// Ways to stop a command early.
 #[derive(Debug, Clone)]
@@ -132,6 +130,7 @@ pub(crate) async fn run(
     // The sandbox is gone, so its slot is free.
     drop(permit);
 
+    let shell_output = daemon_ends.shell_output.take();
     // Even if the sandbox was lost: collects what was read until then.
     let (stdout, stderr) = tokio::join!(
         daemon_ends.stdout.finish(&artifacts.stdout.1),
@@ -139,8 +138,12 @@ pub(crate) async fn run(
     );
     let output_bytes = stdout.total_bytes + stderr.total_bytes;
 
+    let termination = termination?.with_output_limit(output_bytes, max_output_bytes(spec));
+    let has_exited = matches!(termination.outcome, CommandOutcome::Exited(_));
+
     Ok(CommandResult {
-        termination: termination?.with_output_limit(output_bytes, max_output_bytes(spec)),
+        termination,
+        shell_output: shell_output.filter(|_| has_exited).and_then(StateFile::read),
         stdout,
         stderr,
         duration: duration.max(dispatched_at.elapsed()),
@@ -457,39 +460,4 @@ impl<'a> RunSupervisor<'a> {
             kill_pending: false,
         }
     }
-}
-
-/// Waits for a signal that ends a command before it is in a sandbox. Defers other requests.
-async fn wait_for_end_signal(
-    controls: &mut Option<ControlReceiver>,
-    deferred: &mut VecDeque<PendingControl>,
-) {
-    const END_SIGNALS: [i32; 5] =
-        [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGKILL, libc::SIGTERM];
-    loop {
-        let (control, applied) = next_control(controls, &mut VecDeque::new()).await;
-        if let ProcessControl::Signal(signal) = control
-            && END_SIGNALS.contains(&signal)
-        {
-            let _sender_has_gone = applied.send(());
-            return;
-        }
-        deferred.push_back((control, applied));
-    }
-}
-
-/// Waits for a control request; forever if there can be none.
-async fn next_control(
-    controls: &mut Option<ControlReceiver>,
-    deferred: &mut VecDeque<PendingControl>,
-) -> PendingControl {
-    if let Some(control) = deferred.pop_front() {
-        return control;
-    }
-    if let Some(controls) = controls
-        && let Some(control) = controls.recv().await
-    {
-        return control;
-    }
-    std::future::pending().await
 }

@@ -6,7 +6,7 @@
 
 use std::{
     convert::Infallible,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     sync::atomic::Ordering,
 };
 
@@ -23,7 +23,7 @@ use rustix::{
 
 use super::{
     blueprint::SandboxState,
-    image::{HEADER_BYTES, ImageHeader, StdioLayout, TerminalSize},
+    image::{HEADER_BYTES, ImageHeader, SHELL_FILE_NUMBERS, StdioLayout, TerminalSize},
     init::send_report,
     limits::RLIMIT_COUNT,
     priority, probe,
@@ -34,7 +34,7 @@ use super::{
 use crate::daemon::sys::{
     Errno,
     exec::ExecImage,
-    fd::{INHERITED_FD_NUMBER, close_all_except, inherited_fd},
+    fd::{INHERITED_FD_NUMBER, close_all_except, inherit_as, inherited_fd},
     marked_receive::receive_marked,
     process::exit_now,
     process_arena::SharedArea,
@@ -76,7 +76,7 @@ fn try_become_command(area: &'static SharedArea<SandboxState>) -> Result<Infalli
     let set_stage = |stage: Stage| state.stage.store(stage as u32, Ordering::Release);
 
     let buffer = area.take_image().ok_or(Errno::BUSY)?;
-    let mut fds: [Option<OwnedFd>; 5] = [const { None }; 5];
+    let mut fds: [Option<OwnedFd>; 6] = [const { None }; 6];
     let mut free_entries = fds.iter_mut();
     let mark = state.blueprint.receive_mark;
     let length = receive_marked(inherited_fd(), mark, buffer, |fd| {
@@ -125,6 +125,11 @@ fn connect_and_execute(
     let set_stage = |stage: Stage| state.stage.store(stage as u32, Ordering::Release);
 
     let descriptors = take_descriptors(header.stdio, &mut fds)?;
+    let shell_files = if header.has_shell_files {
+        Some([fds.next().ok_or(Errno::BADF)?, fds.next().ok_or(Errno::BADF)?])
+    } else {
+        None
+    };
 
     // An image that does not fit in one message comes as a memory file. The message has its header.
     let image: &'static mut [u8] = if length == HEADER_BYTES && header.length > length {
@@ -169,6 +174,9 @@ fn connect_and_execute(
     }
     dup2_stdout(&stdout)?;
     dup2_stderr(stderr.as_ref().unwrap_or(&stdout))?;
+    if let Some(files) = &shell_files {
+        inherit_as(files.each_ref().map(AsFd::as_fd), SHELL_FILE_NUMBERS)?;
+    }
 
     set_stage(Stage::ChangeDirectory);
     chdir(image.string(header.cwd).ok_or(Errno::BADMSG)?)?;

@@ -37,6 +37,10 @@ pub(crate) enum StdioLayout {
     Terminal(TerminalSize),
 }
 
+/// The numbers that the files of a named shell have in it: it reads its state from the first and writes
+/// it to the second.
+pub(crate) const SHELL_FILE_NUMBERS: [i32; 2] = [8, 9];
+
 /// Size of a terminal in characters; zero if unknown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TerminalSize {
@@ -54,6 +58,8 @@ pub(super) struct ImageHeader {
     pub(super) has_exec_pipe: bool,
     /// Whether the next command may start in a warm shell ([`super::warm_shell`]).
     pub(super) uses_warm_shells: bool,
+    /// Whether the files of a named shell come after the standard streams.
+    pub(super) has_shell_files: bool,
     pub(super) stdio: StdioLayout,
     pub(super) length: usize,
     /// Offset of the working directory's path.
@@ -79,6 +85,8 @@ pub(super) struct ImageFlags {
     pub(super) has_exec_pipe: bool,
     /// Whether the next command may start in a warm shell ([`super::warm_shell`]).
     pub(super) uses_warm_shells: bool,
+    /// Whether the command gets the files of a named shell.
+    pub(super) has_shell_files: bool,
 }
 
 /// Flags in the header.
@@ -88,6 +96,7 @@ const FLAG_STDIN: u32 = 4;
 const FLAG_TERMINAL: u32 = 8;
 const FLAG_CWD_IDENTITY: u32 = 16;
 const FLAG_WARM_SHELLS: u32 = 32;
+const FLAG_SHELL_FILES: u32 = 64;
 
 const HEADER_WORDS: usize = 16;
 /// Length of the header with its limits. A multiple of 8, so that the lists are aligned.
@@ -136,13 +145,14 @@ impl ExecRequest {
         };
         let exec_pipe_flag = if flags.has_exec_pipe { FLAG_EXEC_PIPE } else { 0 };
         let warm_flag = if flags.uses_warm_shells { FLAG_WARM_SHELLS } else { 0 };
+        let shell_flag = if flags.has_shell_files { FLAG_SHELL_FILES } else { 0 };
         let identity_flag = if self.cwd_identity.is_some() { FLAG_CWD_IDENTITY } else { 0 };
         let (device, inode) = self.cwd_identity.unwrap_or_default();
         let ([device_high, device_low], [inode_high, inode_low]) = (halves(device), halves(inode));
         let word = |value: usize| u32::try_from(value).ok();
         let header = [
             IMAGE_MAGIC,
-            stdio_flag | exec_pipe_flag | identity_flag | warm_flag,
+            stdio_flag | exec_pipe_flag | identity_flag | warm_flag | shell_flag,
             word(image.len())?,
             word(cwd)?,
             word(programs)?,
@@ -215,6 +225,7 @@ impl ImageHeader {
             is_probe: has(FLAG_PROBE),
             has_exec_pipe: has(FLAG_EXEC_PIPE),
             uses_warm_shells: has(FLAG_WARM_SHELLS),
+            has_shell_files: has(FLAG_SHELL_FILES),
             stdio,
             length,
             cwd,

@@ -175,6 +175,8 @@ pub(crate) enum StdioStreams<'a> {
         stdin: Option<BorrowedFd<'a>>,
         stdout: BorrowedFd<'a>,
         stderr: BorrowedFd<'a>,
+        /// The files that a named shell reads its state from and writes it to.
+        shell_files: Option<[BorrowedFd<'a>; 2]>,
     },
     /// A terminal for all three streams. [`SandboxEvent::TerminalOpened`] brings the daemon's end.
     Terminal(TerminalSize),
@@ -199,10 +201,13 @@ impl IdleSandbox {
             |errno| StageFailure::from_errno(Stage::ReceiveRequest, errno, "sending the request");
 
         let mut fds: Vec<BorrowedFd<'_>> = exec_pipe.into_iter().collect();
+        let mut has_shell_files = false;
         let layout = match *streams {
             StdioStreams::Terminal(size) => StdioLayout::Terminal(size),
-            StdioStreams::Descriptors { stdin, stdout, stderr } => {
+            StdioStreams::Descriptors { stdin, stdout, stderr, shell_files } => {
                 fds.extend(stdin.into_iter().chain([stdout, stderr]));
+                fds.extend(shell_files.into_iter().flatten());
+                has_shell_files = shell_files.is_some();
                 StdioLayout::Descriptors { stdin: stdin.is_some() }
             }
         };
@@ -218,6 +223,7 @@ impl IdleSandbox {
         let flags = ImageFlags {
             has_exec_pipe: exec_pipe.is_some(),
             uses_warm_shells: self.uses_warm_shells,
+            has_shell_files,
         };
         let image = match &self.scratch_directory {
             None => command.to_image(layout, flags, &rlimits),

@@ -11,6 +11,7 @@
 //!   sessions/.past                        tombstones: last numbers of removed sessions
 //!   sessions/ID/logs/tool_step_NNNN_stdout.txt
 //!   sessions/ID/diffs/step_NNNN.patch     the patch of a call of apply_patch
+//!   sessions/ID/shells/OWNER/NAME         the state of a named shell of a caller
 //!   jobs/ID.json                          parameters of a queued job; removed when it starts
 //!   uploads/NAME.json                     an upload in progress, to be resumed or removed
 //!   embedded-uploads/DEVICE-INODE/NAME.json   those of embedded daemons on this workspace

@@ -1,6 +1,6 @@
 //! Descriptors of a process that is about to become a sandbox.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use super::{Errno, syscall::syscall};
 
@@ -57,6 +57,34 @@ pub(crate) fn keep_only<const N: usize>(keep: [i32; N]) -> Result<(), Errno> {
     let first_closed = INHERITED_FD_NUMBER as usize + N;
     // SAFETY: close_range(2) takes integers.
     unsafe { syscall(libc::SYS_close_range, [first_closed, u32::MAX as usize, 0, 0, 0, 0]) }?;
+    Ok(())
+}
+
+/// Makes copies of descriptors that stay open across execve(2) and have these numbers, which no other
+/// part of this process may use. Allocates nothing.
+pub(crate) fn inherit_as<const N: usize>(
+    fds: [BorrowedFd<'_>; N],
+    numbers: [i32; N],
+) -> Result<(), Errno> {
+    let first_unused = numbers.iter().copied().max().unwrap_or_default() + 1;
+    let mut copies = [0; N];
+    for (copy, fd) in copies.iter_mut().zip(fds) {
+        // To a number that none of them gets.
+        let arguments = [
+            fd.as_raw_fd() as usize,
+            libc::F_DUPFD_CLOEXEC as usize,
+            first_unused as usize,
+            0,
+            0,
+            0,
+        ];
+        // SAFETY: this fcntl(2) takes integers.
+        *copy = unsafe { syscall(libc::SYS_fcntl, arguments) }?;
+    }
+    for (copy, number) in copies.into_iter().zip(numbers) {
+        // SAFETY: dup3(2) takes integers.
+        unsafe { syscall(libc::SYS_dup3, [copy, number as usize, 0, 0, 0, 0]) }?;
+    }
     Ok(())
 }
 

@@ -49,7 +49,7 @@ use crate::daemon::{
         Acquire, DeferredPermit, Limiter, Permit, PrincipalName, Saturated, SharedPermit, Sharing,
     },
     sandbox::{level::Isolation, limits::RunLimits, plan::NetworkMode, pool::SandboxPool},
-    store::session::{Session, StepId},
+    store::session::{Session, ShellName, StepId},
     task::available_cores,
     telemetry::{Telemetry, spans::OtelSpan},
     workspace::{BlockingPermit, RelativePath, Workspace},
@@ -122,6 +122,11 @@ pub(crate) trait Tool: Send + 'static {
 
     /// The working directory of the call's command, relative to the workspace.
     fn cwd(_params: &Self::Params) -> Option<&RelativePath> {
+        None
+    }
+
+    /// The named shell that the call runs in. Calls in the same shell run one after the other.
+    fn shell(_params: &Self::Params) -> Option<&ShellName> {
         None
     }
 
@@ -286,6 +291,8 @@ pub(crate) struct ToolContext {
     pub(crate) permit: Arc<Permit>,
     /// Permit for a sandbox, if the tool needs one.
     pub(crate) sandbox_permit: Option<DeferredPermit>,
+    /// Permit to use the shell of the call, if it names one.
+    pub(crate) shell_lease: Option<Permit>,
     /// Permit for the start of the call, the most CPU-intensive part.
     pub(crate) start_permit: SharedPermit,
     /// Time limit of a call that names none.

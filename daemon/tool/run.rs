@@ -3,6 +3,7 @@
 //! [`run_command`] is shared with [`super::start`], which does not wait for the end.
 
 mod limits;
+mod named_shell;
 mod run_error;
 mod span;
 
@@ -16,6 +17,7 @@ use bytes::Bytes;
 
 use self::{
     limits::lower_limits,
+    named_shell::{NamedShell, ShellParams},
     response::{record_fields, response},
     span::ProcessSpan,
 };
@@ -35,7 +37,10 @@ use crate::{
             supervisor::{self, OutputArtifacts},
         },
         sandbox::{image::TerminalSize, limits::RunLimits},
-        store::{artifact_writer::ArtifactWriter, session::StreamName},
+        store::{
+            artifact_writer::ArtifactWriter,
+            session::{ShellName, StreamName},
+        },
         telemetry::{content::truncated_list, semconv::process_error},
         workspace::RelativePath,
     },
@@ -56,6 +61,8 @@ pub(crate) struct Params {
     pub(super) environment: CommandEnvironment,
     pub(super) stdin: Bytes,
     pub(super) timeout: Option<Duration>,
+    /// The shell that runs the command, if it is a named one.
+    shell: Option<ShellParams>,
     limits: RunLimits,
     pub(super) max_inline_bytes: usize,
 }
@@ -77,6 +84,10 @@ impl Tool for RunCommand {
         Some(&params.cwd)
     }
 
+    fn shell(params: &Params) -> Option<&ShellName> {
+        params.shell.as_ref().map(|shell| &shell.name)
+    }
+
     fn validate(
         request: v1::RunRequest,
         workspace_context: &WorkspaceContext,
@@ -91,10 +102,18 @@ impl Tool for RunCommand {
             timeout_sec,
             max_output_bytes,
             limits,
+            shell,
+            restart_shell,
         } = request;
         let settings = &workspace_context.run_settings;
 
-        let program = parse_program(command, argv, violations);
+        let shell = shell.as_deref().map(|name| (name, env.keys().cloned().collect()));
+        let mut shell = named_shell::parse(shell, restart_shell, &argv, limits, violations);
+        let mut program = parse_program(command, argv, violations);
+        if let (Some(shell), Some(Program::Shell(command))) = (&mut shell, &program) {
+            shell.has_directory = cwd.as_deref().is_some_and(|cwd| cwd != ".");
+            program = Some(Program::NamedShell(command.clone()));
+        }
         let environment = build_environment(env, &settings.path_directories, violations);
         if let Some(program) = &program {
             violations.extend(program.size_violation(&environment));
@@ -129,24 +148,39 @@ impl Tool for RunCommand {
             environment,
             stdin,
             timeout,
+            shell,
             limits,
             max_inline_bytes: max_output_bytes.map_or(0, |bytes| bytes as usize),
         }))
     }
 
     async fn execute(
-        params: Params,
-        context: ToolContext,
+        mut params: Params,
+        mut context: ToolContext,
     ) -> Result<ToolOutput<v1::RunResponse>, Error> {
+        // Held until the state is stored.
+        let _lease = context.shell_lease.take();
+        let mut shell = match params.shell.take() {
+            Some(shell) => Some(NamedShell::open(shell, &context).await?),
+            None => None,
+        };
+
         // No caller waits for a job, so it has no default timeout, like a started process.
         let default = context.job.is_none().then_some(context.default_timeout);
         let timeout = params.timeout.or(context.call_timeout).or(default);
         let stdin = StdinSource::Bytes(params.stdin.clone());
-        let io = CommandIo { stdin, terminal: None, supervised: None };
+        let io = CommandIo { stdin, terminal: None, supervised: None, shell: shell.as_mut() };
         let isolation = context.workspace_context.isolation.level.to_string();
 
-        let output = run_command(params, timeout, io, context).await?;
-        Ok(output.map_response(|exit| response(exit, isolation)))
+        let mut output = run_command(params, timeout, io, context).await?;
+        let shell_state = match shell {
+            Some(shell) => shell.finish(output.response.result.shell_output.take()).await,
+            None => "",
+        };
+        if !shell_state.is_empty() {
+            output.record_fields.insert("shell_state".to_owned(), shell_state.into());
+        }
+        Ok(output.map_response(|exit| response(exit, isolation, shell_state)))
     }
 }
 
@@ -210,20 +244,22 @@ fn build_environment(
     environment
 }
 
-/// The streams of a command.
-pub(super) struct CommandIo {
+/// What connects a command with the daemon.
+pub(super) struct CommandIo<'a> {
     pub(super) stdin: StdinSource,
     /// Size of the command's terminal, if it has one.
     pub(super) terminal: Option<TerminalSize>,
     /// The task's side of the process handle, if clients can attach to the command.
     pub(super) supervised: Option<SupervisedProcess>,
+    /// The named shell that runs the command, if one does.
+    pub(super) shell: Option<&'a mut NamedShell>,
 }
 
 /// Runs a command in a sandbox, with artifacts for its output and a span for its process.
 pub(super) async fn run_command(
     params: Params,
     timeout: Option<Duration>,
-    io: CommandIo,
+    io: CommandIo<'_>,
     mut context: ToolContext,
 ) -> Result<ToolOutput<ProcessExit>, Error> {
     let sandbox_permit = context
@@ -234,12 +270,15 @@ pub(super) async fn run_command(
     run_error::check_available(workspace_context)?;
     file_watch::check_bounds(&workspace_context.workspace).await?;
 
-    let CommandIo { stdin, terminal, supervised } = io;
+    let CommandIo { stdin, terminal, supervised, shell } = io;
     let cwd = params.cwd.absolute(workspace_context.workspace.mount_path());
     let mut spec = command_spec(params, &cwd, timeout, stdin, context.in_default_shell)?;
     spec.cwd_identity = context.approved_cwd;
     spec.terminal = terminal;
     let process = start_process_span(&context, &cwd, &mut spec);
+    if let (Some(shell), Program::NamedShell(command)) = (shell, &spec.program) {
+        spec.restore_script = Some(shell.prepare(command, &mut spec.environment));
+    }
 
     let artifacts = open_artifacts(&context);
     let [stdout_path, stderr_path] = artifacts.each_ref().map(|(_, path)| path.clone());
@@ -289,7 +328,10 @@ fn command_spec(
     let Params { program, environment, limits, max_inline_bytes, .. } = params;
     let program = match program {
         Program::Shell(text) if in_default_shell => Program::DefaultShell(text),
-        Program::Shell(_) | Program::DefaultShell(_) | Program::Argv(_) => program,
+        Program::Shell(_)
+        | Program::DefaultShell(_)
+        | Program::NamedShell(_)
+        | Program::Argv(_) => program,
     };
 
     Ok(CommandSpec {
@@ -299,6 +341,7 @@ fn command_spec(
         environment,
         stdin,
         terminal: None,
+        restore_script: None,
         timeout: timeout.into_iter().chain(limits.wall_clock).min(),
         limits,
         max_inline_bytes,

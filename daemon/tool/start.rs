@@ -92,6 +92,8 @@ impl Tool for StartCommand {
             timeout_sec,
             max_output_bytes,
             limits,
+            shell: None,
+            restart_shell: false,
         };
         let Some(mut run_params) = RunCommand::validate(request, workspace_context, violations)?
         else {
@@ -122,7 +124,7 @@ impl Tool for StartCommand {
         context: ToolContext,
     ) -> Result<ToolOutput<ProcessExit>, Error> {
         let Params { run_params, stdin, terminal, supervised } = params;
-        let io = CommandIo { stdin, terminal, supervised: Some(supervised) };
+        let io = CommandIo { stdin, terminal, supervised: Some(supervised), shell: None };
         let (timeout, returns_output) = (run_params.timeout, run_params.max_inline_bytes > 0);
 
         let mut output = run::run_command(run_params, timeout, io, context).await?;

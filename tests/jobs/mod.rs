@@ -86,7 +86,7 @@ impl Jobs {
     }
 }
 
-fn tool_job(tool: &str, params: Value) -> SubmitJobRequest {
+pub(crate) fn tool_job(tool: &str, params: Value) -> SubmitJobRequest {
     SubmitJobRequest {
         tool: tool.to_owned(),
         params_json: params.to_string(),

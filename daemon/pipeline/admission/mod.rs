@@ -23,7 +23,8 @@
 //!   (`Tool::START_PERMIT_HOLD`). From then on the kernel schedules its commands, which have a
 //!   lower priority than the daemon.
 //!
-//! Permits are granted by fair queueing over callers, and first come first served within a caller
+//! A call in a named shell first waits for a lease of it ([`shell_leases`]). Permits are granted by
+//! fair queueing over callers, and first come first served within a caller
 //! ([`crate::daemon::queue`]). If several callers have keys, one caller does not get the last
 //! permits: these are headroom for callers that use few. If several callers want start permits,
 //! there are fewer of them. While another caller has thousands of calls, a call is therefore
@@ -38,6 +39,9 @@
 //!
 //! A caller is a principal: a key, or a user of this machine for calls without a key.
 
+mod shell_lease;
+pub(super) mod shell_leases;
+
 use std::{
     sync::{
         Arc,
@@ -48,6 +52,7 @@ use std::{
 
 use tokio::sync::watch;
 
+use self::shell_leases::ShellLeases;
 use super::{access::principal::Principal, idempotency::Waiters, shutdown::Shutdown};
 use crate::daemon::{
     error::{Error, LIMIT_KIND, Reason},
@@ -75,6 +80,7 @@ pub(crate) struct AdmissionControl {
     /// Limits the validation of large requests.
     validation_limiter: Arc<Limiter>,
     pending_bytes: Arc<ByteBudget>,
+    shell_leases: ShellLeases,
     /// Calls that hold a call permit and wait for the other permits.
     awaiting_start: AtomicUsize,
     /// Those that wait for a sandbox permit.
@@ -205,6 +211,7 @@ impl AdmissionControl {
                 limits.max_queued_per_principal,
             ),
             pending_bytes: Arc::default(),
+            shell_leases: ShellLeases::default(),
             awaiting_start: AtomicUsize::new(0),
             awaiting_sandbox: AtomicUsize::new(0),
             limits,
@@ -301,10 +308,10 @@ impl AdmissionControl {
 
     /// Returns the number of queued calls.
     pub(crate) fn queued(&self) -> usize {
-        let awaiting_sandbox = self.awaiting_sandbox.load(Ordering::Relaxed);
         self.validation_limiter.queued()
             + self.call_limiter.queued()
-            + awaiting_sandbox
+            + self.awaiting_sandbox.load(Ordering::Relaxed)
+            + self.shell_leases.queued()
             + self.start_limiter.queued()
     }
 

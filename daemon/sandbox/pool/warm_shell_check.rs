@@ -119,8 +119,12 @@ async fn run_script(
 
     let pipe = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from);
     let (reader, writer) = pipe.map_err(|error| io_failure(&error))?;
-    let ends =
-        StdioStreams::Descriptors { stdin: None, stdout: writer.as_fd(), stderr: writer.as_fd() };
+    let ends = StdioStreams::Descriptors {
+        stdin: None,
+        stdout: writer.as_fd(),
+        stderr: writer.as_fd(),
+        shell_files: None,
+    };
     let caller = PrincipalName::from("");
     let mut running = sandbox.dispatch(&request, &ends, None, limits, &caller)?;
     let end = loop {

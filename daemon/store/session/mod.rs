@@ -8,6 +8,7 @@ mod id;
 mod last_run;
 mod lost_steps;
 mod record_reader;
+mod shells;
 mod snapshot;
 mod step;
 mod summary;
@@ -31,6 +32,7 @@ pub(crate) use self::{
     artifacts::ArtifactMetadata,
     event_log::{SessionCounters, check_not_cancelled},
     id::SessionId,
+    shells::{MAX_SHELLS_PER_CALLER, ShellName, StoredShell},
     snapshot::{RecordsSnapshot, SequencedRecord},
     step::{RetentionUnit, StepId, StreamName},
     summary::SessionSummary,
@@ -236,6 +238,25 @@ impl Session {
     pub(crate) fn remove_patch(&self, step: StepId) {
         // On failure, the step's record still says that the step failed.
         let _removed = std::fs::remove_file(self.directory.join(step.patch_path()));
+    }
+
+    /// Reads the state of a shell of the caller `owner`. Blocks.
+    pub(crate) fn read_shell(&self, owner: &str, name: &ShellName) -> io::Result<StoredShell> {
+        shells::read(&self.directory, owner, name)
+    }
+
+    /// Replaces the state of a shell, completely or not at all. Blocks.
+    ///
+    /// Like the database, it survives the death of the daemon, but not a power failure at that moment.
+    pub(crate) fn save_shell(&self, owner: &str, name: &ShellName, state: &[u8]) -> io::Result<()> {
+        shells::save(&self.directory, owner, name, state)?;
+        self.usage.add_written(state.len() as u64);
+        Ok(())
+    }
+
+    /// Removes the state of a shell, if it has one. Blocks.
+    pub(crate) fn remove_shell(&self, owner: &str, name: &ShellName) -> io::Result<()> {
+        shells::remove(&self.directory, owner, name)
     }
 
     /// Opens the artifact at `path`. Blocks.

@@ -15,6 +15,7 @@ use super::{
     artifacts,
     event_log::{EventLog, RECORDS_FILE, SessionCounters},
     record_reader::{RecordHeader, RecordReader},
+    shells,
 };
 
 /// Size of a session without content: its directories and small files, one block each.
@@ -56,7 +57,8 @@ impl SessionSummary {
             record_bytes,
             disk_bytes: EMPTY_SESSION_BYTES
                 + disk_bytes
-                + artifacts::disk_usage(directory, shutdown)?,
+                + artifacts::disk_usage(directory, shutdown)?
+                + shells::disk_usage(directory)?,
             oldest_record,
             last_used,
         })

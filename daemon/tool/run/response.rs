@@ -16,10 +16,14 @@ use crate::{
 };
 
 /// The response of `run`.
-pub(super) fn response(exit: ProcessExit, isolation: String) -> v1::RunResponse {
+pub(super) fn response(
+    exit: ProcessExit,
+    isolation: String,
+    shell_state: &'static str,
+) -> v1::RunResponse {
     let artifact_error = exit.artifact_error();
     let ProcessExit { result, stdout_path, stderr_path } = exit;
-    let CommandResult { termination, stdout, stderr, duration } = result;
+    let CommandResult { termination, stdout, stderr, duration, .. } = result;
     v1::RunResponse {
         outcome: wire_outcome(termination.outcome).into(),
         exit_code: termination.outcome.exit_code(),
@@ -40,6 +44,7 @@ pub(super) fn response(exit: ProcessExit, isolation: String) -> v1::RunResponse 
         artifact_error,
         stdout_lines: stdout.total_lines,
         stderr_lines: stderr.total_lines,
+        shell_state: shell_state.to_owned(),
     }
 }
 

@@ -158,12 +158,13 @@ fn cwd_error(errno: i32, spec: &CommandSpec) -> Option<Error> {
 /// The program could not be executed, by the errno of `execve`.
 fn program_error(errno: i32, program: &Program) -> Option<Error> {
     let field = match program {
-        Program::Shell(_) | Program::DefaultShell(_) => "command",
+        Program::Shell(_) | Program::DefaultShell(_) | Program::NamedShell(_) => "command",
         Program::Argv(_) => "argv",
     };
 
     let program = match program {
         Program::Shell(_) => "/bin/sh".to_owned(),
+        Program::NamedShell(_) => "/bin/bash".to_owned(),
         Program::DefaultShell(_) => default_shell().to_string_lossy().into_owned(),
         Program::Argv(argv) => {
             argv.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default()
