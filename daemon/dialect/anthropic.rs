@@ -12,7 +12,10 @@ use super::{
     paths::is_not_found,
     response::{DialectResponse, MAX_RESULT_TEXT_BYTES, ResponseData, error_code, join_lines},
 };
-use crate::daemon::error::{Error, Reason};
+use crate::daemon::{
+    error::{Error, Reason},
+    process::spec::has_bash,
+};
 
 /// Largest file to view or edit.
 const MAX_FILE_BYTES: usize = 10 << 20;
@@ -23,6 +26,10 @@ const MAX_VIEW_FILES: u32 = 1000;
 const CONTEXT_LINES: i64 = 4;
 /// Largest line number in a request.
 const MAX_LINE_NUMBER: i64 = u32::MAX as i64;
+/// The shell that commands share, per caller and session.
+const SHELL_NAME: &str = "anthropic";
+/// The command of a restart, which does nothing.
+const RESTART_COMMAND: &str = ":";
 /// Characters of a parameter that an error quotes.
 const MAX_QUOTED_CHARS: usize = 500;
 
@@ -31,7 +38,7 @@ pub(super) const DIALECT: Dialect = Dialect {
     tools: &[
         DialectTool {
             name: "bash",
-            description: "Run a shell command in the workspace, in a shell of its own: variables and the current directory are not kept for the next one.",
+            description: "Run a command in a bash session in the workspace. The current directory, variables, functions and options are kept for the next command; processes in the background are not.",
             parameters: &[
                 ParameterSpec::new(
                     "command",
@@ -41,7 +48,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                 ParameterSpec::new(
                     "restart",
                     ParameterKind::Bool,
-                    "True to start anew: without effect, because no shell is kept running",
+                    "True to restart the session, which forgets everything",
                 )
                 .with_default(ParameterDefault::Bool(false)),
             ],
@@ -103,14 +110,16 @@ pub(super) const DIALECT: Dialect = Dialect {
 
 fn bash(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
+        let restarts = params.flag("restart");
         let Some(command) = params.text("command") else {
-            if params.flag("restart") {
+            if restarts {
+                tools.call(shell_command(RESTART_COMMAND, true)).await?;
                 return Ok(DialectResponse::text("tool has been restarted."));
             }
             return Err(Error::invalid_field("command", "is required"));
         };
 
-        let result = tools.call(CanonicalCall::new("run", json!({ "command": command }))).await?;
+        let result = tools.call(shell_command(command, restarts)).await?;
         let text = join_lines(result.text("stdout"), result.text("stderr"));
         let outcome = result.enum_name("outcome", "OUTCOME_");
         Ok(match (outcome.as_str(), result.number("exit_code")) {
@@ -138,6 +147,16 @@ fn bash(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRespons
             }
         })
     })
+}
+
+/// A call of `run` in the dialect's shell. Without bash, each command has a shell of its own.
+fn shell_command(command: &str, restarts: bool) -> CanonicalCall {
+    let params = if has_bash() {
+        json!({ "command": command, "shell": SHELL_NAME, "restart_shell": restarts })
+    } else {
+        json!({ "command": command })
+    };
+    CanonicalCall::new("run", params)
 }
 
 fn edit(mut params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {

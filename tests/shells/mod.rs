@@ -3,6 +3,7 @@
 mod attacks;
 mod callers;
 mod corpus;
+mod dialect;
 mod leases;
 mod lifetimes;
 
