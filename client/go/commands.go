@@ -36,6 +36,9 @@ type Result struct {
 //
 // A command that ran is never an error. An error says that nothing was run, such as
 // [CommandNotFound] or [SandboxUnavailable].
+//
+// In a Shell, a command has the directory, variables, functions and options that the last command with
+// this name left.
 func (c *Client) Run(ctx context.Context, request *jigv1.RunRequest) (Result, error) {
 	response, err := c.Tools.Run(ctx, request)
 	return Result{response}, err

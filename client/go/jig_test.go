@@ -197,6 +197,25 @@ func TestRunByEachTransport(t *testing.T) {
 	}
 }
 
+func TestShellsRemember(t *testing.T) {
+	ctx, client := timed(t), open(t, socket)
+	for _, step := range []struct {
+		command, output string
+		restart         bool
+	}{
+		{"cd /usr; x=1", "", true},
+		{"pwd; echo $x", "/usr\n1\n", false},
+		{"pwd; echo $x", "/workspace\n\n", true},
+	} {
+		request := jig.Shell(step.command)
+		request.Shell, request.RestartShell = proto.String("remembers"), step.restart
+		result, err := client.Run(ctx, request)
+		check(t, err)
+		expect(t, result.GetStdout(), step.output)
+		expect(t, result.GetShellState(), "updated")
+	}
+}
+
 func TestEndsOfCommands(t *testing.T) {
 	ctx, client := timed(t), open(t, socket)
 	request := jig.Shell("sleep 60")

@@ -40,12 +40,17 @@ class CommandOperations(Caller):
         timeout_sec: int | None = None,
         max_output_bytes: int | None = None,
         limits: LowerLimits | None = None,
+        shell: str | None = None,
+        restart_shell: bool | None = None,
     ) -> Steps[RunResponse]:
         """Runs a command to its end. Its result says truthfully how it ended.
 
         A command that ran is never an error: see `outcome`, `exit_code`, `ok` and `check()`. After
         `timeout_sec` (120; 1 to 86,400) it is killed. `stdin` has at most 8 MiB. Each stream
         returns at most `max_output_bytes` (100 KiB; up to 10 MiB), its beginning and its end.
+
+        In a `shell`, a command has the directory, variables, functions and options that the last
+        command with this name left. `restart_shell` forgets them before the command.
 
         Raises, if nothing was run: `CommandNotFound`, `CommandNotExecutable`, `DirectoryNotFound`
         (of `cwd`), `PermissionDenied`, `SandboxUnavailable` or `SandboxError`.
@@ -54,6 +59,8 @@ class CommandOperations(Caller):
             "Run",
             RunResponse,
             **command_values(command, cwd, env, stdin, timeout_sec, max_output_bytes, limits),
+            shell=shell,
+            restart_shell=restart_shell,
         )
 
     @operation

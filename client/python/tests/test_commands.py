@@ -37,6 +37,13 @@ def test_run_takes_all_fields(client: jig.Client) -> None:
     assert client.read_artifact(short.stdout_path, offset=2, limit=3) == whole[2:5]
 
 
+def test_a_shell_remembers_until_it_is_restarted(client: jig.Client) -> None:
+    assert client.run("cd /usr; x=1", shell="remembers").shell_state == "updated"
+    assert client.run("pwd; echo $x", shell="remembers").stdout == "/usr\n1\n"
+    again = client.run("pwd; echo $x", shell="remembers", restart_shell=True)
+    assert again.stdout == "/workspace\n\n"
+
+
 def test_a_killed_command_has_no_exit_code(client: jig.Client) -> None:
     timed_out = client.run("sleep 60", timeout_sec=1)
     assert (timed_out.outcome, timed_out.exit_code, timed_out.ok) == ("TIMED_OUT", None, False)

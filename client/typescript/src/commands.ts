@@ -52,6 +52,9 @@ export class CommandOperations {
    * `timeoutSec` (120; 1 to 86,400) it is killed. `stdin` has at most 8 MiB. Each stream returns at
    * most `maxOutputBytes` (100 KiB; up to 10 MiB), its beginning and its end.
    *
+   * In a `shell`, a command has the directory, variables, functions and options that the last
+   * command with this name left. `restartShell` forgets them before the command.
+   *
    * Throws, if nothing was run: `CommandNotFound`, `CommandNotExecutable`, `DirectoryNotFound` (of
    * `cwd`), `PermissionDenied`, `SandboxUnavailable` or `SandboxError`.
    */

@@ -49,6 +49,14 @@ test("run takes all fields", async () => {
   expect(part).toEqual(whole.subarray(2, 5));
 });
 
+test("a shell remembers until it is restarted", async () => {
+  const shell = "remembers";
+  expect((await client.run("cd /usr; x=1", { shell })).shellState).toBe("updated");
+  expect((await client.run("pwd; echo $x", { shell })).stdout).toBe("/usr\n1\n");
+  const again = await client.run("pwd; echo $x", { shell, restartShell: true });
+  expect(again.stdout).toBe("/workspace\n\n");
+});
+
 test("a killed command has no exit code", async () => {
   const client = connect();
   const timedOut = await client.run("sleep 60", { timeoutSec: 1 });
