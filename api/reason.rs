@@ -192,6 +192,10 @@ reasons! {
     ChecksumMismatch = "CHECKSUM_MISMATCH", Aborted,
         "Send it again.",
         "If it recurs, something between client and daemon changes data.";
+    /// A server in a sandbox reset a connection.
+    ConnectionReset = "CONNECTION_RESET", Aborted,
+        "Connect again.",
+        "Nothing to do.";
     /// The daemon died during the first call with this request id, or lost data of a job.
     DaemonLost = "DAEMON_LOST", Aborted,
         "Check which effects the call had, if any, before you repeat it.",
@@ -266,6 +270,14 @@ reasons! {
     StdinClosed = "STDIN_CLOSED", FailedPrecondition,
         "Start another process.",
         "Nothing to do.";
+    /// Nothing listens on the port of the process, or the server accepts no connection.
+    PortRefused = "PORT_REFUSED", FailedPrecondition,
+        "Wait until the server listens on 127.0.0.1 or ::1, and retry.",
+        "Nothing to do.";
+    /// The run of the process has no network of its own, whose ports could be forwarded.
+    ForwardingUnavailable = "FORWARDING_UNAVAILABLE", FailedPrecondition,
+        "Do without this, or ask the operator for another isolation level or network.",
+        "Ports are forwarded at the isolation levels L2 and L3, with the networks `none` and `proxy`.";
     /// The required isolation level is not available.
     SandboxUnavailable = "SANDBOX_UNAVAILABLE", FailedPrecondition,
         "Tell the operator: the daemon's log has details.",

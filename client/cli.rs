@@ -38,6 +38,7 @@ pub(crate) enum CliCommand {
     Attach(command::exec::AttachArgs),
     Ps(command::processes::PsArgs),
     Kill(command::processes::KillArgs),
+    Forward(command::forward::ForwardArgs),
     Read(command::read::ReadArgs),
     #[command(visible_alias = "list")]
     Ls(command::ls::LsArgs),
@@ -81,7 +82,20 @@ pub(crate) enum CliCommand {
 
 /// Groups of commands in `jig --help`.
 const COMMAND_GROUPS: [(&str, &[&str]); 4] = [
-    ("Run", &["run", "exec", "attach", "ps", "kill", "last-command", "artifacts", "artifact"]),
+    (
+        "Run",
+        &[
+            "run",
+            "exec",
+            "attach",
+            "ps",
+            "kill",
+            "forward",
+            "last-command",
+            "artifacts",
+            "artifact",
+        ],
+    ),
     (
         "Files",
         &[
@@ -155,6 +169,7 @@ impl CliCommand {
             Self::Attach(_)
             | Self::Ps(_)
             | Self::Kill(_)
+            | Self::Forward(_)
             | Self::Health(_)
             | Self::Events(_)
             | Self::Sessions(_)

@@ -134,7 +134,7 @@ where
 ///
 /// The kernel reports the owner of the connected socket too. If another user has replaced the
 /// daemon, nothing is sent.
-async fn connect(address: &str, global: &GlobalArgs) -> Result<Client, CliError> {
+pub(crate) async fn connect(address: &str, global: &GlobalArgs) -> Result<Client, CliError> {
     let client = Client::connect(address, global.client_options()).await?;
     if global.is_default && !is_trusted(address) {
         return Err(no_daemon_error());

@@ -78,6 +78,7 @@ fn run(global: &GlobalArgs, command: CliCommand) -> ExitCode {
         CliCommand::Attach(args) => command::exec::attach(global, args),
         CliCommand::Ps(args) => command::processes::ps(global, args),
         CliCommand::Kill(args) => command::processes::kill(global, args),
+        CliCommand::Forward(args) => command::forward::forward(global, args),
         CliCommand::Read(args) => command::read::read(global, args),
         CliCommand::Ls(args) => command::ls::ls(global, args),
         CliCommand::Cp(args) => command::cp::cp(global, args),

@@ -94,6 +94,7 @@ mod invoke;
 mod job;
 mod methods;
 mod pages;
+mod port;
 mod process;
 #[cfg(feature = "daemon")]
 #[cfg(test)]
@@ -118,6 +119,7 @@ pub use health::ServingStatus;
 pub use invoke::InvokeEvents;
 pub use job::JobEvents;
 pub use pages::FilePages;
+pub use port::{PortReader, PortWriter};
 pub use process::{ProcessEvent, ProcessEvents};
 pub use tls::{InvalidTlsOption, TlsOptions};
 pub use tonic::Code;

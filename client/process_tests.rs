@@ -8,9 +8,10 @@ use tonic::{Code, Request, Response, Status, transport::Server};
 
 use super::{Client, Options, ProcessEvent};
 use crate::api::v1::{
-    AttachRequest, AttachResponse, ListProcessesRequest, ListProcessesResponse, ProcessKeepAlive,
-    ProcessStarted, ResizeTerminalRequest, ResizeTerminalResponse, SendSignalRequest,
-    SendSignalResponse, StartRequest, StartResponse, WriteStdinRequest, WriteStdinResponse,
+    AttachRequest, AttachResponse, ForwardPortRequest, ForwardPortResponse, ListProcessesRequest,
+    ListProcessesResponse, ProcessKeepAlive, ProcessStarted, ResizeTerminalRequest,
+    ResizeTerminalResponse, SendSignalRequest, SendSignalResponse, StartRequest, StartResponse,
+    WriteStdinRequest, WriteStdinResponse,
     process_service_server::{ProcessService, ProcessServiceServer},
     start_response::Event,
 };
@@ -59,6 +60,8 @@ fn event(event: Event) -> Result<StartResponse, Status> {
 impl ProcessService for FakeProcessService {
     type StartStream = Pin<Box<dyn Stream<Item = Result<StartResponse, Status>> + Send>>;
     type AttachStream = Pin<Box<dyn Stream<Item = Result<AttachResponse, Status>> + Send>>;
+    type ForwardPortStream =
+        Pin<Box<dyn Stream<Item = Result<ForwardPortResponse, Status>> + Send>>;
 
     async fn start(&self, _: Request<StartRequest>) -> Result<Response<Self::StartStream>, Status> {
         let events = [
@@ -87,6 +90,13 @@ impl ProcessService for FakeProcessService {
         &self,
         _: Request<WriteStdinRequest>,
     ) -> Result<Response<WriteStdinResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn forward_port(
+        &self,
+        _: Request<tonic::Streaming<ForwardPortRequest>>,
+    ) -> Result<Response<Self::ForwardPortStream>, Status> {
         Err(Status::unimplemented(""))
     }
 

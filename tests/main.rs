@@ -66,6 +66,8 @@ mod events;
 mod fetch;
 /// Tools that read and change files.
 mod files;
+/// Connections to ports of processes.
+mod forward;
 /// Health reports of the daemon.
 mod health;
 /// Ways in over HTTP beside gRPC.

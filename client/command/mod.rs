@@ -12,6 +12,7 @@ pub(crate) mod events;
 pub(crate) mod exec;
 mod exit_note;
 pub(crate) mod explain;
+pub(crate) mod forward;
 pub(crate) mod health;
 pub(crate) mod info;
 pub(crate) mod job;

@@ -1,23 +1,29 @@
 //! `jig.v1.ProcessService`: starts processes, streams their output, and controls them.
 
+mod forward;
+mod process_ended;
 mod stream;
 
 use std::{sync::Arc, time::Duration};
 
 use prost::Message;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
-use self::stream::{OnDeadline, ProcessStream};
+use self::{
+    process_ended::process_ended_error,
+    stream::{OnDeadline, ProcessStream},
+};
 use super::{
     handle,
     response_stream::{ResponseStream, keep_alive_interval},
 };
 use crate::{
     api::v1::{
-        self, AttachRequest, AttachResponse, ListProcessesRequest, ListProcessesResponse,
-        OnDisconnect, ProcessInfo, ProcessState, ResizeTerminalRequest, ResizeTerminalResponse,
-        SendSignalRequest, SendSignalResponse, StartRequest, StartResponse, WriteStdinRequest,
-        WriteStdinResponse, process_service_server::ProcessService,
+        self, AttachRequest, AttachResponse, ForwardPortRequest, ForwardPortResponse,
+        ListProcessesRequest, ListProcessesResponse, OnDisconnect, ProcessInfo, ProcessState,
+        ResizeTerminalRequest, ResizeTerminalResponse, SendSignalRequest, SendSignalResponse,
+        StartRequest, StartResponse, WriteStdinRequest, WriteStdinResponse,
+        process_service_server::ProcessService,
     },
     daemon::{
         error::{Error, Reason, Violation},
@@ -29,6 +35,7 @@ use crate::{
             registry::ProcessEntry,
             replay_buffer::OutputPosition,
         },
+        queue::Limiter,
         sandbox::image::TerminalSize,
         tool::run::response::wire_outcome,
     },
@@ -37,13 +44,18 @@ use crate::{
 /// Retry delay when too many writes or control messages are pending.
 const PENDING_INPUT_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-#[derive(Debug)]
-pub(crate) struct ProcessServiceHandler(pub(crate) Arc<Pipeline>);
+#[derive(Debug, Clone)]
+pub(crate) struct ProcessServiceHandler {
+    pipeline: Arc<Pipeline>,
+    /// Permits for connections to ports.
+    port_limiter: Arc<Limiter>,
+}
 
 #[tonic::async_trait]
 impl ProcessService for ProcessServiceHandler {
     type StartStream = ResponseStream<StartResponse>;
     type AttachStream = ResponseStream<AttachResponse>;
+    type ForwardPortStream = ResponseStream<ForwardPortResponse>;
 
     async fn start(
         &self,
@@ -57,7 +69,7 @@ impl ProcessService for ProcessServiceHandler {
             let is_repeatable = context.request_id.is_some();
             let isolation = self.isolation_level(&context);
 
-            let reader = self.0.start_process(context, request).await?;
+            let reader = self.pipeline.start_process(context, request).await?;
             let on_deadline = if reader.process().info.ends_with_last_reader && !is_repeatable {
                 OnDeadline::EndProcess
             } else {
@@ -128,15 +140,31 @@ impl ProcessService for ProcessServiceHandler {
         .await
     }
 
+    async fn forward_port(
+        &self,
+        request: Request<Streaming<ForwardPortRequest>>,
+    ) -> Result<Response<Self::ForwardPortStream>, Status> {
+        handle(request, async |context, mut requests| {
+            let catalog = &self.pipeline.catalog;
+            let (process_id, port) = forward::receive_start(catalog, &mut requests).await?;
+            context.note_params([("port", Some(port.to_string().as_str()))]);
+            let process = self.find_process(&context, &process_id)?;
+            self.pipeline.require_command_input_access(&context)?;
+            let limiter = &self.port_limiter;
+            forward::forward_port(&process, port, &context, requests, limiter).await
+        })
+        .await
+    }
+
     async fn list_processes(
         &self,
         request: Request<ListProcessesRequest>,
     ) -> Result<Response<ListProcessesResponse>, Status> {
         handle(request, async |context, _| {
-            let workspace_context = self.0.resolve_workspace(&context)?;
+            let workspace_context = self.pipeline.resolve_workspace(&context)?;
             let workspace = workspace_context.workspace.name();
-            self.0.require_command_access(&context)?;
-            let entries = self.0.processes.list(workspace);
+            self.pipeline.require_command_access(&context)?;
+            let entries = self.pipeline.processes.list(workspace);
             Ok(ListProcessesResponse { processes: entries.iter().map(wire_process).collect() })
         })
         .await
@@ -144,6 +172,10 @@ impl ProcessService for ProcessServiceHandler {
 }
 
 impl ProcessServiceHandler {
+    pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
+        Self { pipeline, port_limiter: forward::port_limiter() }
+    }
+
     /// Handles a request with side effects. A repeat with the same request id gets the first
     /// result.
     async fn handle_once<Q, A, F>(
@@ -159,9 +191,9 @@ impl ProcessServiceHandler {
     {
         let method = format!("jig.v1.ProcessService/{method}");
         handle(request, async |context, request| {
-            let call = self.0.identify_call(&context, &method, &request)?;
-            let work = work(Self(Arc::clone(&self.0)), context, request);
-            self.0.run_once(call, &method, work).await
+            let call = self.pipeline.identify_call(&context, &method, &request)?;
+            let work = work(self.clone(), context, request);
+            self.pipeline.run_once(call, &method, work).await
         })
         .await
     }
@@ -169,10 +201,10 @@ impl ProcessServiceHandler {
     /// Finds a running or recently ended process of the workspace.
     fn find_process(&self, context: &CallContext, id: &str) -> Result<Arc<ProcessHandle>, Error> {
         context.access_log_entry.update(|fields| fields.process_id = Some(id.to_owned()));
-        let workspace_context = self.0.resolve_workspace(context)?;
+        let workspace_context = self.pipeline.resolve_workspace(context)?;
         let workspace = workspace_context.workspace.name();
-        self.0.require_command_access(context)?;
-        let entry = self.0.processes.find(workspace, id);
+        self.pipeline.require_command_access(context)?;
+        let entry = self.pipeline.processes.find(workspace, id);
         entry.map(|entry| entry.process).ok_or_else(|| {
             let text = format!(
                 "workspace {workspace} has no process {id:?}, running or recently ended: ListProcesses lists them"
@@ -182,7 +214,7 @@ impl ProcessServiceHandler {
     }
 
     fn isolation_level(&self, context: &CallContext) -> String {
-        self.0
+        self.pipeline
             .resolve_workspace(context)
             .map(|workspace| workspace.isolation.level.to_string())
             .unwrap_or_default()
@@ -193,7 +225,7 @@ impl ProcessServiceHandler {
         context: &CallContext,
         request: AttachRequest,
     ) -> Result<OutputReader, Error> {
-        let request = self.0.catalog.check("jig.v1.AttachRequest", request)?;
+        let request = self.pipeline.catalog.check("jig.v1.AttachRequest", request)?;
         let process = self.find_process(context, &request.process_id)?;
         let position = OutputPosition {
             after_sequence: request.after_sequence,
@@ -211,7 +243,8 @@ impl ProcessServiceHandler {
         context: &CallContext,
         request: WriteStdinRequest,
     ) -> Result<u64, Error> {
-        let mut checked = self.0.catalog.validate("jig.v1.WriteStdinRequest", request, false)?;
+        let mut checked =
+            self.pipeline.catalog.validate("jig.v1.WriteStdinRequest", request, false)?;
         let request = checked.request;
         if request.data.is_empty() && !request.eof {
             let text = "must not be empty unless eof is set";
@@ -222,7 +255,7 @@ impl ProcessServiceHandler {
         }
 
         let process = self.find_process(context, &request.process_id)?;
-        self.0.require_command_input_access(context)?;
+        self.pipeline.require_command_input_access(context)?;
         let write = InputWrite {
             id: request.write_id.clone(),
             data: request.data,
@@ -258,7 +291,8 @@ impl ProcessServiceHandler {
         context: &CallContext,
         request: SendSignalRequest,
     ) -> Result<(), Error> {
-        let mut checked = self.0.catalog.validate("jig.v1.SendSignalRequest", request, false)?;
+        let mut checked =
+            self.pipeline.catalog.validate("jig.v1.SendSignalRequest", request, false)?;
         let request = checked.request;
         let signal = signal_number(&request.signal);
         if signal.is_none() && !request.signal.is_empty() {
@@ -280,7 +314,7 @@ impl ProcessServiceHandler {
         context: &CallContext,
         request: ResizeTerminalRequest,
     ) -> Result<(), Error> {
-        let request = self.0.catalog.check("jig.v1.ResizeTerminalRequest", request)?;
+        let request = self.pipeline.catalog.check("jig.v1.ResizeTerminalRequest", request)?;
         let process = self.find_process(context, &request.process_id)?;
         if !process.info.has_terminal {
             let text =
@@ -308,11 +342,6 @@ impl ProcessServiceHandler {
             }
         })
     }
-}
-
-fn process_ended_error(process: &ProcessHandle) -> Error {
-    let text = "the process has ended: Attach returns its exit";
-    Error::new(Reason::ProcessEnded, text).with_metadata("process_id", process.info.id.clone())
 }
 
 /// The error of a client that wants to resume after output that does not exist yet.

@@ -24,7 +24,7 @@ use super::{
 use crate::daemon::{
     error::Error,
     queue::{self, Limiter, PrincipalName, Saturated, Sharing},
-    sandbox::image::TerminalSize,
+    sandbox::{image::TerminalSize, loopback_connection::PortConnector},
     task,
 };
 
@@ -34,6 +34,10 @@ const MAX_PENDING_CONTROLS: usize = 64;
 const MAX_READERS: usize = 128;
 /// Leaves some readers for other callers, such as the one that started the command.
 const MAX_READERS_PER_PRINCIPAL: usize = 64;
+/// Connections to ports of one command.
+pub(crate) const MAX_PORT_CONNECTIONS: usize = 128;
+/// Leaves some connections for other callers.
+pub(crate) const MAX_PORT_CONNECTIONS_PER_PRINCIPAL: usize = 64;
 
 /// How a command ended, or why that is unknown.
 pub(crate) type ExitResult = Arc<Result<ProcessExit, Error>>;
@@ -45,6 +49,9 @@ pub(crate) struct ProcessHandle {
     pub(crate) replay_buffer: ReplayBuffer<ExitResult>,
     pub(crate) input: InputQueue,
     reader_limiter: Arc<Limiter>,
+    port_limiter: Arc<Limiter>,
+    /// Connects to its ports. Set when it is in its sandbox.
+    port_connector: OnceLock<PortConnector>,
     /// Paths of the artifacts of both streams.
     output_paths: OnceLock<[String; 2]>,
     /// When the command was executed.
@@ -143,6 +150,8 @@ impl ProcessHandle {
             info,
             input,
             reader_limiter: Limiter::new(MAX_READERS, Sharing::KeepHeadroom, 0),
+            port_limiter: Limiter::new(MAX_PORT_CONNECTIONS, Sharing::KeepHeadroom, 0),
+            port_connector: OnceLock::new(),
             output_paths: OnceLock::new(),
             started_at: OnceLock::new(),
             ended_at: OnceLock::new(),
@@ -180,6 +189,26 @@ impl ProcessHandle {
             TrySendError::Closed(_) => ControlError::Ended,
         })?;
         done.await.map_err(|_| ControlError::Ended)
+    }
+
+    /// Acquires a permit for a connection to a port, without waiting.
+    pub(crate) fn acquire_port_permit(
+        &self,
+        principal: &PrincipalName,
+    ) -> Result<queue::Permit, Saturated> {
+        self.port_limiter.try_acquire(principal, MAX_PORT_CONNECTIONS_PER_PRINCIPAL)
+    }
+
+    /// Sets what connects to its ports, before it can be executed.
+    pub(super) fn set_port_connector(&self, connector: PortConnector) {
+        let _only_once = self.port_connector.set(connector);
+    }
+
+    /// Waits until the command has started, and returns what connects to its ports. Returns `None` if
+    /// it has ended.
+    pub(crate) async fn port_connector(&self) -> Option<PortConnector> {
+        self.replay_buffer.wait_until_started().await;
+        self.port_connector.get().filter(|connector| !connector.run_ended().is_cancelled()).cloned()
     }
 
     /// Lets the command run for a while after its last reader has left, so that a client can

@@ -108,6 +108,9 @@ pub(crate) async fn run(
     if let Some(lease) = sandbox.proxy_lease() {
         observer.proxy_opened(lease);
     }
+    if let Some(process) = &process {
+        process.set_port_connector(sandbox.port_connector());
+    }
 
     let mut supervisor =
         RunSupervisor::new(launch, sandbox, &mut daemon_ends, process, dispatched_at);

@@ -32,6 +32,7 @@
 //! | [`cgroup`], [`run_meter`], [`priority`] | memory, processes and CPU of a run: counted by the kernel or sampled; CPU shares |
 //! | [`stage`], [`probe`], [`level`], [`layers`], [`host_environment`] | steps that can fail, the probe, and the report to the operator |
 //! | [`proxy_listener`], [`netns_check`] | listener for runs with the network `proxy`; detection of sockets that a run left behind |
+//! | [`loopback_connection`] | connections from the daemon to servers in a run |
 //! | [`clean_check`], [`recycle`] | proof that a run left nothing in its sandbox; which caller may have another run in it |
 //! | [`warm_shell`] | shells that were executed before their command is known |
 //! | [`keeper_process`], [`launcher_process`], [`pools`], [`pool`], [`level_probe`], [`channel`], [`running`], [`kill`], [`protected_files`] | the daemon's side |
@@ -58,6 +59,7 @@ mod layers;
 pub(crate) mod level;
 pub(crate) mod level_probe;
 pub(crate) mod limits;
+pub(crate) mod loopback_connection;
 mod masked_proc;
 mod netns_check;
 mod no_namespaces;

@@ -25,6 +25,7 @@ use super::{
     kill::{SlotOutcome, kill_and_wait, kill_sandbox},
     level::IsolationLevel,
     limits::RunLimits,
+    loopback_connection::{ConnectRequest, PortConnector},
     no_namespaces::scratch_directory::redirect_to_scratch,
     probe,
     proxy_listener::{ProxyLease, ProxyListener},
@@ -74,6 +75,7 @@ pub(crate) struct IdleSandbox {
     pub(super) history: SandboxHistory,
     pub(super) slot_outcome: oneshot::Sender<SlotOutcome>,
     pub(super) holder_requests: mpsc::Sender<HolderRequest>,
+    pub(super) connect_requests: mpsc::Sender<ConnectRequest>,
     /// The cgroup of the command, if the host has cgroups.
     pub(super) cgroup: Option<RunCgroup>,
     /// The slot's listener, with the network `proxy` only.
@@ -100,6 +102,7 @@ pub(crate) struct RunningSandbox {
     holder_requests: mpsc::Sender<HolderRequest>,
     cgroup: Option<RunCgroup>,
     proxy_lease: Option<ProxyLease>,
+    port_connector: PortConnector,
     level: IsolationLevel,
     keeper: Arc<Mutex<Channel>>,
 }
@@ -313,6 +316,7 @@ impl IdleSandbox {
             holder_requests: self.holder_requests,
             cgroup: self.cgroup,
             proxy_lease: self.proxy_listener.as_ref().map(ProxyListener::lease),
+            port_connector: PortConnector::new(self.connect_requests, self.level),
             level: self.level,
             keeper: self.keeper,
         }
@@ -336,6 +340,11 @@ impl RunningSandbox {
     /// is left, or when the run is killed.
     pub(crate) fn proxy_lease(&self) -> Option<ProxyLease> {
         self.proxy_lease.clone()
+    }
+
+    /// Connects to servers in the sandbox, until no process of the run is left.
+    pub(crate) fn port_connector(&self) -> PortConnector {
+        self.port_connector.clone()
     }
 
     /// Waits for the next event. After [`SandboxEvent::CommandEnded`] no process of the run is
@@ -413,7 +422,7 @@ impl RunningSandbox {
     ///
     /// Returns false if it is not gone in time. The slot is then quarantined.
     pub(crate) async fn kill(mut self) -> bool {
-        self.close_proxy_lease();
+        self.close_connections();
         let (Some(pidfd), Some(slot_outcome)) = (self.pidfd.take(), self.slot_outcome.take())
         else {
             return true;
@@ -421,8 +430,9 @@ impl RunningSandbox {
         kill_and_wait(pidfd, slot_outcome, self.level).await
     }
 
-    /// Ends the command's proxy connections: the slot's next run starts soon.
-    fn close_proxy_lease(&mut self) {
+    /// Ends the command's proxy connections, and those to its ports: the slot's next run starts soon.
+    fn close_connections(&mut self) {
+        self.port_connector.end_run();
         if let Some(lease) = self.proxy_lease.take() {
             lease.close();
         }
@@ -441,7 +451,7 @@ impl RunningSandbox {
     }
 
     fn free_slot(&mut self) {
-        self.close_proxy_lease();
+        self.close_connections();
         let used = match (self.control.take(), self.pidfd.take()) {
             (Some(control), Some(pidfd)) if self.history.permits_another_run() => {
                 Some(UsedSandbox { control, pidfd, history: self.history.clone() })
@@ -457,7 +467,7 @@ impl RunningSandbox {
 
 impl Drop for RunningSandbox {
     fn drop(&mut self) {
-        self.close_proxy_lease();
+        self.close_connections();
         if let (Some(pidfd), Some(slot_outcome)) = (self.pidfd.take(), self.slot_outcome.take()) {
             // No caller waits, but the slot may be reused only when all processes are gone.
             let level = self.level;

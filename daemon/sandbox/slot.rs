@@ -26,6 +26,7 @@ use super::{
     landlock::{LandlockRules, PathAccess, ScopeReach},
     level::IsolationLevel,
     limits::RunLimits,
+    loopback_connection::send_connection,
     masked_proc,
     netns_check::NetnsCheck,
     plan::{NetworkMode, SANDBOX_HOME, SandboxPlan, WorkspacePlan},
@@ -140,6 +141,9 @@ impl SlotState {
             (Some(SlotKeeperRequest::Measure(bounds)), None) => {
                 let report = SandboxReport::Measured(self.measure(&bounds).unwrap_or_default());
                 send_bytes(socket, &report.encode(), &[])
+            }
+            (Some(SlotKeeperRequest::Connect(port)), None) => {
+                send_connection(socket, self.blueprint.network, port)
             }
             _ => exit_now(1),
         }

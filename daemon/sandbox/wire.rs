@@ -114,6 +114,16 @@ pub(super) enum SlotKeeperRequest {
         tmp_inodes: u64,
     },
     Measure(MeasurementBounds),
+    /// Start a connection in the slot's network namespace ([`super::loopback_connection`]).
+    Connect(LoopbackPort),
+}
+
+/// A port on the loopback interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LoopbackPort {
+    pub(super) number: u16,
+    /// Whether it is that of ::1 instead of 127.0.0.1.
+    pub(super) is_ipv6: bool,
 }
 
 /// How precisely a run is measured.
@@ -322,6 +332,7 @@ impl SlotKeeperRequest {
                 bounds.epoll_watches,
                 u64::from(bounds.recount),
             ],
+            Self::Connect(port) => [3, port.number.into(), port.is_ipv6.into(), 0, 0],
         };
 
         let mut bytes = [0; SLOT_KEEPER_REQUEST_BYTES];
@@ -350,6 +361,10 @@ impl SlotKeeperRequest {
                     epoll_watches,
                     recount: recount != 0,
                 }))
+            }
+            [3, number, is_ipv6, _, _] => {
+                let number = number.try_into().ok()?;
+                Some(Self::Connect(LoopbackPort { number, is_ipv6: is_ipv6 != 0 }))
             }
             _ => None,
         }

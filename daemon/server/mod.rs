@@ -274,7 +274,7 @@ fn routes(
         )
         .add_service(WorkspaceServiceServer::new(WorkspaceServiceHandler(pipeline())))
         .add_service(
-            ProcessServiceServer::new(ProcessServiceHandler(pipeline()))
+            ProcessServiceServer::new(ProcessServiceHandler::new(pipeline()))
                 .max_decoding_message_size(MAX_REQUEST_BYTES),
         )
         .add_service(

@@ -45,7 +45,10 @@ const REQUIRED_ROLES: &[(&str, &[RoleMethods])] = &[
         "ProcessService",
         &[
             ("read", &["ListProcesses"]),
-            ("invoke", &["Attach", "ResizeTerminal", "SendSignal", "Start", "WriteStdin"]),
+            (
+                "invoke",
+                &["Attach", "ForwardPort", "ResizeTerminal", "SendSignal", "Start", "WriteStdin"],
+            ),
         ],
     ),
     (

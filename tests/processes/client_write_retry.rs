@@ -3,10 +3,10 @@
 use std::{pin::Pin, process::Stdio, sync::Mutex};
 
 use jig::api::v1::{
-    AttachRequest, AttachResponse, ListProcessesRequest, ListProcessesResponse, Outcome,
-    ProcessExited, ProcessStarted, ResizeTerminalRequest, ResizeTerminalResponse,
-    SendSignalRequest, SendSignalResponse, StartRequest, StartResponse, WriteStdinRequest,
-    WriteStdinResponse,
+    AttachRequest, AttachResponse, ForwardPortRequest, ForwardPortResponse, ListProcessesRequest,
+    ListProcessesResponse, Outcome, ProcessExited, ProcessStarted, ResizeTerminalRequest,
+    ResizeTerminalResponse, SendSignalRequest, SendSignalResponse, StartRequest, StartResponse,
+    WriteStdinRequest, WriteStdinResponse,
     process_service_server::{ProcessService, ProcessServiceServer},
     start_response::Event,
 };
@@ -56,6 +56,8 @@ async fn lost_write_is_retried_under_its_write_id() {
 impl ProcessService for LossyProcessService {
     type StartStream = Pin<Box<dyn Stream<Item = Result<StartResponse, Status>> + Send>>;
     type AttachStream = Pin<Box<dyn Stream<Item = Result<AttachResponse, Status>> + Send>>;
+    type ForwardPortStream =
+        Pin<Box<dyn Stream<Item = Result<ForwardPortResponse, Status>> + Send>>;
 
     async fn start(&self, _: Request<StartRequest>) -> Result<Response<Self::StartStream>, Status> {
         let (sender, receiver) = mpsc::channel(2);
@@ -94,6 +96,13 @@ impl ProcessService for LossyProcessService {
         &self,
         _: Request<AttachRequest>,
     ) -> Result<Response<Self::AttachStream>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn forward_port(
+        &self,
+        _: Request<tonic::Streaming<ForwardPortRequest>>,
+    ) -> Result<Response<Self::ForwardPortStream>, Status> {
         Err(Status::unimplemented(""))
     }
 

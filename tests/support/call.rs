@@ -106,7 +106,7 @@ fn code_of_reason(reason: &str) -> Code {
         | "UNKNOWN_TOOL"
         | "JOB_NOT_FOUND" => Code::NotFound,
         "FILE_EXISTS" | "REQUEST_ID_REUSED" | "WORKSPACE_EXISTS" => Code::AlreadyExists,
-        "STALE_FILE" | "CHECKSUM_MISMATCH" | "DAEMON_LOST" => Code::Aborted,
+        "STALE_FILE" | "CHECKSUM_MISMATCH" | "DAEMON_LOST" | "CONNECTION_RESET" => Code::Aborted,
         "NOT_A_FILE"
         | "NOT_A_DIRECTORY"
         | "BINARY_FILE"
@@ -123,6 +123,8 @@ fn code_of_reason(reason: &str) -> Code {
         | "APPROVAL_DECIDED"
         | "NO_COMMAND_HISTORY"
         | "PROCESS_ENDED"
+        | "PORT_REFUSED"
+        | "FORWARDING_UNAVAILABLE"
         | "STDIN_CLOSED"
         | "WORKSPACES_DISABLED"
         | "SANDBOX_UNAVAILABLE" => Code::FailedPrecondition,

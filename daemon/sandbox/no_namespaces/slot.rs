@@ -19,6 +19,7 @@ use rustix::{
 
 use super::{
     super::{
+        loopback_connection::send_refusal,
         run_meter::RunMeter,
         slot::{SANDBOX_HANDLE_MESSAGE, set_limits},
         stage::{Stage, StageFailure, at_stage},
@@ -79,6 +80,8 @@ pub(super) fn run(
                 let report = SandboxReport::Measured(measurement.unwrap_or_default());
                 send_bytes(socket, &report.encode(), &[])
             }
+            // It would reach the host's servers.
+            (SlotKeeperRequest::Connect(_), None) => send_refusal(socket, Errno::OPNOTSUPP),
             _ => exit_now(1),
         };
         if sent.is_err() {

@@ -27,6 +27,7 @@ use crate::daemon::{
         kill::{SlotOutcome, kill_sandbox},
         level::IsolationLevel,
         limits::RunLimits,
+        loopback_connection::ConnectRequest,
         proxy_listener::ProxyListener,
         recycle::{SandboxHistory, UsedSandbox, WarmShellSwitch},
         running::{HolderRequest, IdleSandbox},
@@ -46,6 +47,7 @@ use crate::daemon::{
 pub(super) struct SlotBuilder {
     /// Sends the requests of a sandbox's holder to the slot's task.
     pub(super) holder_requests: mpsc::Sender<HolderRequest>,
+    pub(super) connect_requests: mpsc::Sender<ConnectRequest>,
     /// The slot's listener, with the network `proxy` only.
     pub(super) proxy_listener: Option<Arc<ProxyListener>>,
     pub(super) level: IsolationLevel,
@@ -256,6 +258,7 @@ fn idle_sandbox(
         history,
         slot_outcome,
         holder_requests: builder.holder_requests.clone(),
+        connect_requests: builder.connect_requests.clone(),
         proxy_listener: builder.proxy_listener.clone(),
         level: builder.level,
         generation: builder.generation,
@@ -284,7 +287,7 @@ fn parse_handle_message(
     })
 }
 
-fn slot_keeper_failure(errno: Errno) -> StageFailure {
+pub(super) fn slot_keeper_failure(errno: Errno) -> StageFailure {
     StageFailure::from_errno(Stage::RunNamespaces, errno, "the slot keeper died")
 }
 

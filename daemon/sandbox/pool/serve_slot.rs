@@ -14,13 +14,14 @@ use super::{
     NewSlot, SandboxPool,
     build::{
         BUILD_TIMEOUT, SlotBuilder, build_sandbox, build_timeout_failure, measure_sandbox,
-        recycle_sandbox,
+        recycle_sandbox, slot_keeper_failure,
     },
 };
 use crate::daemon::{
     sandbox::{
         channel::Channel,
         kill::SlotOutcome,
+        loopback_connection::{ConnectRequest, MAX_PENDING_CONNECTS},
         running::HolderRequest,
         stage::{Stage, StageFailure},
     },
@@ -29,6 +30,12 @@ use crate::daemon::{
 
 /// Pause before a slot whose network namespace holds sockets of an earlier run is checked again.
 const NETNS_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The requests of a sandbox's holder, and of clients that connect to its ports.
+pub(super) struct SlotRequests {
+    of_holder: mpsc::Receiver<HolderRequest>,
+    connects: mpsc::Receiver<ConnectRequest>,
+}
 
 impl SandboxPool {
     /// Serves one slot until the pool does not need it, or the slot is lost.
@@ -82,12 +89,14 @@ impl SandboxPool {
     /// Makes a slot, and what its sandboxes have in common.
     pub(super) async fn make_slot_with_builder(
         self: &Arc<Self>,
-    ) -> Result<(Channel, SlotBuilder, mpsc::Receiver<HolderRequest>), StageFailure> {
+    ) -> Result<(Channel, SlotBuilder, SlotRequests), StageFailure> {
         let level = self.state().level;
-        let (holder_requests, requests) = mpsc::channel(1);
+        let (holder_requests, of_holder) = mpsc::channel(1);
+        let (connect_requests, connects) = mpsc::channel(MAX_PENDING_CONNECTS);
         let (slot, proxy_listener, generation) = self.make_slot_uncancelled().await?;
         let builder = SlotBuilder {
             holder_requests,
+            connect_requests,
             proxy_listener,
             level,
             generation,
@@ -99,7 +108,7 @@ impl SandboxPool {
             warm_shells: Arc::clone(&self.context.warm_shells),
             counts: Arc::clone(&self.context.build_counts),
         };
-        Ok((slot, builder, requests))
+        Ok((slot, builder, SlotRequests { of_holder, connects }))
     }
 
     /// Waits while a socket of an earlier run exists in a slot's network namespace.
@@ -133,14 +142,14 @@ impl SandboxPool {
 async fn serve_requests(
     slot: &Channel,
     builder: &SlotBuilder,
-    requests: &mut mpsc::Receiver<HolderRequest>,
+    requests: &mut SlotRequests,
     mut slot_outcome: oneshot::Receiver<SlotOutcome>,
 ) -> Result<Option<SlotOutcome>, StageFailure> {
     loop {
         tokio::select! {
             biased;
             outcome = &mut slot_outcome => return Ok(outcome.ok()),
-            Some(request) = requests.recv() => match request {
+            Some(request) = requests.of_holder.recv() => match request {
                 HolderRequest::Measure { bounds, reply } => {
                     let measurement = measure_sandbox(slot, bounds).await?;
                     let _receiver_gone = reply.send(measurement);
@@ -160,6 +169,10 @@ async fn serve_requests(
                     }
                 }
             },
+            // Last, so that connections do not delay measurements.
+            Some(request) = requests.connects.recv() => {
+                request.serve(slot).await.map_err(slot_keeper_failure)?;
+            }
         }
     }
 }
