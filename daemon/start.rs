@@ -4,11 +4,11 @@
 mod created_workspaces;
 mod embedded;
 mod error;
-mod homes;
 mod host_sockets;
 mod isolation;
 mod observed_metrics;
 mod ownership;
+mod persistent_directories;
 mod privileges;
 mod protection;
 mod reload;
@@ -38,6 +38,7 @@ use self::{
     host_sockets::HostSockets,
     isolation::{KeeperEnvironment, StartedKeeper},
     ownership::sandbox_user,
+    persistent_directories::create_persistent_directories,
     reload::ConfigReloader,
     serving::PreparedDaemon,
     shared_limits::StartWarning,
@@ -262,18 +263,17 @@ fn prepare_sandboxes(
     let workspaces = open_workspaces(config, mode)?;
     privileges::raise_descriptor_limit().map_err(io_error("raising the limit of descriptors"))?;
 
-    let homes = match mode {
+    let persistent = match mode {
         StartMode::Serve | StartMode::Embedded => {
-            homes::create_persistent_homes(config, &workspaces)?
+            create_persistent_directories(config, &workspaces)?
         }
-        // A check runs commands with ephemeral homes. The plan still says which homes are
-        // persistent.
-        StartMode::Check => vec![None; workspaces.len()],
+        // A check runs commands with ephemeral directories. The plan still says which are persistent.
+        StartMode::Check => vec![Vec::new(); workspaces.len()],
     };
     // Before the keeper starts, which inherits the cgroup.
     let accounting = detect_accounting(config, mode);
 
-    let mut plan = sandbox_plan(config, &workspaces, homes);
+    let mut plan = sandbox_plan(config, &workspaces, persistent);
     if config.chown_workspace && mode == StartMode::Check {
         for workspace in &mut plan.workspaces {
             workspace.chowned_to = Some(sandbox_user(config, workspace.index));
@@ -374,16 +374,16 @@ fn detect_accounting(config: &Config, mode: StartMode) -> MemoryAccounting {
 fn sandbox_plan(
     config: &Config,
     workspaces: &[Workspace],
-    homes: Vec<Option<BindMount>>,
+    persistent: Vec<Vec<BindMount>>,
 ) -> SandboxPlan {
     let workspaces = config
         .workspaces
         .iter()
         .zip(workspaces)
-        .zip(homes)
+        .zip(persistent)
         .zip(&config.sandbox_ids)
         .enumerate()
-        .map(|(index, (((config, workspace), home_bind), sandbox_id))| WorkspacePlan {
+        .map(|(index, (((config, workspace), persistent_binds), sandbox_id))| WorkspacePlan {
             index,
             sandbox_id: *sandbox_id,
             name: config.name.clone(),
@@ -394,8 +394,8 @@ fn sandbox_plan(
             chowned_to: None,
             protected_paths: config.protection.paths.clone(),
             requires_protection: config.protection.required,
-            has_persistent_home: config.persistent_home,
-            home_bind,
+            persistent: config.persistent,
+            persistent_binds,
         });
 
     SandboxPlan {

@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use super::{duration::parse_age, file};
-use crate::daemon::sandbox::plan::BindMount;
+use super::{duration::parse_age, file, workspaces::parse_persistent_directories};
+use crate::daemon::sandbox::plan::{BindMount, PersistentDirectories};
 
 const DEFAULT_MAX_ENTRIES: u32 = 1000;
 const DEFAULT_MAX_PER_CALLER: u32 = 100;
@@ -65,6 +65,8 @@ pub(crate) struct CommonSettings {
     pub(crate) binds: Vec<BindMount>,
     /// Timeout of a run whose call has none. `None`: that of the contract.
     pub(crate) run_timeout: Option<Duration>,
+    /// Directories that all runs of a workspace share.
+    pub(crate) persistent: PersistentDirectories,
 }
 
 /// Directories that must not overlap with that of created workspaces.
@@ -78,7 +80,7 @@ pub(super) struct OtherDirectories<'a> {
 /// Checks the table. `None` if it has no directory.
 pub(super) fn parse_created_workspaces(
     table: file::CreatedWorkspacesTable,
-    common: CommonSettings,
+    mut common: CommonSettings,
     others: OtherDirectories<'_>,
     problems: &mut Vec<String>,
 ) -> Option<CreatedWorkspacesConfig> {
@@ -108,6 +110,12 @@ pub(super) fn parse_created_workspaces(
             "workspaces_on_demand.max_bytes must be at least {MIN_BYTES}, and max_files at least {MIN_FILES}"
         ));
     }
+    common.persistent = parse_persistent_directories(
+        [table.home.as_deref(), table.tmp.as_deref()],
+        "workspaces_on_demand.",
+        common.persistent,
+        problems,
+    );
 
     let directory = match resolve(&table.directory?, &others) {
         Ok(directory) => directory,

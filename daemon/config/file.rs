@@ -141,6 +141,7 @@ pub(super) struct WorkspaceTable {
     pub(super) symlinks: Option<String>,
     pub(super) protected: Option<Vec<String>>,
     pub(super) home: Option<String>,
+    pub(super) tmp: Option<String>,
     pub(super) run_timeout: Option<String>,
 }
 
@@ -184,6 +185,7 @@ pub(super) struct SandboxTable {
     pub(super) bind_ro: Vec<String>,
     pub(super) stop_grace: Option<String>,
     pub(super) home: Option<String>,
+    pub(super) tmp: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -308,6 +310,8 @@ pub(super) struct CreatedWorkspacesTable {
     pub(super) max_files: Option<u64>,
     pub(super) ttl: Option<String>,
     pub(super) idle_timeout: Option<String>,
+    pub(super) home: Option<String>,
+    pub(super) tmp: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

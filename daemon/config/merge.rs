@@ -40,11 +40,14 @@ use super::{
     telemetry::{TelemetryConfig, parse_telemetry},
     tls::{TlsFiles, TlsPaths},
     tools::parse_tools,
-    workspaces::{WorkspaceDefaults, parse_home_mode, parse_workspaces},
+    workspaces::{WorkspaceDefaults, parse_persistent_directories, parse_workspaces},
 };
 use crate::daemon::{
     netpolicy::rules::NetworkRules,
-    sandbox::{level::IsolationLevel, plan::NetworkMode},
+    sandbox::{
+        level::IsolationLevel,
+        plan::{NetworkMode, PersistentDirectories},
+    },
 };
 
 /// Valid values of `limits.replay_bytes`. The minimum is twice what a process can write at once.
@@ -274,13 +277,18 @@ fn merge_workspaces(
     let defaults = WorkspaceDefaults {
         binds: &binds,
         protected: (!args.protect.is_empty()).then_some(&args.protect),
-        persistent_home: parse_home_mode(sandbox.home.as_deref(), "sandbox.home", problems),
+        persistent: parse_persistent_directories(
+            [sandbox.home.as_deref(), sandbox.tmp.as_deref()],
+            "sandbox.",
+            PersistentDirectories::default(),
+            problems,
+        ),
         run_timeout: parse_timeout(run_timeout, "limits.run_timeout", "120s", problems),
     };
     let tables = mem::take(&mut file.workspaces);
     let workspaces = parse_workspaces(&args.workspace, tables, &defaults, problems);
-    let run_timeout = defaults.run_timeout;
-    (workspaces, CommonSettings { binds, run_timeout })
+    let WorkspaceDefaults { run_timeout, persistent, .. } = defaults;
+    (workspaces, CommonSettings { binds, run_timeout, persistent })
 }
 
 fn read_keys(path: &Path, problems: &mut Vec<String>) -> Option<KeyFile> {

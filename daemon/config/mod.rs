@@ -53,7 +53,7 @@ use crate::daemon::{
     sandbox::{
         level::IsolationLevel,
         limits::RunLimits,
-        plan::{BindMount, NetworkMode},
+        plan::{BindMount, NetworkMode, PersistentDirectories},
     },
 };
 
@@ -180,8 +180,8 @@ pub(crate) struct WorkspaceConfig {
     pub(crate) follow_links: bool,
     /// Paths that neither file tools nor commands can change.
     pub(crate) protection: Protection,
-    /// Whether all runs of the workspace share a home directory.
-    pub(crate) persistent_home: bool,
+    /// Directories that all runs of the workspace share.
+    pub(crate) persistent: PersistentDirectories,
     /// Timeout of a run whose call has none. `None`: that of the contract.
     pub(crate) run_timeout: Option<Duration>,
 }

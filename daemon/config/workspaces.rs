@@ -17,7 +17,7 @@ use super::{
     limits::parse_timeout,
     protection::Protection,
 };
-use crate::daemon::sandbox::plan::{BindMount, DEFAULT_MOUNT_PATH};
+use crate::daemon::sandbox::plan::{BindMount, DEFAULT_MOUNT_PATH, PersistentDirectories};
 
 const MAX_WORKSPACE_NAME_BYTES: usize = 120;
 
@@ -27,7 +27,7 @@ pub(super) struct WorkspaceDefaults<'a> {
     pub(super) binds: &'a [BindMount],
     /// Protected paths. `None`: those of [`Protection::resolve`].
     pub(super) protected: Option<&'a Vec<String>>,
-    pub(super) persistent_home: bool,
+    pub(super) persistent: PersistentDirectories,
     pub(super) run_timeout: Option<Duration>,
 }
 
@@ -77,6 +77,7 @@ fn table_of_flag(text: &str) -> WorkspaceTable {
         symlinks: None,
         protected: None,
         home: None,
+        tmp: None,
         run_timeout: None,
     }
 }
@@ -140,10 +141,12 @@ fn parse_workspace(
         binds,
         follow_links: parse_symlink_mode(table.symlinks.as_deref(), &name, problems),
         protection,
-        persistent_home: match table.home.as_deref() {
-            None => defaults.persistent_home,
-            home => parse_home_mode(home, &format!("workspace {name}: home"), problems),
-        },
+        persistent: parse_persistent_directories(
+            [table.home.as_deref(), table.tmp.as_deref()],
+            &format!("workspace {name}: "),
+            defaults.persistent,
+            problems,
+        ),
         run_timeout: match table.run_timeout.as_deref() {
             None => defaults.run_timeout,
             text => {
@@ -203,15 +206,26 @@ fn parse_symlink_mode(text: Option<&str>, workspace: &str, problems: &mut Vec<St
     }
 }
 
-/// Reads whether all runs of a workspace share a home directory. `key` is the key of `text`.
-pub(super) fn parse_home_mode(text: Option<&str>, key: &str, problems: &mut Vec<String>) -> bool {
-    match text {
-        None | Some("ephemeral") => false,
+/// Reads which of the home directory and `/tmp` all runs of a workspace share: the values of the
+/// keys `home` and `tmp`, whose table `prefix` names.
+pub(super) fn parse_persistent_directories(
+    [home, tmp]: [Option<&str>; 2],
+    prefix: &str,
+    defaults: PersistentDirectories,
+    problems: &mut Vec<String>,
+) -> PersistentDirectories {
+    let mut parse = |text: Option<&str>, key: &str, default: bool| match text {
+        None => default,
+        Some("ephemeral") => false,
         Some("persistent") => true,
         Some(other) => {
-            problems.push(format!("{key} = {other:?}: give \"ephemeral\" for an empty home directory at each run, or \"persistent\" for one that all runs of a workspace share"));
+            problems.push(format!("{prefix}{key} = {other:?}: give \"ephemeral\" for an empty directory at each run, or \"persistent\" for one that all runs of a workspace share"));
             false
         }
+    };
+    PersistentDirectories {
+        home: parse(home, "home", defaults.home),
+        tmp: parse(tmp, "tmp", defaults.tmp),
     }
 }
 
@@ -240,10 +254,10 @@ fn check_implied_workspace() -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_home_mode;
+    use super::{PersistentDirectories, parse_persistent_directories};
 
     #[test]
-    fn a_home_is_persistent_only_on_request() {
+    fn a_directory_is_persistent_only_on_request() {
         for (text, expected, is_problem) in [
             (None, false, false),
             (Some("ephemeral"), false, false),
@@ -252,7 +266,15 @@ mod tests {
             (Some(""), false, true),
         ] {
             let mut problems = Vec::new();
-            assert_eq!(parse_home_mode(text, "home", &mut problems), expected, "{text:?}");
+            let mut parse = |texts, defaults| {
+                parse_persistent_directories(texts, "sandbox.", defaults, &mut problems)
+            };
+            let defaults = PersistentDirectories::default();
+            assert_eq!(parse([text, None], defaults).home, expected, "{text:?}");
+            assert_eq!(parse([None, text], defaults).tmp, expected, "{text:?}");
+            let defaults = PersistentDirectories { home: true, tmp: true };
+            let parsed = parse([text, None], defaults);
+            assert_eq!((parsed.home, parsed.tmp), (expected || text.is_none(), true), "{text:?}");
             assert_eq!(!problems.is_empty(), is_problem, "{text:?}");
         }
     }

@@ -43,8 +43,9 @@ pub(super) struct Blueprint {
 /// Mount options of a run's own file systems (tmpfs(5)). Empty at L1.
 #[derive(Debug, Default)]
 pub(super) struct ScratchOptions {
-    /// For `/tmp` and `/dev/shm`.
+    /// For `/dev/shm`, and `/tmp` unless it is persistent.
     pub(super) shared_options: MountOptions,
+    pub(super) is_tmp_persistent: bool,
     /// For the home directory; `None` if it is persistent.
     pub(super) home_options: Option<MountOptions>,
 }

@@ -44,7 +44,7 @@ pub(super) struct CleanCheck {
 }
 
 struct WatchedFiles {
-    /// `/tmp`, `/dev/shm`, and the home directory unless it is persistent.
+    /// `/dev/shm`, and `/tmp` and the home directory unless they are persistent.
     scratch: [Option<OwnedFd>; 3],
     /// `/dev/pts` and `/dev/pts/ptmx`.
     terminals: [OwnedFd; 2],
@@ -52,7 +52,7 @@ struct WatchedFiles {
     sockets: Option<SocketCounts>,
 }
 
-/// What a run can change in its sandbox, apart from the workspace and a persistent home directory.
+/// What a run can change in its sandbox, apart from the workspace and persistent directories.
 #[derive(PartialEq, Eq)]
 struct SandboxSnapshot {
     scratch: [Option<ScratchSnapshot>; 3],
@@ -83,9 +83,9 @@ struct InodeSnapshot {
 impl CleanCheck {
     /// Takes the present state as that of a new sandbox. Called by the init, which allocates nothing.
     ///
-    /// `home` is the home directory, unless it is persistent.
-    pub(super) fn begin(network: NetworkMode, home: Option<&CStr>) -> Result<Self, Errno> {
-        let watched = WatchedFiles::open(network, home)?;
+    /// `scratch` are `/tmp` and the home directory, unless they are persistent.
+    pub(super) fn begin(network: NetworkMode, scratch: [Option<&CStr>; 2]) -> Result<Self, Errno> {
+        let watched = WatchedFiles::open(network, scratch)?;
         let new_sandbox = watched.take_snapshot()?;
         Ok(Self { watched, new_sandbox })
     }
@@ -97,15 +97,15 @@ impl CleanCheck {
 }
 
 impl WatchedFiles {
-    fn open(network: NetworkMode, home: Option<&CStr>) -> Result<Self, Errno> {
+    fn open(network: NetworkMode, [tmp, home]: [Option<&CStr>; 2]) -> Result<Self, Errno> {
         let open_as = |path: &CStr, flags| open(path, flags | OFlags::CLOEXEC, Mode::empty());
         let directory = |path| open_as(path, OFlags::RDONLY | OFlags::DIRECTORY);
         // To open the multiplexer itself would make a terminal.
         let terminal = |path| open_as(path, OFlags::PATH);
         Ok(Self {
             scratch: [
-                Some(directory(c"/tmp")?),
                 Some(directory(c"/dev/shm")?),
+                tmp.map(directory).transpose()?,
                 home.map(directory).transpose()?,
             ],
             terminals: [terminal(c"/dev/pts")?, terminal(c"/dev/pts/ptmx")?],
@@ -117,11 +117,11 @@ impl WatchedFiles {
     }
 
     fn take_snapshot(&self) -> Result<SandboxSnapshot, Errno> {
-        let [tmp, shm, home] = &self.scratch;
+        let [shm, tmp, home] = &self.scratch;
         let scratch = |fd: &Option<_>| fd.as_ref().map(ScratchSnapshot::of).transpose();
         let [directory, multiplexer] = &self.terminals;
         Ok(SandboxSnapshot {
-            scratch: [scratch(tmp)?, scratch(shm)?, scratch(home)?],
+            scratch: [scratch(shm)?, scratch(tmp)?, scratch(home)?],
             terminals: [InodeSnapshot::of(directory)?, InodeSnapshot::of(multiplexer)?],
             sysv_objects: sysv_object_count()?,
             sockets: self.sockets.as_ref().map(SocketCounts::read).transpose()?,

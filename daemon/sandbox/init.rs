@@ -47,7 +47,7 @@ use super::{
     clean_check::CleanCheck,
     level::IsolationLevel,
     limits::RunLimits,
-    plan::SANDBOX_HOME,
+    plan::{SANDBOX_HOME, SANDBOX_TMP},
     root::EMPTY_DIRECTORY,
     stage::Stage,
     warm_shell::WarmShell,
@@ -268,8 +268,10 @@ fn build_sandbox(state: &SandboxState) -> Result<Option<Recycling>, StageError> 
         return Ok(None);
     };
     enable_child_interrupts().map_err(|errno| StageError(Stage::Seccomp, errno))?;
-    let home = state.scratch.home_options.as_ref().map(|_| HOME_PATH);
-    let clean_check = CleanCheck::begin(blueprint.network, home);
+    let scratch = &state.scratch;
+    let tmp = (!scratch.is_tmp_persistent).then_some(TMP_PATH);
+    let home = scratch.home_options.as_ref().map(|_| HOME_PATH);
+    let clean_check = CleanCheck::begin(blueprint.network, [tmp, home]);
     let warm_shell = WarmShell::default();
     Ok(Some(Recycling { call_reports, was_call_reported: false, clean_check, warm_shell }))
 }
@@ -321,7 +323,7 @@ fn mount_proc(blueprint: &Blueprint) -> Result<(), StageError> {
 /// Mounts the run's own file systems and terminals.
 fn mount_scratch(scratch: &ScratchOptions) -> Result<(), StageError> {
     for (target, options) in [
-        (c"/tmp", Some(&scratch.shared_options)),
+        (TMP_PATH, (!scratch.is_tmp_persistent).then_some(&scratch.shared_options)),
         (c"/dev/shm", Some(&scratch.shared_options)),
         (HOME_PATH, scratch.home_options.as_ref()),
     ] {
@@ -347,9 +349,11 @@ fn mount_scratch(scratch: &ScratchOptions) -> Result<(), StageError> {
 /// kernel documentation).
 const DEVPTS_OPTIONS: &CStr = c"newinstance,ptmxmode=0666,mode=0620,max=64";
 const HOME_PATH: &CStr = c"/home/agent";
+const TMP_PATH: &CStr = c"/tmp";
 const _: () = assert!(
-    HOME_PATH.to_bytes().len() == SANDBOX_HOME.len(),
-    "the two spellings of the home directory are one path"
+    HOME_PATH.to_bytes().len() == SANDBOX_HOME.len()
+        && TMP_PATH.to_bytes().len() == SANDBOX_TMP.len(),
+    "the two spellings of each directory are one path"
 );
 
 /// Verifies the restrictions that every sandbox must have. The probe of [`super::probe`] checks

@@ -388,14 +388,14 @@ impl KeeperState {
         })?;
 
         // In all other cases the template, which runs as the commands' user, opens the binds.
-        let can_open_home =
+        let can_open_persistent =
             self.privileges.can_map_owners || self.privileges.is_user(identity.host_ids.0);
-        if !can_open_home && source.plan.has_persistent_home {
+        if let Some(stage) = source.plan.persistent.stage().filter(|_| !can_open_persistent) {
             let text = format!(
-                "commands run as uid {}, which cannot enter the state directory: start the daemon with CAP_SYS_ADMIN, or set home = \"ephemeral\"",
+                "commands run as uid {}, which cannot enter the state directory: start the daemon with CAP_SYS_ADMIN, or set home and tmp to \"ephemeral\"",
                 identity.uid
             );
-            return Err(StageFailure::other(Stage::PersistentHome, text));
+            return Err(StageFailure::other(stage, text));
         }
         Ok(identity)
     }
@@ -417,14 +417,14 @@ impl KeeperState {
 
             let owner =
                 DirectoryOwner::of(tree.as_fd()).map_err(at_stage(Stage::OpenSource, &name))?;
-            let is_home = source.plan.home_bind.as_ref() == Some(bind);
-            if is_home && map_to.is_none() && owner.uid != identity.uid {
+            let stage = bind.persistent_stage(&source.plan);
+            if let Some(stage) = stage.filter(|_| map_to.is_none() && owner.uid != identity.uid) {
                 let text = format!(
                     "{name} belongs to uid {}, but commands run as uid {uid}: change its owner (chown -R {uid} {name}), or remove it",
                     owner.uid,
                     uid = identity.uid
                 );
-                return Err(StageFailure::other(Stage::PersistentHome, text));
+                return Err(StageFailure::other(stage, text));
             }
 
             let map = if bind.writable { self.owner_map(owner, map_to)? } else { None };

@@ -4,7 +4,7 @@ use super::{
     cgroup::MemoryAccounting,
     landlock::RESOLVE_UNIX_ABI,
     level::{Isolation, IsolationLevel},
-    plan::NetworkMode,
+    plan::{NetworkMode, PersistentDirectories},
     probe, proxy_listener,
 };
 
@@ -150,7 +150,7 @@ impl Isolation {
 
         self.describe_network(&mut layers);
         self.describe_process_limit(&mut layers);
-        self.describe_home(&mut layers);
+        self.describe_persistent_directories(&mut layers);
         self.describe_host_name(&mut layers);
 
         layers.push(self.landlock());
@@ -276,11 +276,18 @@ impl Isolation {
 }
 
 impl Isolation {
-    /// Corrects the layer `scratch` where the home directory is persistent.
-    fn describe_home(&self, layers: &mut [IsolationLayer]) {
+    /// Corrects the layer `scratch` where directories are persistent.
+    fn describe_persistent_directories(&self, layers: &mut [IsolationLayer]) {
+        let PersistentDirectories { home, tmp } = self.persistent;
+        let (fresh, kept) = match (home, tmp) {
+            (false, false) => return,
+            (true, false) => ("/tmp and /dev/shm", "the home directory belongs to the workspace and persists (sandbox.home)"),
+            (false, true) => ("/dev/shm and the home directory", "/tmp belongs to the workspace and persists (sandbox.tmp)"),
+            (true, true) => ("/dev/shm", "the home directory and /tmp belong to the workspace and persist (sandbox.home, sandbox.tmp)"),
+        };
         let scratch = layers.iter_mut().find(|layer| layer.name == SCRATCH_LAYER);
-        if let Some(scratch) = scratch.filter(|layer| layer.applied && self.has_persistent_home) {
-            scratch.detail = "fresh file systems of limited size for /tmp and /dev/shm; the home directory belongs to the workspace and persists (sandbox.home), without a size limit: later runs find what a run leaves there".to_owned();
+        if let Some(scratch) = scratch.filter(|layer| layer.applied) {
+            scratch.detail = format!("fresh file systems of limited size for {fresh}; {kept}, without a size limit of their own: later runs find what a run leaves there");
         }
     }
 

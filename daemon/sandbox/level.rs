@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     cgroup::MemoryAccounting,
     host_environment::HostEnvironment,
-    plan::NetworkMode,
+    plan::{NetworkMode, PersistentDirectories},
     stage::{Stage, StageFailure},
 };
 
@@ -46,8 +46,8 @@ pub(crate) struct Isolation {
     pub(crate) allow_ptrace: bool,
     pub(crate) network: NetworkMode,
     pub(crate) memory_accounting: MemoryAccounting,
-    /// Whether all runs of the workspace share one home directory.
-    pub(crate) has_persistent_home: bool,
+    /// Directories that all runs of the workspace share.
+    pub(crate) persistent: PersistentDirectories,
     /// Paths of the workspace that commands cannot change.
     pub(crate) protected_paths: Vec<String>,
 }

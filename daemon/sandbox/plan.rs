@@ -1,11 +1,14 @@
 //! What the keeper builds sandboxes from: the part of the configuration that they depend on, sent
 //! to the keeper once at startup.
 
-use std::{borrow::Cow, path::PathBuf};
+use std::{
+    borrow::Cow,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
-use super::limits::RunLimits;
+use super::{limits::RunLimits, stage::Stage};
 
 /// Everything that sandboxes are built from. Requests cannot change it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -65,6 +68,8 @@ pub(crate) struct CreatedWorkspace {
     pub(crate) directory: String,
     /// Device and inode of the directory that the daemon holds open.
     pub(crate) file_identity: (u64, u64),
+    /// Its directories in [`persistent_directory_name`].
+    pub(crate) persistent: PersistentIdentities,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -92,11 +97,27 @@ pub(crate) struct WorkspacePlan {
     /// Whether the operator requires the protection. Otherwise a level that cannot enforce it is
     /// accepted.
     pub(crate) requires_protection: bool,
-    /// Whether all runs share one persistent home directory, instead of a fresh one each.
-    pub(crate) has_persistent_home: bool,
-    /// The persistent home directory, bound over the fresh one. `None` also when the daemon only
-    /// checks whether commands can run: the check leaves the state directory alone.
-    pub(crate) home_bind: Option<BindMount>,
+    /// The directories that all runs share, as configured.
+    pub(crate) persistent: PersistentDirectories,
+    /// The persistent directories, bound over the fresh ones. Empty also when the daemon only checks
+    /// whether commands can run: the check leaves the state directory alone.
+    pub(crate) persistent_binds: Vec<BindMount>,
+}
+
+/// Which of these directories all runs of a workspace share, instead of fresh ones each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct PersistentDirectories {
+    /// [`SANDBOX_HOME`].
+    pub(crate) home: bool,
+    /// [`SANDBOX_TMP`].
+    pub(crate) tmp: bool,
+}
+
+/// The persistent directories of a created workspace: device and inode of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct PersistentIdentities {
+    pub(crate) home: Option<(u64, u64)>,
+    pub(crate) tmp: Option<(u64, u64)>,
 }
 
 /// A path of a workspace that commands cannot change.
@@ -135,15 +156,66 @@ impl CreatedWorkspacesPlan {
             path: self.model.path.join(&created.directory),
             file_identity: created.file_identity,
             sandbox_id: id.copied().unwrap_or(self.model.sandbox_id),
+            persistent_binds: self.persistent_binds(created),
             ..self.model.clone()
+        }
+    }
+
+    /// The paths are derived here, so that the daemon cannot have the keeper mount anything else.
+    fn persistent_binds(&self, created: &CreatedWorkspace) -> Vec<BindMount> {
+        let parent = self.model.path.join(persistent_directory_name(&created.directory));
+        let PersistentIdentities { home, tmp } = created.persistent;
+        let bind = |identity: Option<(u64, u64)>, name: &str, destination: &str| {
+            Some(BindMount {
+                source: parent.join(name),
+                destination: destination.into(),
+                writable: true,
+                file_identity: identity?,
+            })
+        };
+        let home = bind(home, PERSISTENT_HOME_NAME, SANDBOX_HOME);
+        home.into_iter().chain(bind(tmp, PERSISTENT_TMP_NAME, SANDBOX_TMP)).collect()
+    }
+}
+
+/// Name of the directory with the persistent directories of a created workspace whose directory is
+/// `directory`. Both are in the directory that holds all of them.
+pub(crate) fn persistent_directory_name(directory: &str) -> String {
+    format!("{directory}.persistent")
+}
+
+impl BindMount {
+    /// The stage that fails if this persistent directory cannot be mounted. `None` for other binds.
+    pub(super) fn persistent_stage(&self, workspace: &WorkspacePlan) -> Option<Stage> {
+        let is_home = self.destination == Path::new(SANDBOX_HOME);
+        let stage = if is_home { Stage::PersistentHome } else { Stage::PersistentTmp };
+        workspace.persistent_binds.contains(self).then_some(stage)
+    }
+}
+
+impl PersistentDirectories {
+    /// The stage that fails if they cannot be mounted. `None` if there are none.
+    pub(super) fn stage(self) -> Option<Stage> {
+        match self {
+            Self { home: true, .. } => Some(Stage::PersistentHome),
+            Self { tmp: true, .. } => Some(Stage::PersistentTmp),
+            Self { home: false, tmp: false } => None,
         }
     }
 }
 
 impl WorkspacePlan {
-    /// All binds: those of the configuration, and the persistent home directory.
+    /// All binds: those of the configuration, and the persistent directories.
     pub(super) fn all_binds(&self) -> impl Iterator<Item = &BindMount> {
-        self.binds.iter().chain(&self.home_bind)
+        self.binds.iter().chain(&self.persistent_binds)
+    }
+
+    /// The directories that are mounted as persistent ones.
+    pub(super) fn mounted_persistent(&self) -> PersistentDirectories {
+        let is_mounted = |path: &str| {
+            self.persistent_binds.iter().any(|bind| bind.destination == Path::new(path))
+        };
+        PersistentDirectories { home: is_mounted(SANDBOX_HOME), tmp: is_mounted(SANDBOX_TMP) }
     }
 }
 
@@ -169,4 +241,9 @@ pub(crate) const DEFAULT_MOUNT_PATH: &str = "/workspace";
 pub(super) const SANDBOX_HOST_NAME: &str = "jig";
 /// Home directory (`HOME`) of commands.
 pub(crate) const SANDBOX_HOME: &str = "/home/agent";
+/// Directory for temporary files of commands.
+pub(crate) const SANDBOX_TMP: &str = "/tmp";
+/// Names of the persistent directories of a created workspace.
+pub(crate) const PERSISTENT_HOME_NAME: &str = "home";
+pub(crate) const PERSISTENT_TMP_NAME: &str = "tmp";
 pub(crate) const SANDBOX_USER: &str = "agent";

@@ -29,7 +29,9 @@ use super::{
     loopback_connection::send_connection,
     masked_proc,
     netns_check::NetnsCheck,
-    plan::{NetworkMode, SANDBOX_HOME, SandboxPlan, WorkspacePlan},
+    plan::{
+        NetworkMode, PersistentDirectories, SANDBOX_HOME, SANDBOX_TMP, SandboxPlan, WorkspacePlan,
+    },
     probe::GuardedTargets,
     proc_masks, proxy_listener, quotas,
     run_meter::RunMeter,
@@ -63,7 +65,8 @@ struct SlotState {
     netns_check: NetnsCheck,
     arenas: Vec<ProcessArena<SandboxState>>,
     identity: SandboxIdentity,
-    has_persistent_home: bool,
+    /// The persistent directories, which are mounted already.
+    persistent: PersistentDirectories,
     /// The newest sandbox: the index of its arena, and its meter.
     newest: Option<(usize, RunMeter)>,
 }
@@ -102,7 +105,7 @@ pub(super) fn run(
         netns_check,
         arenas: Vec::new(),
         identity,
-        has_persistent_home: workspace.home_bind.is_some(),
+        persistent: workspace.mounted_persistent(),
         newest: None,
     };
     loop {
@@ -134,7 +137,7 @@ impl SlotState {
             }
             (Some(SlotKeeperRequest::BuildSandbox { tmp_bytes, tmp_inodes }), Some(control)) => {
                 let pidfd =
-                    scratch_options(tmp_bytes, tmp_inodes, self.identity, self.has_persistent_home)
+                    scratch_options(tmp_bytes, tmp_inodes, self.identity, self.persistent)
                         .and_then(|scratch| self.build_sandbox(scratch, control));
                 send_sandbox(socket, pidfd)
             }
@@ -173,10 +176,13 @@ impl SlotState {
 
     /// Where a run sees the file systems that are its own.
     fn own_file_systems(&self) -> &'static [&'static str] {
-        if self.has_persistent_home {
-            &["/tmp", "/dev/shm"]
-        } else {
-            &["/tmp", "/dev/shm", SANDBOX_HOME]
+        match self.persistent {
+            PersistentDirectories { home: false, tmp: false } => {
+                &["/dev/shm", SANDBOX_TMP, SANDBOX_HOME]
+            }
+            PersistentDirectories { home: true, tmp: false } => &["/dev/shm", SANDBOX_TMP],
+            PersistentDirectories { home: false, tmp: true } => &["/dev/shm", SANDBOX_HOME],
+            PersistentDirectories { home: true, tmp: true } => &["/dev/shm"],
         }
     }
 }
@@ -208,7 +214,7 @@ fn scratch_options(
     tmp_bytes: u64,
     tmp_inodes: u64,
     identity: SandboxIdentity,
-    has_persistent_home: bool,
+    persistent: PersistentDirectories,
 ) -> Result<ScratchOptions, StageFailure> {
     let SandboxIdentity { uid, gid, .. } = identity;
     let options = |mode: &str| {
@@ -220,7 +226,8 @@ fn scratch_options(
     };
     Ok(ScratchOptions {
         shared_options: options("1777")?,
-        home_options: (!has_persistent_home).then(|| options("0755")).transpose()?,
+        is_tmp_persistent: persistent.tmp,
+        home_options: (!persistent.home).then(|| options("0755")).transpose()?,
     })
 }
 
@@ -318,7 +325,7 @@ fn landlock_paths(workspace: &WorkspacePlan) -> Result<Vec<(CString, PathAccess)
         ("/proc", PathAccess::Devices),
         ("/dev", PathAccess::Devices),
         ("/dev/shm", PathAccess::Write),
-        ("/tmp", PathAccess::Write),
+        (SANDBOX_TMP, PathAccess::Write),
         (SANDBOX_HOME, PathAccess::Write),
     ];
 

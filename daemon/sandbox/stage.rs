@@ -60,6 +60,8 @@ pub(crate) enum Stage {
     NoNamespaces,
     /// Mounting the workspace's persistent home directory.
     PersistentHome,
+    /// Mounting the workspace's persistent `/tmp`.
+    PersistentTmp,
     /// Protecting paths of the workspace from commands.
     ProtectedPaths,
     /// Refusing a workspace that belongs to root, because commands could not write its files.
@@ -126,6 +128,7 @@ impl Stage {
             Self::Execute => "execute",
             Self::NoNamespaces => "no_namespaces",
             Self::PersistentHome => "persistent_home",
+            Self::PersistentTmp => "persistent_tmp",
             Self::ProtectedPaths => "protected_paths",
             Self::WorkspaceOwner => "workspace_owner",
             Self::Probe => "probe",
@@ -176,6 +179,10 @@ impl Stage {
             Self::PersistentHome => {
                 "give each run an empty home directory (home = \"ephemeral\"), or meet the requirements of a persistent one: mounts (L2 or L3); for a root daemon, \
                  CAP_SYS_ADMIN or a workspace that belongs to its own user; and a home that belongs to the commands' user"
+            }
+            Self::PersistentTmp => {
+                "give each run an empty /tmp (tmp = \"ephemeral\"), or meet the requirements of a persistent one: mounts (L2 or L3); for a root daemon, \
+                 CAP_SYS_ADMIN or a workspace that belongs to its own user; and a directory that belongs to the commands' user"
             }
             Self::ProtectedPaths => {
                 "meet the requirements of L2; or leave out --protect (protected = [...]): commands then run at L1 and can change these paths, and only \
@@ -258,6 +265,7 @@ const ALL_STAGES: [Stage; LAST_STAGE as usize] = [
     Stage::Execute,
     Stage::NoNamespaces,
     Stage::PersistentHome,
+    Stage::PersistentTmp,
     Stage::ProtectedPaths,
     Stage::WorkspaceOwner,
     Stage::Probe,

@@ -17,14 +17,17 @@ use super::{
 };
 use crate::daemon::{
     config::{Config, created_workspaces::CreatedWorkspacesConfig},
-    pipeline::workspaces::created::{WorkspaceCreator, make_directory},
+    pipeline::workspaces::{
+        created::WorkspaceCreator,
+        directories::{make_directory, make_persistent, remove_directories},
+    },
     sandbox::{
         plan::{CreatedWorkspace, CreatedWorkspacesPlan, DEFAULT_MOUNT_PATH, WorkspacePlan},
         pools::SandboxPools,
     },
     store::{database::Database, workspaces::CreatedWorkspaceTable},
     tool::{FileLimiters, LimitedFetcher, RunSettings, WorkspaceContext},
-    workspace::{Workspace, remove_tree},
+    workspace::Workspace,
 };
 
 /// Name of the workspace that proves the isolation.
@@ -71,8 +74,8 @@ pub(super) fn plan(config: &Config) -> Option<CreatedWorkspacesPlan> {
             chowned_to: None,
             protected_paths: Vec::new(),
             requires_protection: false,
-            has_persistent_home: false,
-            home_bind: None,
+            persistent: created.common.persistent,
+            persistent_binds: Vec::new(),
         },
         sandbox_ids: sandbox_ids.to_vec(),
     })
@@ -94,8 +97,8 @@ impl CreatorInputs<'_> {
         let directory = open_directory(&config)?;
         let name = format!(".probe-{}", Ulid::generate());
         make_directory(&directory, &name).map_err(failed)?;
-        let model = self.probe(&config, &name).await;
-        remove_tree(&directory, &name).map_err(failed)?;
+        let model = self.probe(&config, &directory, &name).await;
+        remove_directories(&directory, &name).map_err(failed)?;
 
         Ok(Some(WorkspaceCreator {
             directory,
@@ -114,6 +117,7 @@ impl CreatorInputs<'_> {
     async fn probe(
         &self,
         config: &CreatedWorkspacesConfig,
+        parent: &OwnedFd,
         directory: &str,
     ) -> Result<WorkspaceContext, StartError> {
         let failed = io_error("proving the isolation of created workspaces");
@@ -126,6 +130,8 @@ impl CreatorInputs<'_> {
             name: MODEL_NAME.to_owned(),
             directory: directory.to_owned(),
             file_identity: workspace.identity(),
+            persistent: make_persistent(parent, directory, config.common.persistent)
+                .map_err(failed)?,
         };
         let pool = self.sandboxes.add(created);
         let probe = pool.probe_levels(self.config.minimum_level).await;

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use super::homes::HomeError;
+use super::persistent_directories::PersistentDirectoryError;
 use crate::daemon::{
     config::ConfigError,
     server::listener::BindError,
@@ -37,7 +37,7 @@ pub(crate) enum StartError {
     AuditLog { path: PathBuf, source: io::Error },
     /// A persistent home directory cannot be created.
     #[error(transparent)]
-    Home(#[from] HomeError),
+    PersistentDirectory(#[from] PersistentDirectoryError),
     /// The minimum isolation level cannot be reached. Only `--check` returns it: a serving daemon
     /// reports it to its callers.
     #[error("{0}")]
@@ -60,7 +60,7 @@ impl StartError {
             }
             Self::Bind(BindError::Address { kind, .. }) => *kind == io::ErrorKind::AddrInUse,
             Self::Bind(BindError::Settings(_)) => false,
-            Self::Home(HomeError { source, .. })
+            Self::PersistentDirectory(PersistentDirectoryError { source, .. })
             | Self::Workspace { source, .. }
             | Self::Chown { source, .. }
             | Self::AuditLog { source, .. } => {

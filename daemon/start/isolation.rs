@@ -76,6 +76,10 @@ pub(super) fn workspace_isolation(
     probe: &ProbedIsolation,
 ) -> Isolation {
     let workspace_config = config.workspaces.iter().find(|config| config.name == workspace);
+    let created = config.created_workspaces.as_ref();
+    let persistent = workspace_config
+        .map(|config| config.persistent)
+        .or(created.map(|created| created.common.persistent));
     Isolation {
         level: probe.level,
         minimum: config.minimum_level,
@@ -88,7 +92,7 @@ pub(super) fn workspace_isolation(
         allow_ptrace: config.allow_ptrace,
         network: config.network,
         memory_accounting: keeper.accounting.clone(),
-        has_persistent_home: workspace_config.is_some_and(|config| config.persistent_home),
+        persistent: persistent.unwrap_or_default(),
         protected_paths: workspace_config
             .map(|config| config.protection.path_names())
             .unwrap_or_default(),

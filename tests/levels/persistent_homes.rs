@@ -40,6 +40,10 @@ async fn persistent_home_is_rejected_at_l1() {
     let refusal = persistent_home_failure(&daemon, "L1").await;
     assert!(refusal.message.contains("mount"), "{refusal:?}");
     assert_check_reports_not_ready(&daemon.run_check());
+
+    let daemon = Setup::new().workspace_table("tmp = \"persistent\"").at_l1().start().await;
+    let failures = daemon.assert_runs_nothing().await;
+    assert!(failures.iter().any(|failure| failure.stage == "persistent_tmp"), "{failures:?}");
 }
 
 /// Checks that `--check` reports the same as the daemon.

@@ -10,6 +10,7 @@ with_each_daemon!(
     ephemeral_home_starts_empty,
     persistent_home_is_not_limited_by_tmp_bytes,
     persistent_home_gives_no_access_beyond_itself,
+    persistent_tmp_survives_runs_and_restarts,
 );
 
 const PERSISTENT_HOME: &str = "home = \"persistent\"";
@@ -58,6 +59,36 @@ async fn persistent_home_survives_runs_and_restarts(setup: Setup) {
     let layers = daemon.info().await.isolation.unwrap().layers;
     let scratch = layers.iter().find(|layer| layer.name == "scratch").unwrap();
     assert!(scratch.detail.contains("persists (sandbox.home)"), "{}", scratch.detail);
+}
+
+async fn persistent_tmp_survives_runs_and_restarts(setup: Setup) {
+    let owner = setup.workspace_uid();
+    let daemon = setup.workspace_table("tmp = \"persistent\"").start().await;
+    let script = "stat -c '%U %G %a' /tmp; ls -A /tmp; echo kept > /tmp/f; touch ~/f; mktemp -d; \
+         python3 -c 'import tempfile; print(tempfile.gettempdir())'; df --output=fstype /tmp | tail -1";
+    let output = run_script(&daemon, script).await;
+    assert!(output.starts_with("agent agent 1777\n/tmp/tmp."), "{output}");
+    assert!(output.contains("\n/tmp\n"), "{output}");
+
+    let script = "cat /tmp/f /var/tmp/f; ls -A ~; findmnt -no OPTIONS --target /tmp; \
+         ! mknod /tmp/null c 1 3; ! ln /tmp/f here; ! rmdir /tmp; ! chmod u+s /tmp/f";
+    let output = run_script(&daemon, script).await;
+    assert!(output.starts_with("kept\nkept\n"), "{output}");
+    let flags = output.lines().nth(2).unwrap();
+    assert!(flags.contains("nosuid") && flags.contains("nodev"), "{flags}");
+
+    let tmp = daemon.state_dir().join("tmp");
+    let entries: Vec<_> = fs::read_dir(tmp).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let [tmp] = &entries[..] else { panic!("{entries:?}") };
+    let metadata = tmp.join("f").metadata().unwrap();
+    assert_eq!((metadata.uid(), metadata.gid()), (owner, owner));
+    assert!(host_homes(&daemon).is_empty());
+
+    let daemon = daemon.restart().await;
+    assert_eq!(run_script(&daemon, "cat /tmp/f").await, "kept\n");
+    let layers = daemon.info().await.isolation.unwrap().layers;
+    let scratch = layers.iter().find(|layer| layer.name == "scratch").unwrap();
+    assert!(scratch.detail.contains("persists (sandbox.tmp)"), "{}", scratch.detail);
 }
 
 async fn ephemeral_home_starts_empty(setup: Setup) {

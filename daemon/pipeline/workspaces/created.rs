@@ -17,14 +17,13 @@ use std::{
     time::Duration,
 };
 
-use rustix::{
-    fs::{Mode, OFlags, fchown, fstat, mkdirat, openat},
-    process::{Gid, Uid, geteuid},
-};
 use tokio_util::sync::CancellationToken;
 use ulid::Ulid;
 
-use super::{OwnedWorkspace, Workspaces};
+use super::{
+    OwnedWorkspace, Workspaces,
+    directories::{make_directory, make_persistent, remove_directories},
+};
 use crate::daemon::{
     config::created_workspaces::{CreatedWorkspacesConfig, FileBounds},
     error::{Error, Reason},
@@ -36,7 +35,7 @@ use crate::daemon::{
     },
     task,
     tool::WorkspaceContext,
-    workspace::{CancelToken, FileUsage, Workspace, remove_tree},
+    workspace::{CancelToken, FileUsage, Workspace},
 };
 
 /// Letters in a name that the daemon chooses.
@@ -243,6 +242,11 @@ impl WorkspaceCreator {
             name: stored.name.clone(),
             directory: stored.directory.clone(),
             file_identity: workspace.identity(),
+            persistent: make_persistent(
+                &self.directory,
+                &stored.directory,
+                self.config.common.persistent,
+            )?,
         };
         let pool = self.sandboxes.add(created);
         pool.assume_level(self.model.isolation.level);
@@ -318,7 +322,7 @@ impl WorkspaceCreator {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
-            remove_tree(&directory?, &name)
+            remove_directories(&directory?, &name)
         };
         let removed = task::spawn_blocking(remove).await.map_err(Error::internal)?;
         removed.map_err(Error::internal)?;
@@ -355,19 +359,6 @@ impl Drop for BusyName<'_> {
     fn drop(&mut self) {
         self.creator.busy().remove(&self.name);
     }
-}
-
-/// Makes a directory, and gives it to the owner of `parent`, as which commands may have to run.
-pub(crate) fn make_directory(parent: &OwnedFd, name: &str) -> io::Result<()> {
-    mkdirat(parent, name, Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH)?;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = openat(parent, name, flags, Mode::empty())?;
-    let owner = fstat(parent)?;
-    if geteuid().is_root() && owner.st_uid != 0 {
-        let (uid, gid) = (Uid::from_raw(owner.st_uid), Gid::from_raw(owner.st_gid));
-        fchown(&directory, Some(uid), Some(gid))?;
-    }
-    Ok(())
 }
 
 fn creation_error(error: &io::Error) -> Error {

@@ -2,6 +2,7 @@
 //! while the daemon runs.
 
 pub(crate) mod created;
+pub(crate) mod directories;
 
 use std::{
     collections::BTreeMap,

@@ -64,9 +64,9 @@ fn check_mounts(workspace: &WorkspacePlan) -> Result<(), StageFailure> {
         return Err(StageFailure::other(Stage::ProtectedPaths, text));
     }
 
-    if workspace.has_persistent_home {
-        let text = "a persistent home directory is configured, which needs a mount";
-        return Err(StageFailure::other(Stage::PersistentHome, text));
+    if let Some(stage) = workspace.persistent.stage() {
+        let text = "a persistent directory is configured, which needs a mount";
+        return Err(StageFailure::other(stage, text));
     }
 
     if let Some(bind) = workspace.binds.iter().find(|bind| bind.source != bind.destination) {

@@ -1,5 +1,7 @@
 //! Workspaces that callers create while the daemon runs.
 
+mod persistent;
+
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command, sync::Arc};
 
 use jig::api::v1::{
@@ -37,6 +39,12 @@ impl Creating {
     async fn restart_with_table(self, table: &str) -> Self {
         let daemon = self.daemon.restart_with(|setup| setup.workspace_table(table)).await;
         Self { daemon, directory: self.directory }
+    }
+
+    /// As [`Self::restart_with_table`], with these lines in the table of created workspaces.
+    async fn restart_with_table_of(self, more: &str) -> Self {
+        let table = table(&self.directory, more);
+        self.restart_with_table(&table).await
     }
 
     fn service(&self) -> WorkspaceServiceClient<Channel> {
