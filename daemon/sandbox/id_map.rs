@@ -85,7 +85,8 @@ pub(super) fn create_user_namespace(
         });
 
     let _ended = pidfd_send_signal(&pidfd, Signal::KILL);
-    let _reaped = waitpid(Some(child), WaitOptions::empty());
+    // The kernel reaps it: this waits for its end, and then finds no child.
+    let _ended = waitpid(Some(child), WaitOptions::empty());
     drop(keeper);
     opened
 }

@@ -13,8 +13,8 @@ use std::{
 use rustix::{
     mount::{OpenTreeFlags, open_tree},
     process::{
-        DumpableBehavior, Pid, Signal, WaitOptions, set_dumpable_behavior,
-        set_parent_process_death_signal, setsid, waitpid,
+        DumpableBehavior, Pid, Signal, set_dumpable_behavior, set_parent_process_death_signal,
+        setsid,
     },
     thread::set_thread_groups,
 };
@@ -55,8 +55,6 @@ struct KeeperState {
     privileges: KeeperPrivileges,
     single_threaded: SingleThreaded,
     launcher: Option<LauncherProcess>,
-    /// Templates of workspaces at L1.
-    no_namespaces_templates: Vec<Pid>,
 }
 
 /// A template that was started.
@@ -89,6 +87,9 @@ fn prepare(socket: &impl AsFd) -> Result<KeeperState, StageFailure> {
         .map_err(at_stage(stage, "setting the dumpable flag"))?;
     signal::reset_all()
         .and_then(|()| signal::ignore_termination_signals())
+        // The launcher inherits this. Templates end when a workspace is idle, and there may not be a
+        // request afterwards.
+        .and_then(|()| signal::enable_auto_reap())
         .map_err(at_stage(stage, "resetting signals"))?;
     // A terminal's Ctrl-C is for the daemon only.
     setsid().map_err(at_stage(stage, "starting a session"))?;
@@ -147,7 +148,6 @@ fn prepare(socket: &impl AsFd) -> Result<KeeperState, StageFailure> {
         privileges,
         single_threaded,
         launcher: None,
-        no_namespaces_templates: Vec::new(),
     })
 }
 
@@ -198,12 +198,7 @@ impl KeeperState {
             None => self.workspaces.get(spec.workspace).ok_or_else(unknown_workspace)?,
         };
         if !spec.level.has_namespaces() {
-            let (started, template) = self.start_no_namespaces_template(source)?;
-            self.no_namespaces_templates.retain(|template| {
-                matches!(waitpid(Some(*template), WaitOptions::NOHANG), Ok(None))
-            });
-            self.no_namespaces_templates.push(template);
-            return Ok(started);
+            return self.start_no_namespaces_template(source);
         }
 
         if self.launcher.as_ref().is_none_or(|launcher| !launcher.is_alive()) {
@@ -268,11 +263,11 @@ impl KeeperState {
         Ok(common)
     }
 
-    /// Starts the template of a workspace at L1. Returns its process, too.
+    /// Starts the template of a workspace at L1.
     fn start_no_namespaces_template(
         &self,
         source: &WorkspaceSource,
-    ) -> Result<(StartedTemplate, Pid), StageFailure> {
+    ) -> Result<StartedTemplate, StageFailure> {
         let (owner, id) = (source.owner()?, source.plan.sandbox_id);
         let identity = identity::choose_identity_without_namespaces(self.privileges, id, owner)?;
 
@@ -281,9 +276,7 @@ impl KeeperState {
         match fork(&self.single_threaded, 0)
             .map_err(at_stage(Stage::NoNamespaces, "cloning the L1 template"))?
         {
-            Fork::Parent { child, pidfd } => {
-                Ok((StartedTemplate { identity, socket: daemon, pidfd }, child))
-            }
+            Fork::Parent { pidfd, .. } => Ok(StartedTemplate { identity, socket: daemon, pidfd }),
             Fork::Child => no_namespaces::template::run(
                 template,
                 &self.plan,

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use nix::sched::{CloneFlags, unshare};
 use rustix::{
     mount::{MountFlags, mount},
-    process::{Signal, WaitOptions, set_parent_process_death_signal, wait},
+    process::{Signal, set_parent_process_death_signal},
 };
 
 use super::{
@@ -82,7 +82,6 @@ pub(super) fn run(
         let Ok(Some((request, fds))) = receive::<StartTemplateRequest>(socket) else {
             exit_now(0);
         };
-        while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
         let workspace = request.workspace.index;
         let sent = match start_template(request, fds, plan, single_threaded) {
             Ok((identity, template)) => {

@@ -2,9 +2,7 @@
 
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, pidfd_send_signal, waitid, waitpid,
-};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
 use super::{
     id_map,
@@ -71,9 +69,7 @@ impl LauncherProcess {
 
 impl Drop for LauncherProcess {
     fn drop(&mut self) {
-        // The launcher may be dead already. Waiting then removes it from the process table.
+        // It may be dead already. The kernel reaps it.
         let _dead = pidfd_send_signal(&self.pidfd, Signal::KILL);
-        // Does not block: a process that hangs in the kernel would delay its successor.
-        let _reaped = waitpid(Some(self.process), WaitOptions::NOHANG);
     }
 }

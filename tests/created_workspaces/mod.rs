@@ -1,5 +1,6 @@
 //! Workspaces that callers create while the daemon runs.
 
+mod idle;
 mod persistent;
 
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command, sync::Arc};

@@ -68,5 +68,7 @@ pub(crate) use test_network::{
 };
 pub(crate) use tls_server::TlsServer;
 pub(crate) use tree::{Tree, empty_directory, snapshot_tree};
-pub(crate) use wait::{MAX_REACTION_TIME, eventually, probe_while_waiting, promptly, wait_timeout};
+pub(crate) use wait::{
+    MAX_REACTION_TIME, eventually, eventually_within, probe_while_waiting, promptly, wait_timeout,
+};
 pub(crate) use watched_process::{WatchedProcess, start_request, wait_for_process_exit};

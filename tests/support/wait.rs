@@ -52,10 +52,19 @@ pub(crate) fn wait_timeout() -> Duration {
 
 /// Waits until `condition` holds, for at most [`wait_timeout`]. `what` names the condition in the
 /// failure message.
-pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool) {
+    eventually_within(wait_timeout(), what, condition).await;
+}
+
+/// As [`eventually`], for at most `limit`.
+pub(crate) async fn eventually_within(
+    limit: Duration,
+    what: &str,
+    mut condition: impl AsyncFnMut() -> bool,
+) {
     let start = Instant::now();
     while !condition().await {
-        assert!(start.elapsed() < wait_timeout(), "{what}: not within {:?}", wait_timeout());
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
         sleep(POLL_INTERVAL).await;
     }
 }
