@@ -212,8 +212,7 @@ async fn bench_prints_its_ratios_beside_a_bare_process() {
     let _turn = Daemon::start().await;
     let directory = tempfile::tempdir().unwrap();
 
-    let arguments =
-        "bench run --count 40 --clients 2 --stream 8 --starts 2 --sleeping 20 --sequence 40";
+    let arguments = "bench run --count 40 --clients 2 --stream 8 --starts 2 --sleeping 20 --workspaces 3 --sequence 40";
     let arguments: Vec<&str> = arguments.split(' ').collect();
     let report = run_expecting_exit(directory.path(), &arguments, 0);
 
@@ -229,6 +228,7 @@ async fn bench_prints_its_ratios_beside_a_bare_process() {
         "each of 20 sleeping runs",
         "mounts before and after 40 runs",
         "start to SERVING",
+        "workspace: creation to first command's answer, p99",
     ] {
         assert!(report.contains(part), "{part} in {report}");
     }

@@ -13,6 +13,8 @@ pub(super) struct DaemonSettings {
     /// Further text of its configuration file.
     pub(super) config: String,
     pub(super) environment: Vec<(&'static str, String)>,
+    /// Whether workspaces can be created on demand.
+    pub(super) creates_workspaces: bool,
 }
 
 /// Stub for builds without the daemon.
@@ -152,7 +154,8 @@ mod started {
             fs::create_dir(path.join("ws")).map_err(start_error)?;
             let file = path.join("keys.toml");
             let keys = make_keys(&file)?;
-            fs::write(path.join("config.toml"), config(path) + &settings.config)
+            let created = created_workspaces(path, settings).map_err(start_error)?;
+            fs::write(path.join("config.toml"), config(path) + &settings.config + &created)
                 .map_err(start_error)?;
             let mut command = command(path, settings, open_log(path)?);
             if !keys.is_empty() {
@@ -259,6 +262,16 @@ mod started {
     fn config(path: &Path) -> String {
         let [grpc, rest] = agent_sandbox_addresses(path);
         format!("[agent_sandbox]\ngrpc_listen = {grpc:?}\nrest_listen = {rest:?}\n")
+    }
+
+    /// The table of workspaces on demand, whose directory is made. Empty without such workspaces.
+    fn created_workspaces(path: &Path, settings: &DaemonSettings) -> io::Result<String> {
+        if !settings.creates_workspaces {
+            return Ok(String::new());
+        }
+        let directory = path.join("created");
+        fs::create_dir(&directory)?;
+        Ok(format!("\n[workspaces_on_demand]\ndirectory = {directory:?}\n"))
     }
 
     /// Opens the log, which later daemons of the directory continue.

@@ -220,6 +220,7 @@ fn settings(args: &LoadArgs, collector: SocketAddr) -> DaemonSettings {
              [requests]\nmax_bytes = {MAX_REQUEST_BYTES}\n"
         ),
         environment,
+        creates_workspaces: false,
     }
 }
 

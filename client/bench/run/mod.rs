@@ -2,6 +2,7 @@
 
 mod bare;
 mod calls;
+mod new_workspaces;
 mod own_daemon;
 mod peers;
 mod report;
@@ -41,6 +42,9 @@ pub(crate) struct BenchRunArgs {
     /// Number of concurrent runs that sleep. 0 skips this part.
     #[arg(long, default_value = "1000", value_name = "N")]
     sleeping: usize,
+    /// Number of workspaces to create, use and delete. 0 skips this part.
+    #[arg(long, default_value = "100", value_name = "N")]
+    workspaces: usize,
     /// Number of sequential runs, to detect leaks. 0 skips this part. The target is defined for
     /// 100000.
     #[arg(long, default_value = "5000", value_name = "N")]
@@ -84,6 +88,9 @@ pub(super) fn bench_run(global: &GlobalArgs, args: &BenchRunArgs) -> Result<(), 
             })?,
             starts: measure_unless_zero(args.starts, |count| {
                 start::measure(&runtime, &global.client_options(), count)
+            })?,
+            new_workspaces: measure_unless_zero(args.workspaces, |count| {
+                new_workspaces::measure(&runtime, &global.client_options(), count)
             })?,
         },
     };

@@ -7,6 +7,7 @@ use super::{
         statistics::{BenchTarget, TargetBound, TargetUnit, ratio},
         table::{align_numbers, format_milliseconds},
     },
+    new_workspaces::NewWorkspaces,
     sequence::SequenceUsage,
     sleeping::SleepingMemory,
     start::DaemonStarts,
@@ -26,6 +27,7 @@ pub(super) struct OwnDaemonReport {
     pub(super) sleeping: Option<SleepingMemory>,
     pub(super) sequence: Option<SequenceUsage>,
     pub(super) starts: Option<DaemonStarts>,
+    pub(super) new_workspaces: Option<NewWorkspaces>,
 }
 
 impl OwnDaemonReport {
@@ -73,6 +75,19 @@ impl OwnDaemonReport {
             add("idle memory, all processes", mib(starts.idle_bytes));
         }
 
+        if let Some(new) = &self.new_workspaces {
+            for (label, times) in [
+                ("workspace: creation", &new.creations),
+                ("workspace: creation to first command's answer", &new.first_answers),
+                ("workspace: deletion", &new.deletions),
+            ] {
+                let [p50, p99] =
+                    [times.p50(), times.p99()].map(|time| format_milliseconds(time.as_secs_f64()));
+                add(&format!("{label}, p50"), p50);
+                add(&format!("{label}, p99"), p99);
+            }
+        }
+
         align_numbers(&rows)
     }
 
@@ -107,6 +122,14 @@ impl OwnDaemonReport {
                 "p50_ms": starts.times.p50().as_secs_f64() * 1e3,
                 "max_ms": starts.times.percentile(100).as_secs_f64() * 1e3,
                 "idle_bytes": starts.idle_bytes,
+            })),
+            "new_workspaces": self.new_workspaces.as_ref().map(|new| json!({
+                "creation_p50_ms": new.creations.p50().as_secs_f64() * 1e3,
+                "creation_p99_ms": new.creations.p99().as_secs_f64() * 1e3,
+                "first_answer_p50_ms": new.first_answers.p50().as_secs_f64() * 1e3,
+                "first_answer_p99_ms": new.first_answers.p99().as_secs_f64() * 1e3,
+                "deletion_p50_ms": new.deletions.p50().as_secs_f64() * 1e3,
+                "deletion_p99_ms": new.deletions.p99().as_secs_f64() * 1e3,
             })),
         })
     }
@@ -194,6 +217,11 @@ mod tests {
                 times: Samples::new(vec![Duration::from_millis(70)]),
                 idle_bytes: 18 << 20,
             }),
+            new_workspaces: Some(NewWorkspaces {
+                creations: Samples::new(vec![Duration::from_millis(2)]),
+                first_answers: Samples::new(vec![Duration::from_millis(20)]),
+                deletions: Samples::new(vec![Duration::from_millis(5)]),
+            }),
         }
     }
 
@@ -220,6 +248,7 @@ mod tests {
     fn report_has_all_parts() {
         let text = report().to_text();
         assert!(text.contains("mounts before and after 5000 runs"), "{text}");
+        assert!(text.contains("workspace: creation to first command's answer, p50"), "{text}");
         let value = report().to_json();
         assert_eq!(value["sequence"]["after"]["mounts"], 101);
         assert_eq!(OwnDaemonReport::default().to_text(), "");
