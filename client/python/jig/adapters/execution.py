@@ -39,6 +39,11 @@ LINK_REASONS = frozenset({"SYMLINK_BLOCKED", "PATH_ESCAPE"})
 RUN_IN = ["/bin/sh", "-c", 'cd -- "$0" && exec "$@"']
 # Prints a file. The exit codes are those of `to_python_error`.
 READ_FILE = '[ -e "$0" ] || exit 102; [ ! -d "$0" ] || exit 121; [ -r "$0" ] || exit 113; cat "$0"'
+# Writes a file of a directory that the next command sees: one on the file system of the workspace.
+WRITE_FILE = (
+    '[ ! -d "$0" ] || exit 121; d=$(dirname -- "$0"); mkdir -p -- "$d" || exit 113; '
+    '[ "$(stat -c %d -- "$d")" = "$(stat -c %d -- "$1")" ] || exit 113; cat >"$0" || exit 113'
+)
 READ_ERRORS: Mapping[int | None, type[OSError]] = {
     102: FileNotFoundError,
     113: PermissionError,
@@ -174,6 +179,27 @@ async def read_system_file(client: AsyncClient, path: str) -> bytes:
         raise kind(f"{path}: {error_text(kind)}")
     result.check()
     return await client.read_artifact(result.stdout_path) if result.stdout_bytes else b""
+
+
+async def write_system_file(client: AsyncClient, data: bytes, path: str, root: str) -> None:
+    """Writes a file of a persistent directory, such as `/tmp`, as a command would."""
+    result = await run_command(client, ["/bin/sh", "-c", WRITE_FILE, path, root], stdin=data)
+    if result.exit_code == 121:
+        raise IsADirectoryError(f"{path}: is a directory")
+    if not result.ok:
+        raise PermissionError(f"{path}: neither in the workspace nor in a persistent directory")
+
+
+async def write_file(client: AsyncClient, data: bytes, path: str, root: str) -> None:
+    """Writes a file of the workspace at `root`, or of a persistent directory."""
+
+    async def write(path: str) -> None:
+        if is_inside(path, root):
+            await client.upload(data, path)
+        else:
+            await write_system_file(client, data, path, root)
+
+    await follow_links(client, path, write)
 
 
 READ_BITS = 0o444

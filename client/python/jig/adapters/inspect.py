@@ -34,7 +34,6 @@ from pydantic import BaseModel
 from jig.adapters.execution import (
     COMMAND_NOT_FOUND_EXIT_CODE,
     MAX_OUTPUT_BYTES,
-    follow_links,
     for_commands,
     in_directory,
     is_inside,
@@ -44,6 +43,7 @@ from jig.adapters.execution import (
     run_command,
     whole_seconds,
     working_dir,
+    write_file,
 )
 from jig.client import AsyncClient
 from jig.errors import CallError
@@ -164,7 +164,7 @@ class JigSandboxEnvironment(SandboxEnvironment):
     async def write_file(self, file: str, contents: str | bytes) -> None:
         data = contents.encode() if isinstance(contents, str) else contents
         with inspect_errors(), python_errors():
-            await follow_links(self.client, file, lambda path: self.client.upload(data, path))
+            await write_file(self.client, data, file, self.directory)
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...

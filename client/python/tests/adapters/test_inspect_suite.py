@@ -11,12 +11,7 @@ import jig
 from jig.adapters.inspect import JigSandboxEnvironment, attach
 
 # docs/adapters/inspect.md has the same table.
-NO_TMP = "/tmp is empty in each command"
 FAILURES = {
-    "test_read_and_write_file_including_directory_absolute": NO_TMP,
-    "test_write_text_file_is_directory": NO_TMP,
-    "test_write_binary_file_is_directory": NO_TMP,
-    "test_cwd_absolute": NO_TMP,
     "test_exec_as_user": "a sandbox has one user",
 }
 

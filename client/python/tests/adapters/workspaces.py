@@ -18,6 +18,8 @@ path = "{directory}/first"
 
 [workspaces_on_demand]
 directory = "{directory}/on-demand"
+home = "persistent"
+tmp = "persistent"
 """
 
 
