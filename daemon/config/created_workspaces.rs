@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{duration::parse_age, file, workspaces::parse_persistent_directories};
+use super::{duration::parse_age, file, persistent_directories::parse_persistent_directories};
 use crate::daemon::sandbox::plan::{BindMount, PersistentDirectories};
 
 const DEFAULT_MAX_ENTRIES: u32 = 1000;

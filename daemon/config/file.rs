@@ -288,6 +288,7 @@ pub(super) struct PolicyRuleTable {
     pub(super) pattern: Option<String>,
     pub(super) action: String,
     pub(super) workspaces: Option<Vec<String>>,
+    pub(super) created_workspaces: Option<Vec<String>>,
     pub(super) expires: Option<String>,
     pub(super) enabled: Option<bool>,
 }

@@ -33,6 +33,7 @@ use super::{
     },
     network::parse_network,
     parse_or_default::parse_or_default,
+    persistent_directories::parse_persistent_directories,
     policy::parse_policy,
     requests::parse_requests,
     sandbox_ids::choose_sandbox_ids,
@@ -40,7 +41,7 @@ use super::{
     telemetry::{TelemetryConfig, parse_telemetry},
     tls::{TlsFiles, TlsPaths},
     tools::parse_tools,
-    workspaces::{WorkspaceDefaults, parse_persistent_directories, parse_workspaces},
+    workspaces::{WorkspaceDefaults, parse_workspaces},
 };
 use crate::daemon::{
     netpolicy::rules::NetworkRules,

@@ -21,6 +21,7 @@ pub(crate) mod listen;
 mod merge;
 mod network;
 mod parse_or_default;
+mod persistent_directories;
 pub(crate) mod policy;
 pub(crate) mod protection;
 pub(crate) mod reload;

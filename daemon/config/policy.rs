@@ -71,8 +71,10 @@ pub(crate) struct PolicyRuleConfig {
     /// Regular expression on the parameters. `None`: the rule matches every call of the tool.
     pub(crate) pattern: Option<String>,
     pub(crate) action: PolicyAction,
-    /// `None`: all workspaces.
+    /// Workspaces of the configuration. `None`: all workspaces, or those of `created_workspaces`.
     pub(crate) workspaces: Option<BTreeSet<String>>,
+    /// Names of created workspaces, with `*` for any characters. `None`: as `workspaces`.
+    pub(crate) created_workspaces: Option<BTreeSet<String>>,
     pub(crate) expires: Option<SystemTime>,
     pub(crate) enabled: bool,
 }
@@ -165,6 +167,14 @@ fn parse_rules(
         if rule.workspaces.as_ref().is_some_and(Vec::is_empty) {
             report("workspaces is empty: name at least one, or remove it for all".to_owned());
         }
+        if rule.created_workspaces.as_ref().is_some_and(Vec::is_empty) {
+            report("created_workspaces is empty: name at least one, or remove it".to_owned());
+        }
+        for name in rule.created_workspaces.iter().flatten().filter(|name| !is_name_pattern(name)) {
+            report(format!(
+                "created_workspaces {name:?}: give 1 to 63 lower-case letters, digits and hyphens, with * for any of them"
+            ));
+        }
 
         let action = match rule.action.as_str() {
             "allow" => PolicyAction::Allow,
@@ -190,11 +200,18 @@ fn parse_rules(
             pattern: rule.pattern,
             action,
             workspaces: rule.workspaces.map(|names| names.into_iter().collect()),
+            created_workspaces: rule.created_workspaces.map(|names| names.into_iter().collect()),
             expires: expires.and_then(Result::ok),
             enabled: rule.enabled.unwrap_or(true),
         });
     }
     rules
+}
+
+/// Whether a created workspace can have a name that this pattern matches.
+fn is_name_pattern(text: &str) -> bool {
+    let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'*');
+    (1..=63).contains(&text.len()) && text.bytes().all(is_allowed)
 }
 
 fn is_rule_name(name: &str) -> bool {
@@ -270,7 +287,7 @@ mod tests {
 
     #[test]
     fn every_problem_is_reported() {
-        let rule = "[[policy.rules]]\nname = 'a b'\ntool = 'run'\naction = 'maybe'\nworkspaces = []\nexpires = 'soon'\n";
+        let rule = "[[policy.rules]]\nname = 'a b'\ntool = 'run'\naction = 'maybe'\nworkspaces = []\ncreated_workspaces = []\nexpires = 'soon'\n";
         let text = format!(
             "[policy]\nread_only = 'no'\n{rule}{rule}[approvals]\ntimeout = '0s'\nmax_pending = 0\nretention = 'long'"
         );
@@ -280,6 +297,7 @@ mod tests {
             "\"a b\": a name has",
             "\"a b\": two rules",
             "\"a b\": workspaces is empty",
+            "\"a b\": created_workspaces is empty",
             "\"a b\": action \"maybe\"",
             "\"a b\": expires \"soon\"",
             "approvals.timeout",

@@ -15,6 +15,7 @@ use super::{
     },
     file::WorkspaceTable,
     limits::parse_timeout,
+    persistent_directories::parse_persistent_directories,
     protection::Protection,
 };
 use crate::daemon::sandbox::plan::{BindMount, DEFAULT_MOUNT_PATH, PersistentDirectories};
@@ -206,29 +207,6 @@ fn parse_symlink_mode(text: Option<&str>, workspace: &str, problems: &mut Vec<St
     }
 }
 
-/// Reads which of the home directory and `/tmp` all runs of a workspace share: the values of the
-/// keys `home` and `tmp`, whose table `prefix` names.
-pub(super) fn parse_persistent_directories(
-    [home, tmp]: [Option<&str>; 2],
-    prefix: &str,
-    defaults: PersistentDirectories,
-    problems: &mut Vec<String>,
-) -> PersistentDirectories {
-    let mut parse = |text: Option<&str>, key: &str, default: bool| match text {
-        None => default,
-        Some("ephemeral") => false,
-        Some("persistent") => true,
-        Some(other) => {
-            problems.push(format!("{prefix}{key} = {other:?}: give \"ephemeral\" for an empty directory at each run, or \"persistent\" for one that all runs of a workspace share"));
-            false
-        }
-    };
-    PersistentDirectories {
-        home: parse(home, "home", defaults.home),
-        tmp: parse(tmp, "tmp", defaults.tmp),
-    }
-}
-
 /// Returns a problem if the current directory contains the home directory.
 ///
 /// Such a directory can be a workspace only if the operator names it.
@@ -250,32 +228,4 @@ fn check_implied_workspace() -> Option<String> {
         "the current directory {} contains your home directory: commands could read and change all of it; start jigd in the directory of the project, or confirm with --workspace {0}{state_dir_hint}",
         here.display()
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{PersistentDirectories, parse_persistent_directories};
-
-    #[test]
-    fn a_directory_is_persistent_only_on_request() {
-        for (text, expected, is_problem) in [
-            (None, false, false),
-            (Some("ephemeral"), false, false),
-            (Some("persistent"), true, false),
-            (Some("Persistent"), false, true),
-            (Some(""), false, true),
-        ] {
-            let mut problems = Vec::new();
-            let mut parse = |texts, defaults| {
-                parse_persistent_directories(texts, "sandbox.", defaults, &mut problems)
-            };
-            let defaults = PersistentDirectories::default();
-            assert_eq!(parse([text, None], defaults).home, expected, "{text:?}");
-            assert_eq!(parse([None, text], defaults).tmp, expected, "{text:?}");
-            let defaults = PersistentDirectories { home: true, tmp: true };
-            let parsed = parse([text, None], defaults);
-            assert_eq!((parsed.home, parsed.tmp), (expected || text.is_none(), true), "{text:?}");
-            assert_eq!(!problems.is_empty(), is_problem, "{text:?}");
-        }
-    }
 }

@@ -144,6 +144,9 @@ impl WorkspaceServiceHandler {
         request: CreateWorkspaceRequest,
     ) -> Result<CreateWorkspaceResponse, Error> {
         let request = self.0.catalog.check("jig.v1.CreateWorkspaceRequest", request)?;
+        let CreateWorkspaceRequest { name, ttl_sec, idle_timeout_sec, clone_of, .. } = &request;
+        let params = WorkspaceParams { name, ttl_sec, idle_timeout_sec, clone_of };
+        params.note(&context, request.labels.iter());
         self.0.require_creator()?;
         context.principal.require_create_workspaces()?;
         if !request.name.is_empty() && !is_valid_name(&request.name) {
@@ -166,6 +169,7 @@ impl WorkspaceServiceHandler {
         };
         let created = self.0.create_workspace(new).await?;
         measure(&created.context).await?;
+        note_workspace(&context, &created.context);
         Ok(CreateWorkspaceResponse { workspace: Some(created_details(&created)) })
     }
 
@@ -182,7 +186,11 @@ impl WorkspaceServiceHandler {
         request: UpdateWorkspaceRequest,
     ) -> Result<UpdateWorkspaceResponse, Error> {
         let request = self.0.catalog.check("jig.v1.UpdateWorkspaceRequest", request)?;
+        let UpdateWorkspaceRequest { name, ttl_sec, idle_timeout_sec, .. } = &request;
+        let params = WorkspaceParams { name, ttl_sec, idle_timeout_sec, clone_of: &None };
+        params.note(&context, request.labels.iter().flat_map(|labels| &labels.labels));
         let workspace = self.created(&context, &request.name)?;
+        note_workspace(&context, &workspace.context);
         let labels: Option<BTreeMap<_, _>> =
             request.labels.map(|labels| labels.labels.into_iter().collect());
         let changed = self.0.update_workspace(
@@ -201,7 +209,9 @@ impl WorkspaceServiceHandler {
         request: DeleteWorkspaceRequest,
     ) -> Result<DeleteWorkspaceResponse, Error> {
         let request = self.0.catalog.check("jig.v1.DeleteWorkspaceRequest", request)?;
+        context.note_params([("name", Some(&request.name))]);
         let workspace = self.created(&context, &request.name)?;
+        note_workspace(&context, &workspace.context);
         self.0.delete_workspace(&workspace).await?;
         Ok(DeleteWorkspaceResponse {})
     }
@@ -238,6 +248,38 @@ impl WorkspaceServiceHandler {
         all.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         all
     }
+}
+
+/// What the audit log reports of a request.
+struct WorkspaceParams<'a> {
+    name: &'a str,
+    ttl_sec: &'a Option<u32>,
+    idle_timeout_sec: &'a Option<u32>,
+    clone_of: &'a Option<String>,
+}
+
+impl WorkspaceParams<'_> {
+    fn note<'a>(
+        self,
+        context: &CallContext,
+        labels: impl Iterator<Item = (&'a String, &'a String)>,
+    ) {
+        let number = |number: &Option<u32>| number.map(|number| number.to_string());
+        let labels: Vec<_> = labels.map(|(key, value)| format!("{key}={value}")).collect();
+        context.note_params([
+            ("name", Some(self.name).filter(|name| !name.is_empty())),
+            ("clone_of", self.clone_of.as_deref()),
+            ("ttl_sec", number(self.ttl_sec).as_deref()),
+            ("idle_timeout_sec", number(self.idle_timeout_sec).as_deref()),
+            ("labels", Some(labels.join(",")).filter(|labels| !labels.is_empty()).as_deref()),
+        ]);
+    }
+}
+
+/// Notes the workspace that the RPC is about, for the logs.
+fn note_workspace(context: &CallContext, workspace: &WorkspaceContext) {
+    let name = workspace.workspace.name().to_owned();
+    context.access_log_entry.update(|fields| fields.workspace = Some(name));
 }
 
 fn details(context: &WorkspaceContext) -> WorkspaceDetails {

@@ -11,7 +11,30 @@ use crate::daemon::{
     error::Error,
     store::{failure::state_failure, workspaces::StoredWorkspace},
     task,
+    telemetry::{access_log::CallRecord, audit::AuditEvent},
+    workspace::fault_injection,
 };
+
+/// Why the daemon removes a workspace without a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RemovalCause {
+    /// Its `ttl` has passed.
+    Expired,
+    /// It had no call for its `idle_timeout`.
+    Idle,
+    /// An earlier daemon died while it created or deleted the workspace, or its directory is missing.
+    Incomplete,
+}
+
+impl RemovalCause {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Expired => "ttl",
+            Self::Idle => "idle_timeout",
+            Self::Incomplete => "incomplete",
+        }
+    }
+}
 
 impl Pipeline {
     /// Ends the calls and processes of a workspace, and removes its files and records.
@@ -45,6 +68,7 @@ impl Pipeline {
         let name = &stored.name;
         self.jobs.end_all_in(name).await;
         creator.end_processes(workspace).await?;
+        fault_injection::step();
         self.remove_records(creator, stored).await
     }
 
@@ -56,9 +80,30 @@ impl Pipeline {
         for workspace in creator.load(&self.workspaces).await? {
             tracing::info!(workspace = workspace.name, "removing an incomplete workspace");
             self.remove_records(creator, &workspace).await?;
+            self.audit_removal(&workspace, RemovalCause::Incomplete, None);
         }
         self.spawn_workspace_expiry();
         Ok(())
+    }
+
+    /// Reports to the audit log that the daemon removed a workspace without a call, or why it could
+    /// not.
+    pub(super) fn audit_removal(
+        &self,
+        stored: &StoredWorkspace,
+        cause: RemovalCause,
+        error: Option<&Error>,
+    ) {
+        self.telemetry.audit().record_with(AuditEvent::WorkspaceRemoved, || {
+            let record = CallRecord {
+                workspace: Some(stored.name.clone()),
+                reason: error.map(|error| error.reason.name().to_owned()),
+                ..CallRecord::default()
+            };
+            let details = [("owner", &*stored.owner), ("cause", cause.name())];
+            let details = details.map(|(name, value)| (name.to_owned(), value.into()));
+            (record, details.into_iter().collect())
+        });
     }
 
     /// Removes the files and records of a workspace without processes.
@@ -71,9 +116,11 @@ impl Pipeline {
         self.processes.remove_all_in(name);
         let rules = self.policy.remove_all_in(name).await;
         rules.map_err(|error| state_database_error(&error))?;
+        fault_injection::step();
         let (sessions, of) = (Arc::clone(self.state_dir.sessions()), name.clone());
         let removed = task::spawn_blocking(move || sessions.remove_all_in(&of)).await;
         removed.map_err(Error::internal)?.map_err(|error| state_failure(&error))?;
+        fault_injection::step();
         creator.remove_rest(stored).await
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::sleep;
 
-use super::{Pipeline, workspaces::OwnedWorkspace};
+use super::{Pipeline, workspace_deletion::RemovalCause, workspaces::OwnedWorkspace};
 use crate::daemon::{store::unix_millis, task};
 
 /// Time between two passes. The time of the last call is known to within it.
@@ -49,15 +49,26 @@ impl Pipeline {
         });
 
         let idle_ms = now.saturating_sub(stored.last_used_ms);
-        let is_expired = stored.expires_ms.is_some_and(|expires| expires <= now)
-            || stored.idle_timeout_ms.is_some_and(|timeout| idle_ms >= timeout);
-        if is_expired {
+        let cause = if stored.expires_ms.is_some_and(|expires| expires <= now) {
+            Some(RemovalCause::Expired)
+        } else if stored.idle_timeout_ms.is_some_and(|timeout| idle_ms >= timeout) {
+            Some(RemovalCause::Idle)
+        } else {
+            None
+        };
+        if let Some(cause) = cause {
             let (pipeline, workspace) = (Arc::clone(self), Arc::clone(workspace));
             task::spawn_tracked("deletion of a workspace", async move {
-                tracing::info!(workspace = stored.name, "deleting an expired workspace");
-                if let Err(error) = pipeline.delete_workspace(&workspace).await {
+                tracing::info!(
+                    workspace = stored.name,
+                    cause = cause.name(),
+                    "deleting an expired workspace"
+                );
+                let deleted = pipeline.delete_workspace(&workspace).await;
+                if let Err(error) = &deleted {
                     tracing::warn!(%error, workspace = stored.name, "cannot delete a workspace");
                 }
+                pipeline.audit_removal(&stored, cause, deleted.as_ref().err());
             });
             return;
         }

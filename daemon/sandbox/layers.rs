@@ -281,13 +281,24 @@ impl Isolation {
         let PersistentDirectories { home, tmp } = self.persistent;
         let (fresh, kept) = match (home, tmp) {
             (false, false) => return,
-            (true, false) => ("/tmp and /dev/shm", "the home directory belongs to the workspace and persists (sandbox.home)"),
-            (false, true) => ("/dev/shm and the home directory", "/tmp belongs to the workspace and persists (sandbox.tmp)"),
-            (true, true) => ("/dev/shm", "the home directory and /tmp belong to the workspace and persist (sandbox.home, sandbox.tmp)"),
+            (true, false) => (
+                "/tmp and /dev/shm",
+                "the home directory belongs to the workspace and persists (sandbox.home)",
+            ),
+            (false, true) => (
+                "/dev/shm and the home directory",
+                "/tmp belongs to the workspace and persists (sandbox.tmp)",
+            ),
+            (true, true) => (
+                "/dev/shm",
+                "the home directory and /tmp belong to the workspace and persist (sandbox.home, sandbox.tmp)",
+            ),
         };
         let scratch = layers.iter_mut().find(|layer| layer.name == SCRATCH_LAYER);
         if let Some(scratch) = scratch.filter(|layer| layer.applied) {
-            scratch.detail = format!("fresh file systems of limited size for {fresh}; {kept}, without a size limit of their own: later runs find what a run leaves there");
+            scratch.detail = format!(
+                "fresh file systems of limited size for {fresh}; {kept}, without a size limit of their own: later runs find what a run leaves there"
+            );
         }
     }
 

@@ -136,9 +136,8 @@ impl SlotState {
                 send_bytes(socket, &SandboxReport::NetnsInUse.encode(), &[])
             }
             (Some(SlotKeeperRequest::BuildSandbox { tmp_bytes, tmp_inodes }), Some(control)) => {
-                let pidfd =
-                    scratch_options(tmp_bytes, tmp_inodes, self.identity, self.persistent)
-                        .and_then(|scratch| self.build_sandbox(scratch, control));
+                let pidfd = scratch_options(tmp_bytes, tmp_inodes, self.identity, self.persistent)
+                    .and_then(|scratch| self.build_sandbox(scratch, control));
                 send_sandbox(socket, pidfd)
             }
             (Some(SlotKeeperRequest::Measure(bounds)), None) => {

@@ -2,8 +2,9 @@
 //! commands in them are isolated.
 
 use std::{
+    fs, io,
     os::fd::OwnedFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
 
@@ -27,11 +28,14 @@ use crate::daemon::{
     },
     store::{database::Database, workspaces::CreatedWorkspaceTable},
     tool::{FileLimiters, LimitedFetcher, RunSettings, WorkspaceContext},
-    workspace::Workspace,
+    workspace::{Workspace, remove_tree},
 };
 
 /// Name of the workspace that proves the isolation.
 const MODEL_NAME: &str = "workspaces on demand";
+
+/// Prefix of the name of its directory.
+const PROBE_PREFIX: &str = ".probe-";
 
 /// What created workspaces share with those of the configuration.
 pub(super) struct CommonContext {
@@ -87,6 +91,17 @@ fn directory_identity(config: &CreatedWorkspacesConfig) -> (u64, u64) {
     stat.map_or((0, 0), |stat| (stat.st_dev, stat.st_ino))
 }
 
+/// Removes what daemons left that were killed at their start.
+fn remove_old_probes(path: &Path, directory: &OwnedFd) -> io::Result<()> {
+    for entry in fs::read_dir(path)? {
+        let name = entry?.file_name();
+        if let Some(name) = name.to_str().filter(|name| name.starts_with(PROBE_PREFIX)) {
+            remove_tree(directory, name)?;
+        }
+    }
+    Ok(())
+}
+
 impl CreatorInputs<'_> {
     /// Builds the creator, if the configuration has a directory for workspaces.
     pub(super) async fn build(self) -> Result<Option<WorkspaceCreator>, StartError> {
@@ -95,7 +110,8 @@ impl CreatorInputs<'_> {
         };
         let failed = io_error("preparing workspaces_on_demand.directory");
         let directory = open_directory(&config)?;
-        let name = format!(".probe-{}", Ulid::generate());
+        remove_old_probes(&config.directory, &directory).map_err(failed)?;
+        let name = format!("{PROBE_PREFIX}{}", Ulid::generate());
         make_directory(&directory, &name).map_err(failed)?;
         let model = self.probe(&config, &directory, &name).await;
         remove_directories(&directory, &name).map_err(failed)?;
@@ -126,12 +142,13 @@ impl CreatorInputs<'_> {
             Workspace::open(MODEL_NAME, path, DEFAULT_MOUNT_PATH).map_err(failed)?;
         workspace.sync_changes(self.config.sync_files);
 
+        let (persistent, _) =
+            make_persistent(parent, directory, config.common.persistent).map_err(failed)?;
         let created = CreatedWorkspace {
             name: MODEL_NAME.to_owned(),
             directory: directory.to_owned(),
             file_identity: workspace.identity(),
-            persistent: make_persistent(parent, directory, config.common.persistent)
-                .map_err(failed)?,
+            persistent,
         };
         let pool = self.sandboxes.add(created);
         let probe = pool.probe_levels(self.config.minimum_level).await;

@@ -135,9 +135,7 @@ fn directory_name(config: &WorkspaceConfig) -> String {
 #[cfg(test)]
 mod tests {
     use super::{WorkspaceConfig, directory_name};
-    use crate::daemon::{
-        config::protection::Protection, sandbox::plan::PersistentDirectories,
-    };
+    use crate::daemon::{config::protection::Protection, sandbox::plan::PersistentDirectories};
 
     fn name_of(workspace: &str, path: &str) -> String {
         directory_name(&WorkspaceConfig {

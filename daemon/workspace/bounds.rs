@@ -1,6 +1,6 @@
 //! The bounds of a workspace, for its changes.
 
-use std::{io, sync::Arc};
+use std::{io, os::fd::OwnedFd, sync::Arc};
 
 use super::{
     Workspace,
@@ -12,9 +12,15 @@ use crate::daemon::error::Error;
 
 impl Workspace {
     /// Bounds what the files take. A part that is the maximum of its type has no bound.
-    pub(crate) fn limit_files(&mut self, limits: FileUsage) -> io::Result<()> {
+    ///
+    /// `beside` is a directory elsewhere whose files count too.
+    pub(crate) fn limit_files(
+        &mut self,
+        limits: FileUsage,
+        beside: Option<OwnedFd>,
+    ) -> io::Result<()> {
         let root = self.strict_root.try_clone()?;
-        self.quota = Some(Arc::new(FileQuota::new(&self.name, root, limits)));
+        self.quota = Some(Arc::new(FileQuota::new(&self.name, root, beside, limits)));
         Ok(())
     }
 

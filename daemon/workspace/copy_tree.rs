@@ -22,6 +22,7 @@ use rustix::{
 use super::{
     Workspace,
     cancel::CancelToken,
+    fault_injection,
     file_quota::{FileReservation, is_about_bounds},
     file_usage::FileUsage,
     temporary::is_temporary,
@@ -126,6 +127,7 @@ impl TreeCopy<'_> {
             };
             match copied {
                 Ok(next) => {
+                    fault_injection::step();
                     summary.entries += 1;
                     levels.extend(next);
                     if levels.len() > MAX_DEPTH {
@@ -220,6 +222,7 @@ fn copy_file(level: &CopyLevel, name: &CStr, owner: Option<(Uid, Gid)>) -> Resul
 
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let target = openat(&level.target, name, flags, Mode::RUSR | Mode::WUSR)?;
+    fault_injection::step();
     let (mut source, mut target) = (File::from(source), File::from(target));
     if ioctl_ficlone(&target, &source).is_err() {
         copy_content(&mut source, &mut target, stat.st_size)

@@ -1,9 +1,9 @@
 //! Points at which a test kills the daemon, to check that the next daemon recovers.
 
-/// Marks a step of a change of files. In a debug build with `JIG_DIE_AT_STEP=N` in the environment,
+/// Marks a step of a change of files or of workspaces. In a debug build with `JIG_DIE_AT_STEP=N` in the environment,
 /// kills the process at the Nth step. A release build does nothing.
 #[cfg(debug_assertions)]
-pub(super) fn step() {
+pub(crate) fn step() {
     use std::sync::{
         OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -26,4 +26,4 @@ pub(super) fn step() {
 
 /// Does nothing in a release build.
 #[cfg(not(debug_assertions))]
-pub(super) fn step() {}
+pub(crate) fn step() {}

@@ -13,7 +13,7 @@
 
 use std::{
     mem,
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, OwnedFd},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -41,6 +41,8 @@ const IDLE_SHARE_OF_MEASUREMENT: u32 = 9;
 pub(crate) struct FileQuota {
     workspace: String,
     root: Root,
+    /// A directory elsewhere whose files count too.
+    beside: Option<OwnedFd>,
     limits: FileUsage,
     usage: Mutex<KnownUsage>,
     /// Held during a measurement, so that there is one at a time.
@@ -93,10 +95,16 @@ impl FileBound {
 impl FileQuota {
     /// Bounds the files below `root`. A part of `limits` that is the maximum of its type has no
     /// bound.
-    pub(super) fn new(workspace: &str, root: Root, limits: FileUsage) -> Self {
+    pub(super) fn new(
+        workspace: &str,
+        root: Root,
+        beside: Option<OwnedFd>,
+        limits: FileUsage,
+    ) -> Self {
         Self {
             workspace: workspace.to_owned(),
             root,
+            beside,
             limits,
             usage: Mutex::default(),
             measuring: Mutex::default(),
@@ -256,6 +264,12 @@ impl FileQuota {
         };
 
         let measured = measure(self.root.as_fd(), self.limits, cancel);
+        let measured = measured.and_then(|own| match &self.beside {
+            None => Ok(own),
+            Some(beside) => {
+                measure(beside.as_fd(), self.limits - own, cancel).map(|other| own + other)
+            }
+        });
         let mut usage = self.lock();
         let failure = match measured {
             Ok(measured) => {

@@ -52,7 +52,7 @@ mod chown;
 mod copy_tree;
 mod directory;
 mod directory_page;
-mod fault_injection;
+pub(crate) mod fault_injection;
 mod file;
 mod file_quota;
 mod file_usage;

@@ -16,7 +16,7 @@ fn process_names(creating: &Creating) -> Vec<String> {
     processes.iter().filter_map(|process| status_field(process.pid, "Name")).collect()
 }
 
-fn template_count(creating: &Creating) -> usize {
+pub(super) fn template_count(creating: &Creating) -> usize {
     process_names(creating).iter().filter(|name| *name == "jig-template").count()
 }
 

@@ -1,7 +1,13 @@
 //! Workspaces that callers create while the daemon runs.
 
+mod audit;
+mod crash;
+mod hostile;
 mod idle;
+mod invisible;
 mod persistent;
+mod rules;
+mod scale;
 
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command, sync::Arc};
 

@@ -41,8 +41,7 @@ async fn home_and_tmp_are_the_same_in_each_command_of_a_workspace() {
         }
 
         // A clone has the files only.
-        let clone =
-            CreateWorkspaceRequest { clone_of: Some("a".to_owned()), ..named("clone") };
+        let clone = CreateWorkspaceRequest { clone_of: Some("a".to_owned()), ..named("clone") };
         creating.create(clone).await;
         assert_eq!(creating.output_in("clone", "find . ~ /tmp -type f").await, "");
 
@@ -60,7 +59,7 @@ async fn directories_become_persistent_when_the_operator_says_so() {
     let creating = Creating::start(Setup::new(), "").await;
     creating.create(named("w")).await;
     creating.output_in("w", "touch /tmp/f ~/f").await;
-    assert_eq!(creating.output_in("w", "ls /tmp ~ | grep f").await, "");
+    assert_eq!(creating.output_in("w", "ls /tmp; ls ~").await, "");
     assert_eq!(creating.directories().len(), 1);
 
     let creating = creating.restart_with_table_of("tmp = \"persistent\"\n").await;
@@ -111,4 +110,21 @@ async fn a_directory_that_was_replaced_is_not_mounted() {
     assert!(refusal.message.contains("was replaced"), "{refusal:?}");
     creating.delete("w").await.unwrap();
     assert!(creating.directories().is_empty() && fs::exists("/var/log").unwrap());
+}
+
+/// What commands leave in `/tmp` and the home directory counts for the bounds of the workspace.
+#[tokio::test]
+async fn persistent_directories_are_within_the_bounds_of_the_workspace() {
+    let creating =
+        Creating::start(Setup::new(), &format!("max_bytes = 1000000\n{PERSISTENT}")).await;
+    for directory in ["/tmp", "~"] {
+        creating.create(named("w")).await;
+        creating.output_in("w", &format!("head -c 300000 /dev/zero > {directory}/small")).await;
+        let fill = format!("head -c 3000000 /dev/zero > {directory}/large; sleep 1000");
+        let filled = creating.daemon.run(in_workspace("w", shell(&fill))).await;
+        assert_eq!(filled.limit, "workspace_bytes", "{filled:?}");
+        let refused = creating.daemon.try_run(in_workspace("w", shell("ls"))).await.unwrap_err();
+        assert_eq!(Refusal::from_status(&refused).reason, "NO_SPACE");
+        creating.delete("w").await.unwrap();
+    }
 }

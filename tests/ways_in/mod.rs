@@ -1,5 +1,6 @@
 //! One table: the same call by every way in has the same effect, record, span and error.
 
+mod created_workspaces;
 mod roles;
 mod telemetry;
 mod way;

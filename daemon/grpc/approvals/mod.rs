@@ -356,6 +356,7 @@ impl ApprovalServiceHandler {
             pattern,
             action,
             workspaces: Some(scope.clone()),
+            created_workspaces: None,
             expires: request.lifetime_sec.map(expiry_after),
             enabled: true,
             provenance: Some(RuleProvenance {

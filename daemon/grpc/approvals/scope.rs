@@ -49,7 +49,9 @@ impl CallerScope {
     /// Whether a rule applies only to workspaces of the scope.
     pub(super) fn contains_rule(&self, rule: &Rule) -> bool {
         let mut workspaces = rule.workspaces.iter().flatten();
-        workspaces.all(|name| self.workspaces.contains(name)) && self.allows_tool(&rule.tool)
+        rule.created_workspaces.is_none()
+            && workspaces.all(|name| self.workspaces.contains(name))
+            && self.allows_tool(&rule.tool)
     }
 
     fn allows_tool(&self, tool: &str) -> bool {

@@ -72,7 +72,8 @@ pub(super) fn wire_rule(rule: &Rule, scope: &BTreeSet<String>) -> v1::Rule {
         None => v1::RuleOrigin::File,
         Some(_) => v1::RuleOrigin::Service,
     };
-    let workspaces = rule.workspaces.iter().flatten();
+    let is_limited = rule.workspaces.is_some() || rule.created_workspaces.is_some();
+    let applies = |name: &&String| is_limited && rule.applies_in_workspace(name);
 
     v1::Rule {
         rule_id: rule.id.clone(),
@@ -84,7 +85,7 @@ pub(super) fn wire_rule(rule: &Rule, scope: &BTreeSet<String>) -> v1::Rule {
             .map(|pattern| pattern.as_str().to_owned())
             .unwrap_or_default(),
         action: action.into(),
-        workspaces: workspaces.filter(|name| scope.contains(*name)).cloned().collect(),
+        workspaces: scope.iter().filter(applies).cloned().collect(),
         expire_time: rule.expires.map(Into::into),
         enabled: rule.enabled,
         origin: origin.into(),

@@ -446,6 +446,7 @@ async fn always_rule(
         pattern: Some(pattern),
         action: PolicyAction::Allow,
         workspaces: Some([record.workspace.clone()].into()),
+        created_workspaces: None,
         expires: Some(expires),
         enabled: true,
         provenance: Some(RuleProvenance {

@@ -71,6 +71,7 @@ impl CompiledPolicy {
             }
         }
 
+        let configured = Arc::new(workspaces.iter().map(|name| (*name).to_owned()).collect());
         let mut rules = Vec::new();
         for rule in policy.rules {
             let name = rule.name.clone();
@@ -86,7 +87,7 @@ impl CompiledPolicy {
                 }
             }
 
-            match Rule::from_config(rule) {
+            match Rule::from_config(rule, &configured) {
                 Ok(rule) => rules.push(Arc::new(rule)),
                 Err(problem) => report(&format!("pattern {problem}")),
             }

@@ -1,6 +1,8 @@
 //! A policy rule: the calls that it matches, and their action.
 
-use std::{collections::BTreeSet, time::SystemTime};
+use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
+
+use globset::{Glob, GlobMatcher};
 
 use super::{pattern::RulePattern, request::PolicyRequestRef};
 use crate::daemon::{
@@ -21,8 +23,10 @@ pub(crate) struct Rule {
     /// What the parameters must match. `None` matches all.
     pub(crate) pattern: Option<RulePattern>,
     pub(crate) action: PolicyAction,
-    /// The workspaces that the rule applies to. `None` means all.
+    /// The workspaces that the rule applies to. `None` means all, or those of `created_workspaces`.
     pub(crate) workspaces: Option<BTreeSet<String>>,
+    /// The created workspaces that the rule applies to. `None` means as `workspaces`.
+    pub(crate) created_workspaces: Option<CreatedNames>,
     pub(crate) expires: Option<SystemTime>,
     pub(crate) enabled: bool,
     /// `None` for a rule of the configuration file.
@@ -39,10 +43,36 @@ pub(crate) struct RuleProvenance {
     pub(crate) approval_id: Option<String>,
 }
 
+/// Names of created workspaces.
+#[derive(Debug, Clone)]
+pub(crate) struct CreatedNames {
+    patterns: Vec<GlobMatcher>,
+    /// Workspaces of the configuration, which no pattern matches.
+    configured: Arc<BTreeSet<String>>,
+}
+
+impl CreatedNames {
+    fn new(patterns: &BTreeSet<String>, configured: Arc<BTreeSet<String>>) -> Result<Self, String> {
+        let compile = |pattern: &String| Glob::new(pattern).map(|glob| glob.compile_matcher());
+        let patterns: Result<_, globset::Error> = patterns.iter().map(compile).collect();
+        Ok(Self { patterns: patterns.map_err(|error| error.to_string())?, configured })
+    }
+
+    fn contain(&self, workspace: &str) -> bool {
+        !self.configured.contains(workspace)
+            && self.patterns.iter().any(|pattern| pattern.is_match(workspace))
+    }
+}
+
 impl Rule {
-    /// Compiles a rule of the configuration file.
-    pub(super) fn from_config(written: PolicyRuleConfig) -> Result<Self, String> {
+    /// Compiles a rule of the configuration file, whose workspaces are `configured`.
+    pub(super) fn from_config(
+        written: PolicyRuleConfig,
+        configured: &Arc<BTreeSet<String>>,
+    ) -> Result<Self, String> {
         let pattern = written.pattern.as_deref().map(RulePattern::parse).transpose()?;
+        let created = written.created_workspaces;
+        let created = created.map(|names| CreatedNames::new(&names, Arc::clone(configured)));
         Ok(Self {
             id: format!("{FILE_RULE_ID_PREFIX}{}", written.name),
             name: written.name,
@@ -50,6 +80,7 @@ impl Rule {
             pattern,
             action: written.action,
             workspaces: written.workspaces,
+            created_workspaces: created.transpose()?,
             expires: written.expires,
             enabled: written.enabled,
             provenance: None,
@@ -74,8 +105,13 @@ impl Rule {
     }
 
     pub(crate) fn applies_in_workspace(&self, workspace: &str) -> bool {
-        let workspaces = self.workspaces.as_ref();
-        workspaces.is_none_or(|names| names.contains(workspace))
+        let created = self.created_workspaces.as_ref();
+        match &self.workspaces {
+            None => created.is_none_or(|names| names.contain(workspace)),
+            Some(names) => {
+                names.contains(workspace) || created.is_some_and(|names| names.contain(workspace))
+            }
+        }
     }
 
     /// Whether the rule is enabled and has not expired.

@@ -345,6 +345,7 @@ fn from_stored_rule(stored: StoredRule) -> Option<Rule> {
         pattern,
         action,
         workspaces: Some([stored.workspace].into()),
+        created_workspaces: None,
         expires: stored.expires_ms.map(unix_millis::to_time),
         enabled: stored.enabled,
         provenance: Some(RuleProvenance {
@@ -410,6 +411,7 @@ mod tests {
                 pattern: Some(RulePattern::parse("y").unwrap()),
                 action: PolicyAction::Deny,
                 workspaces: Some(["w".to_owned()].into()),
+                created_workspaces: None,
                 expires: None,
                 enabled: true,
                 provenance: None,

@@ -35,7 +35,7 @@ use crate::daemon::{
     },
     task,
     tool::WorkspaceContext,
-    workspace::{CancelToken, FileUsage, Workspace},
+    workspace::{CancelToken, FileUsage, Workspace, fault_injection},
 };
 
 /// Letters in a name that the daemon chooses.
@@ -91,6 +91,10 @@ impl WorkspaceCreator {
         let stored = self.table.load_all().await.map_err(|error| state_database_error(&error))?;
         let mut incomplete = Vec::new();
         for workspace in stored {
+            if !workspace.is_ready {
+                incomplete.push(workspace);
+                continue;
+            }
             if workspaces.named(&workspace.name).is_some() {
                 tracing::error!(
                     workspace = workspace.name,
@@ -103,7 +107,7 @@ impl WorkspaceCreator {
                 continue;
             }
             match self.open(&workspace) {
-                Ok(context) if workspace.is_ready => {
+                Ok(context) => {
                     workspaces.insert(OwnedWorkspace::new(context, workspace));
                 }
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -111,7 +115,7 @@ impl WorkspaceCreator {
                     // No other workspace gets its name, or its records.
                     self.busy().insert(workspace.name.clone(), workspace.owner.clone());
                 }
-                Ok(_) | Err(_) => incomplete.push(workspace),
+                Err(_) => incomplete.push(workspace),
             }
         }
         Ok(incomplete)
@@ -141,18 +145,18 @@ impl WorkspaceCreator {
         };
         self.put(&stored).await?;
 
-        let made = self.make(&stored, new.clone_of).await;
+        let made = self.make(&mut stored, new.clone_of).await;
         let context = match made {
             Ok(context) => context,
             Err(error) => {
                 if let Err(cleanup) = self.remove_rest(&stored).await {
                     tracing::warn!(%cleanup, "an incomplete workspace is removed at the next start");
+                    // Another workspace of this name would replace the record of what is left.
+                    busy.keep();
                 }
                 return Err(error);
             }
         };
-        stored.is_ready = true;
-        self.put(&stored).await?;
         context.sandbox_pool.start_initial_slots();
         Ok(workspaces.insert(OwnedWorkspace::new(context, stored)))
     }
@@ -206,23 +210,41 @@ impl WorkspaceCreator {
         Ok(BusyName { creator: self, name })
     }
 
-    /// Makes the directory of a workspace with its files, and opens it.
+    /// Makes the directory of a workspace with its files, opens it, and stores that it is ready.
     async fn make(
         &self,
-        stored: &StoredWorkspace,
+        stored: &mut StoredWorkspace,
         clone_of: Option<Arc<WorkspaceContext>>,
     ) -> Result<WorkspaceContext, Error> {
         make_directory(&self.directory, &stored.directory)
             .map_err(|error| creation_error(&error))?;
         let context = self.open(stored).map_err(|error| creation_error(&error))?;
-        let Some(source) = clone_of else {
-            return Ok(context);
+        let filled = self.fill(&context, clone_of).await;
+        stored.is_ready = true;
+        let made = match filled {
+            Ok(()) => self.put(stored).await,
+            Err(error) => Err(error),
         };
+        if let Err(error) = made {
+            self.sandboxes.remove(&context.sandbox_pool);
+            return Err(error);
+        }
+        Ok(context)
+    }
 
-        let (target, source) = (Arc::clone(&context.workspace), Arc::clone(&source.workspace));
+    /// Copies files into a new workspace.
+    async fn fill(
+        &self,
+        new: &WorkspaceContext,
+        clone_of: Option<Arc<WorkspaceContext>>,
+    ) -> Result<(), Error> {
+        let Some(source) = clone_of else {
+            return Ok(());
+        };
+        let (target, source) = (Arc::clone(&new.workspace), Arc::clone(&source.workspace));
         let copy = move || target.copy_from(&source, &CancelToken::new());
         let copied = task::spawn_blocking(copy).await.map_err(Error::internal)?;
-        copied.map(|_| context)
+        copied.map(drop)
     }
 
     /// Opens a workspace that has its directory. It gets processes with its first command.
@@ -234,19 +256,17 @@ impl WorkspaceCreator {
         let mut workspace = Workspace::open(stored.name.clone(), path.clone(), mount_path)?;
         workspace.sync_changes(self.model.workspace.syncs_changes());
         workspace.open_journals(&self.journals)?;
+        let (persistent, beside) =
+            make_persistent(&self.directory, &stored.directory, self.config.common.persistent)?;
         if let Some(limits) = self.limits(stored) {
-            workspace.limit_files(limits)?;
+            workspace.limit_files(limits, beside)?;
         }
 
         let created = CreatedWorkspace {
             name: stored.name.clone(),
             directory: stored.directory.clone(),
             file_identity: workspace.identity(),
-            persistent: make_persistent(
-                &self.directory,
-                &stored.directory,
-                self.config.common.persistent,
-            )?,
+            persistent,
         };
         let pool = self.sandboxes.add(created);
         pool.assume_level(self.model.isolation.level);
@@ -327,6 +347,7 @@ impl WorkspaceCreator {
         let removed = task::spawn_blocking(remove).await.map_err(Error::internal)?;
         removed.map_err(Error::internal)?;
         let removed = self.table.remove(stored.name.clone()).await;
+        fault_injection::step();
         removed.map_err(|error| state_database_error(&error))
     }
 
@@ -340,7 +361,10 @@ impl WorkspaceCreator {
 
     /// Stores a workspace.
     async fn put(&self, stored: &StoredWorkspace) -> Result<(), Error> {
-        self.table.put(stored.clone()).await.map_err(|error| state_database_error(&error))
+        fault_injection::step();
+        let put = self.table.put(stored.clone()).await;
+        fault_injection::step();
+        put.map_err(|error| state_database_error(&error))
     }
 
     fn busy(&self) -> MutexGuard<'_, BTreeMap<String, String>> {

@@ -19,7 +19,7 @@ use crate::daemon::{
         PERSISTENT_HOME_NAME, PERSISTENT_TMP_NAME, PersistentDirectories, PersistentIdentities,
         persistent_directory_name,
     },
-    workspace::remove_tree,
+    workspace::{fault_injection, remove_tree},
 };
 
 /// Mode of a persistent `/tmp`. Programs check for it. Others than the owner cannot reach it.
@@ -31,15 +31,15 @@ pub(crate) fn make_directory(parent: &OwnedFd, name: &str) -> io::Result<()> {
 }
 
 /// Makes the persistent directories of the workspace `name`, unless they exist. Returns what they
-/// are.
+/// are, and the directory that has them.
 pub(crate) fn make_persistent(
     parent: &OwnedFd,
     name: &str,
     wanted: PersistentDirectories,
-) -> io::Result<PersistentIdentities> {
+) -> io::Result<(PersistentIdentities, Option<OwnedFd>)> {
     let mut identities = PersistentIdentities::default();
     if wanted == PersistentDirectories::default() {
-        return Ok(identities);
+        return Ok((identities, None));
     }
 
     let name = persistent_directory_name(name);
@@ -53,13 +53,17 @@ pub(crate) fn make_persistent(
     if wanted.tmp {
         identities.tmp = Some(make_if_missing(&directory, PERSISTENT_TMP_NAME, TMP_MODE)?);
     }
-    Ok(identities)
+    Ok((identities, Some(directory)))
 }
 
 /// Removes all directories of the workspace `name` with their content. Succeeds if there are none.
 pub(crate) fn remove_directories(parent: &OwnedFd, name: &str) -> io::Result<()> {
-    remove_tree(parent, name)?;
-    remove_tree(parent, &persistent_directory_name(name))
+    for name in [name, &persistent_directory_name(name)] {
+        fault_injection::step();
+        remove_tree(parent, name)?;
+    }
+    fault_injection::step();
+    Ok(())
 }
 
 /// Returns device and inode of a directory. Makes it if it is missing.
@@ -74,6 +78,7 @@ fn make_if_missing(parent: &OwnedFd, name: &str, mode: u16) -> io::Result<(u64, 
 
 fn make(parent: &OwnedFd, name: &str, mode: u16) -> io::Result<()> {
     mkdirat(parent, name, Mode::from_raw_mode(mode.into()))?;
+    fault_injection::step();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = openat(parent, name, flags, Mode::empty())?;
     if mode == TMP_MODE {

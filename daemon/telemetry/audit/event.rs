@@ -17,6 +17,8 @@ pub(crate) enum AuditEvent {
     /// An RPC ended.
     Call,
     JobEnded,
+    /// The daemon removed a created workspace without a call.
+    WorkspaceRemoved,
     /// Lines were lost.
     LinesLost,
 }
@@ -34,6 +36,7 @@ impl AuditEvent {
             Self::ToolCall => "tool_call",
             Self::Call => "call",
             Self::JobEnded => "job_ended",
+            Self::WorkspaceRemoved => "workspace_removed",
             Self::LinesLost => "lines_lost",
         }
     }

@@ -19,6 +19,7 @@ fn rule(name: &str, tool: &str, pattern: &str, action: PolicyAction) -> PolicyRu
         pattern: (!pattern.is_empty()).then(|| pattern.to_owned()),
         action,
         workspaces: None,
+        created_workspaces: None,
         expires: None,
         enabled: true,
     }
@@ -35,7 +36,7 @@ fn snapshot(
 ) -> PolicySnapshot {
     let policy = PolicyConfig { rules: file, risk_actions: levels, ..PolicyConfig::default() };
     let stored = stored.into_iter().map(|written| {
-        let rule = Rule::from_config(written).unwrap();
+        let rule = Rule::from_config(written, &Arc::default()).unwrap();
         Arc::new(Rule { id: rule.name.clone(), ..rule })
     });
     PolicySnapshot::new(settings(policy), stored.collect())
@@ -73,7 +74,8 @@ fn allow_rules_ignore_texts_that_may_not_allow() {
         for (pattern, expected) in
             [("plain", true), ("detour", action != PolicyAction::Allow), ("other", false)]
         {
-            let rule = Rule::from_config(rule("one", "run", pattern, action)).unwrap();
+            let rule =
+                Rule::from_config(rule("one", "run", pattern, action), &Arc::default()).unwrap();
             let request = PolicyRequestRef {
                 tool: "run",
                 risk: Risk::Dangerous,
@@ -225,6 +227,36 @@ fn disabled_expired_and_other_workspaces_rules_are_ignored() {
             let (action, _) = decide(&snapshot, "run", Risk::Dangerous, &["x"]);
             assert_eq!(action == PolicyAction::Deny, is_effective, "{number} {is_stored}");
         }
+    }
+}
+
+#[test]
+fn rules_name_created_workspaces_by_patterns() {
+    let mut denies = rule("no", "run", "x", PolicyAction::Deny);
+    denies.created_workspaces = Some(["sample-*".to_owned(), "*".to_owned()].into());
+    let [all, mut some] = [denies.clone(), denies];
+    some.created_workspaces = Some(["sample-*".to_owned(), "one".to_owned()].into());
+    let mut both = some.clone();
+    both.workspaces = Some(["a".to_owned()].into());
+
+    let applies = |written: &PolicyRuleConfig, workspace: &str| {
+        let policy = PolicyConfig { rules: vec![written.clone()], ..PolicyConfig::default() };
+        let compiled =
+            CompiledPolicy::new(policy, &Catalog::load().unwrap(), &["a", "sample-0"], &[]);
+        compiled.unwrap().rules()[0].applies_in_workspace(workspace)
+    };
+    // Workspaces of the configuration are named by `workspaces` alone: `a` and `sample-0`.
+    for (workspace, expected) in [
+        ("a", [false, false, true]),
+        ("sample-0", [false, false, false]),
+        ("sample-1", [true, true, true]),
+        ("sample-", [true, true, true]),
+        ("one", [true, true, true]),
+        ("one-1", [true, false, false]),
+        ("a-sample-1", [true, false, false]),
+    ] {
+        let applied = [&all, &some, &both].map(|rule| applies(rule, workspace));
+        assert_eq!(applied, expected, "{workspace}");
     }
 }
 
