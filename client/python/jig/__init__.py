@@ -22,6 +22,7 @@ from jig.errors import (
     JigError,
     Unavailable,
 )
+from jig.ports import AsyncPortForward, PortForward
 from jig.process import AsyncProcess, Process, ProcessEvent
 from jig.results import CommandFailed, Output
 from jig.steps import AsyncStream, Stream
@@ -31,6 +32,7 @@ from jig.vendors import ToolCall, Vendor, parse_reply
 
 __all__ = [
     "AsyncClient",
+    "AsyncPortForward",
     "AsyncProcess",
     "AsyncStream",
     "CallError",
@@ -47,6 +49,7 @@ __all__ = [
     "JigError",
     "LowerLimits",
     "Output",
+    "PortForward",
     "Process",
     "ProcessEvent",
     "Stream",

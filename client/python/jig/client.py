@@ -16,6 +16,7 @@ from jig.connection import ClientOptions, Options, PathText, channel_arguments, 
 from jig.daemon import Daemon
 from jig.files import FileOperations
 from jig.jobs import JobOperations
+from jig.ports import AsyncPortForward, PortForward
 from jig.records import RecordOperations
 from jig.steps import AsyncDriver, SyncDriver
 from jig.tools import ToolOperations
@@ -141,6 +142,18 @@ class Client(Operations, SyncDriver):
         channel: grpc.Channel = self._connection.open(grpc)
         return channel
 
+    def forward_port(self, process_id: str, port: int, *, local_port: int = 0) -> PortForward:
+        """Forwards a local address to a TCP port of a process, in the network of its run.
+
+            with client.forward_port(process.process_id, 3000) as address:
+                urllib.request.urlopen(f"http://{address}/")
+
+        The address is on 127.0.0.1, with a free port unless `local_port` names one. Each connection
+        to it is one to the server, which can start later. It is reset if the call fails. `error`
+        of the returned object is then a `PortRefused`, `ProcessEnded` or another `CallError`.
+        """
+        return PortForward(self, process_id, port, local_port)
+
     def __enter__(self) -> Self:
         return self
 
@@ -176,6 +189,10 @@ class AsyncClient(Operations, AsyncDriver):
     def _channel(self) -> grpc.aio.Channel:  # type: ignore[override]
         channel: grpc.aio.Channel = self._connection.open(grpc.aio)
         return channel
+
+    def forward_port(self, process_id: str, port: int, *, local_port: int = 0) -> AsyncPortForward:
+        """Forwards a local address, as `Client.forward_port`, in an `async with` block."""
+        return AsyncPortForward(self, process_id, port, local_port)
 
     async def __aenter__(self) -> Self:
         return self
