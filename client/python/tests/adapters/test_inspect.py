@@ -7,6 +7,10 @@ from pathlib import Path
 
 import anyio
 import pytest
+from inspect_ai import Task
+from inspect_ai import eval as evaluate
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import (
     ExecCompleted,
     ExecRemoteAwaitableOptions,
@@ -65,6 +69,40 @@ async def test_files_of_the_system_are_read_only(client: jig.AsyncClient) -> Non
     assert "agent" in await sandbox.read_file("/etc/passwd")
     with pytest.raises(PermissionError):
         await sandbox.write_file("/etc/passwd", "")
+
+
+async def test_files_of_the_persistent_tmp(client: jig.AsyncClient) -> None:
+    sandbox = await attach(client)
+    for data in (b"", bytes(range(256)) * 100, b"\0\xff\r\n" * (3 << 20)):
+        await sandbox.write_file("/tmp/new/deep/file", data)
+        assert await sandbox.read_file("/tmp/new/deep/file", text=False) == data
+    with pytest.raises(IsADirectoryError):
+        await sandbox.write_file("/tmp/new/deep", "")
+    with pytest.raises(FileNotFoundError):
+        await sandbox.read_file("/tmp/new/none")
+
+
+@solver
+def do_nothing() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        return state
+
+    return solve
+
+
+def test_samples_have_a_setup(tmp_path: Path) -> None:
+    samples = [
+        Sample("a", setup="echo hi > s.txt"),
+        Sample("b", setup="#!/bin/bash\nset -e; false"),
+    ]
+    task = Task(dataset=samples, solver=do_nothing(), sandbox="jig")
+    [log] = evaluate(
+        task, model="mockllm/model", display="none", log_dir=str(tmp_path), fail_on_error=False
+    )
+    assert log.samples is not None
+    first, second = log.samples
+    assert first.error is None
+    assert second.error is not None and "setup script" in second.error.message
 
 
 async def test_a_daemon_that_is_gone_is_unavailable(client: jig.AsyncClient) -> None:
