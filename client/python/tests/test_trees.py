@@ -92,6 +92,78 @@ def test_trees_survive_both_directions(
     assert not (tmp_path / "none").exists()
 
 
+def test_links_that_lead_out_are_left_out(
+    client: jig.Client, root: str, workspace: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    (source / "bin").mkdir(parents=True)
+    for name, target in {
+        "bin/python": "/usr/bin/python3",
+        "bin/up": "../../out",
+        "bin/tool": "../lib/tool",
+        "bin/through": "tool/../x",
+        "up": "..",
+        "own": "bin",
+    }.items():
+        (source / name).symlink_to(target)
+    (source / "z").write_text("last")
+    os.mkfifo(source / "fifo")
+    (source / os.fsdecode(b"bad\xff")).write_text("not UTF-8")
+    (source / "text").symlink_to(os.fsdecode(b"\xff"))
+    uploaded = client.upload_tree(source, root)
+    assert {(problem.path, problem.kind) for problem in uploaded.problems} == {
+        ("bin/python", "ESCAPES"),
+        ("bin/through", "ESCAPES"),
+        ("bin/up", "ESCAPES"),
+        ("up", "ESCAPES"),
+        ("fifo", "SPECIAL"),
+        ("bad\ufffd", "NOT_UTF8"),
+        ("text", "NOT_UTF8"),
+    }
+    assert (uploaded.skipped_entries, uploaded.files, uploaded.symlinks) == (7, 1, 2)
+    assert describe(workspace / root).keys() == {"bin", "bin/tool", "own", "z"}
+
+    # What a command makes, not an upload.
+    (workspace / root / "passwd").symlink_to("/etc/passwd")
+    (workspace / root / "bin" / "python").symlink_to("/usr/bin/python3")
+    (workspace / root / "a").symlink_to("dot/../../x")
+    (workspace / root / "dot").symlink_to(".")
+    back = tmp_path / "back"
+    for _ in range(2):
+        downloaded = client.download_tree(root, back)
+        assert {(problem.path, problem.kind) for problem in downloaded.problems} == {
+            ("passwd", "ESCAPES"),
+            ("bin/python", "ESCAPES"),
+            ("a", "ESCAPES"),
+        }
+        assert (downloaded.skipped_entries, downloaded.symlinks) == (3, 6)
+        assert describe(back).keys() == {"bin", "bin/tool", "own", "z", "dot"}
+
+
+def test_downloads_write_through_no_local_link(
+    client: jig.Client, root: str, workspace: Path, tmp_path: Path
+) -> None:
+    (workspace / root / "d" / "e").mkdir(parents=True)
+    (workspace / root / "d" / "e" / "f").write_text("new")
+    (workspace / root / "file").write_text("new")
+    (workspace / root / "link").symlink_to("file")
+    target, kept = tmp_path / "target", tmp_path / "target" / "kept"
+    kept.mkdir(parents=True)
+    (kept / "file").write_text("old")
+    (target / "d").symlink_to("kept")
+    (target / "file").symlink_to("kept/file")
+    (target / "link").symlink_to("/etc/passwd")
+    downloaded = client.download_tree(root, target)
+    assert [problem.path for problem in downloaded.problems] == ["d", "d/e", "d/e/f"]
+    assert describe(target) == {
+        "d": ("link", "kept"),
+        "file": ("file", (b"new", 0)),
+        "link": ("link", "file"),
+        "kept": ("directory", None),
+        "kept/file": ("file", (b"old", 0)),
+    }
+
+
 def test_archives_are_uploaded(client: jig.Client, root: str, workspace: Path) -> None:
     archive = make_archive(("x", tarfile.REGTYPE, ""), ("y", tarfile.SYMTYPE, "x"))
     assert client.upload_tree(archive, root).symlinks == 1
@@ -197,13 +269,17 @@ def test_hostile_archives_write_nothing_outside(
         for step, kind, target in ((long, directory, ""), (step, link, long))
     ]
     chained = f"{'/'.join(steps)}/{'l' * 200}"
+    left_out = [
+        [("l", link, "../outside")],
+        [("l", link, "../outside"), ("l", file, "")],
+        [("l", link, str(outside))],
+        [("l", link, str(outside)), ("l/x", file, "")],
+    ]
     for members in (
+        *left_out,
         [("../outside/x", file, "")],
         [("a/../../outside/x", file, "")],
         [(f"{outside}/x", file, "")],
-        [("l", link, str(outside)), ("l/x", file, "")],
-        [("l", link, "../outside")],
-        [("l", link, "../outside"), ("l", file, "")],
         [("h", tarfile.LNKTYPE, "../outside/secret")],
         [("h", tarfile.LNKTYPE, str(outside / "secret")), ("h", file, "")],
         [("p", tarfile.FIFOTYPE, "")],
@@ -212,8 +288,13 @@ def test_hostile_archives_write_nothing_outside(
         [*chain, (chained, link, "../" * len(steps)), ("out", link, f"{chained}/../outside")],
     ):
         daemon.serve(make_archive(*members))
-        with contextlib.suppress(OSError), pytest.raises(tarfile.TarError):
-            client.download_tree("t", target)
+        if members in left_out:
+            summary = client.download_tree("t", target)
+            problems = [(problem.path, problem.kind) for problem in summary.problems]
+            assert (problems, summary.skipped_entries) == ([("l", "ESCAPES")], 1)
+        else:
+            with contextlib.suppress(OSError), pytest.raises(reasons.InvalidArchive):
+                client.download_tree("t", target)
         assert os.listdir(outside) == ["secret"]
         assert sorted(os.listdir(tmp_path)) == ["outside", "target"]
         subprocess.run(["rm", "-r", target], check=True)
@@ -235,6 +316,6 @@ def test_damaged_archives_are_not_extracted(
         with pytest.raises(reasons.ChecksumMismatch):
             client.download_tree("t", tmp_path / "target")
     daemon.serve(b"no archive")
-    with pytest.raises(tarfile.TarError):
+    with pytest.raises(reasons.InvalidArchive):
         client.download_tree("t", tmp_path / "target")
     assert not (tmp_path / "target" / "x").exists()
