@@ -12,7 +12,7 @@ use std::{
     process::Command,
 };
 
-const PROTO_FILES: [&str; 12] = [
+const PROTO_FILES: [&str; 13] = [
     "jig/v1/approval_service.proto",
     "jig/v1/artifact_service.proto",
     "jig/v1/catalog_service.proto",
@@ -24,6 +24,7 @@ const PROTO_FILES: [&str; 12] = [
     "jig/v1/process_service.proto",
     "jig/v1/tool_service.proto",
     "jig/v1/transfer_service.proto",
+    "jig/v1/watch_service.proto",
     "jig/v1/workspace_service.proto",
 ];
 

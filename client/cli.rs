@@ -51,6 +51,7 @@ pub(crate) enum CliCommand {
     Mkdir(command::path_changes::MkdirArgs),
     Mv(command::path_changes::MvArgs),
     Rm(command::path_changes::RmArgs),
+    Watch(command::watch::FileWatchArgs),
     #[command(alias = "nb")]
     Notebook(command::notebook::NotebookArgs),
     /// Show the daemon's version, isolation level, limits and current load.
@@ -100,7 +101,7 @@ const COMMAND_GROUPS: [(&str, &[&str]); 4] = [
         "Files",
         &[
             "read", "write", "edit", "patch", "search", "ls", "stat", "mkdir", "mv", "rm",
-            "notebook", "cp",
+            "notebook", "cp", "watch",
         ],
     ),
     ("Tools for models", &["tools", "call", "batch", "job", "mcp"]),
@@ -195,6 +196,7 @@ impl CliCommand {
             | Self::Mkdir(_)
             | Self::Mv(_)
             | Self::Rm(_)
+            | Self::Watch(_)
             | Self::Notebook(_)
             | Self::Info
             | Self::Tools(_)

@@ -144,7 +144,7 @@ pub(crate) fn edit_notebook(response: &EditNotebookResponse) -> Value {
     })
 }
 
-fn file_type(number: i32) -> Value {
+pub(crate) fn file_type(number: i32) -> Value {
     enum_name(FileType::try_from(number).map(|kind| kind.as_str_name()), number)
 }
 

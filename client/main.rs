@@ -90,6 +90,7 @@ fn run(global: &GlobalArgs, command: CliCommand) -> ExitCode {
         CliCommand::Mkdir(args) => command::path_changes::mkdir(global, args),
         CliCommand::Mv(args) => command::path_changes::mv(global, args),
         CliCommand::Rm(args) => command::path_changes::rm(global, args),
+        CliCommand::Watch(args) => command::watch::watch(global, args),
         CliCommand::Notebook(args) => command::notebook::notebook(global, args),
         CliCommand::Info => command::info::info(global),
         CliCommand::Health(args) => command::health::health(global, args),

@@ -102,6 +102,7 @@ mod process_tests;
 mod tls;
 mod transfer;
 mod tree;
+mod watch;
 #[cfg(feature = "daemon")]
 #[cfg(test)]
 mod wire_tests;
@@ -125,6 +126,7 @@ pub use tls::{InvalidTlsOption, TlsOptions};
 pub use tonic::Code;
 pub use transfer::{DownloadParts, DownloadSummary, Sha256Sum, TransferError, sha256_of};
 pub use tree::TreeParts;
+pub use watch::FileChanges;
 
 /// The former name of [`DaemonAddress`].
 #[deprecated(note = "renamed to `DaemonAddress`")]

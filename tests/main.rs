@@ -64,6 +64,8 @@ mod errors_page;
 mod events;
 /// Fetching from the web.
 mod fetch;
+/// Watches of files.
+mod file_watches;
 /// Tools that read and change files.
 mod files;
 /// Connections to ports of processes.

@@ -34,6 +34,7 @@ pub(crate) mod serve;
 pub(crate) mod shell;
 pub(crate) mod stat;
 pub(crate) mod tools;
+pub(crate) mod watch;
 pub(crate) mod workspace;
 pub(crate) mod write;
 

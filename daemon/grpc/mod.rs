@@ -14,6 +14,7 @@ mod response_stream;
 pub(crate) mod status;
 pub(crate) mod tools;
 pub(crate) mod transfer;
+pub(crate) mod watch;
 pub(crate) mod workspaces;
 
 use std::future::Future;

@@ -71,6 +71,7 @@ use crate::{
             invoke_service_server::InvokeServiceServer, job_service_server::JobServiceServer,
             process_service_server::ProcessServiceServer, tool_service_server::ToolServiceServer,
             transfer_service_server::TransferServiceServer,
+            watch_service_server::WatchServiceServer,
             workspace_service_server::WorkspaceServiceServer,
         },
     },
@@ -85,7 +86,8 @@ use crate::{
             catalog::CatalogServiceHandler, events::EventServiceHandler,
             info::DaemonServiceHandler, invoke::InvokeServiceHandler, jobs::JobServiceHandler,
             processes::ProcessServiceHandler, tools::ToolServiceHandler,
-            transfer::TransferServiceHandler, workspaces::WorkspaceServiceHandler,
+            transfer::TransferServiceHandler, watch::WatchServiceHandler,
+            workspaces::WorkspaceServiceHandler,
         },
         http::HttpService,
         pipeline::{Pipeline, shutdown::Shutdown},
@@ -272,6 +274,7 @@ fn routes(
             TransferServiceServer::new(TransferServiceHandler::new(pipeline()))
                 .max_decoding_message_size(max_upload_part_bytes),
         )
+        .add_service(WatchServiceServer::new(WatchServiceHandler::new(pipeline())))
         .add_service(WorkspaceServiceServer::new(WorkspaceServiceHandler(pipeline())))
         .add_service(
             ProcessServiceServer::new(ProcessServiceHandler::new(pipeline()))

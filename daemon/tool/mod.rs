@@ -27,7 +27,7 @@ mod file_work;
 pub(crate) mod job_waiter;
 mod proxied_run;
 mod session_artifacts;
-mod wire_file;
+pub(crate) mod wire_file;
 
 use std::{
     sync::Arc,

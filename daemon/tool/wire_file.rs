@@ -7,7 +7,7 @@ use crate::{
     daemon::workspace::{FileKind, PathMetadata},
 };
 
-pub(super) fn file_type(kind: FileKind) -> v1::FileType {
+pub(crate) fn file_type(kind: FileKind) -> v1::FileType {
     match kind {
         FileKind::File => v1::FileType::File,
         FileKind::Directory => v1::FileType::Directory,

@@ -44,18 +44,24 @@ pub(crate) enum FileKind {
     Unknown,
 }
 
+impl From<FileType> for FileKind {
+    fn from(file_type: FileType) -> Self {
+        match file_type {
+            FileType::RegularFile => Self::File,
+            FileType::Directory => Self::Directory,
+            FileType::Symlink => Self::Symlink,
+            FileType::Fifo => Self::Fifo,
+            FileType::Socket => Self::Socket,
+            FileType::CharacterDevice => Self::CharacterDevice,
+            FileType::BlockDevice => Self::BlockDevice,
+            FileType::Unknown => Self::Unknown,
+        }
+    }
+}
+
 impl PathMetadata {
     pub(super) fn from_stat(stat: &Stat) -> Self {
-        let kind = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => FileKind::File,
-            FileType::Directory => FileKind::Directory,
-            FileType::Symlink => FileKind::Symlink,
-            FileType::Fifo => FileKind::Fifo,
-            FileType::Socket => FileKind::Socket,
-            FileType::CharacterDevice => FileKind::CharacterDevice,
-            FileType::BlockDevice => FileKind::BlockDevice,
-            FileType::Unknown => FileKind::Unknown,
-        };
+        let kind = FileKind::from(FileType::from_raw_mode(stat.st_mode));
         let size =
             if kind == FileKind::File { u64::try_from(stat.st_size).unwrap_or(0) } else { 0 };
         Self {

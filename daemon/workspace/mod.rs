@@ -11,11 +11,11 @@
 //! | [`cancel`] | cancellation of blocking work |
 //! | [`chown`] | changes the owner of files at start |
 //! | [`copy_tree`] | copies the files of one workspace into another |
-//! | [`directory`] | the entries of one directory, in order |
-//! | [`directory_page`] | a page of everything in one directory |
+//! | [`directory`], [`directory_page`] | the entries of one directory, in order and in pages |
 //! | [`fault_injection`] | points at which a test kills the daemon |
 //! | [`file`](mod@file) | regular files, and nothing else |
 //! | [`file_quota`], [`file_usage`], [`bounds`] | bounds on disk space and the number of files |
+//! | [`file_watch`] | reports changes below a directory |
 //! | [`glob`] | globs that select paths |
 //! | [`ignore_files`] | `.gitignore` and its relatives |
 //! | [`journal`] | write-ahead journal of changes, for recovery |
@@ -39,8 +39,7 @@
 //! | [`symlinks`] | resolves symbolic links within the workspace |
 //! | [`temporary`] | names of the daemon's temporary files |
 //! | [`transaction`] | changes files, all of them or none |
-//! | [`tree_archive`] | a directory as a tar archive |
-//! | [`tree_extraction`] | puts the members of an archive into a directory |
+//! | [`tree_archive`], [`tree_extraction`] | a directory as a tar archive, and the reverse |
 //! | [`tree_removal`] | deletes a directory with its contents |
 //! | [`upload`] | starts, resumes and commits uploads |
 //! | [`walk`] | the files below a directory, in order |
@@ -56,6 +55,7 @@ pub(crate) mod fault_injection;
 mod file;
 mod file_quota;
 mod file_usage;
+pub(crate) mod file_watch;
 mod glob;
 mod ignore_files;
 mod journal;

@@ -48,7 +48,7 @@ const REOPEN_BATCH_DIRECTORIES: usize = MAX_OPEN_DIRECTORIES / 2;
 const PENDING_ENTRIES_BUDGET: ListingBudget = ListingBudget { entries: 2 << 20, bytes: 64 << 20 };
 /// Length of the path of a directory that the walk enters. A page token must hold the path of a
 /// file in it. The limit for paths in requests is about a third.
-const MAX_DIRECTORY_PATH_BYTES: usize = 12_000;
+pub(super) const MAX_DIRECTORY_PATH_BYTES: usize = 12_000;
 
 /// Which files a walk returns.
 #[derive(Debug)]

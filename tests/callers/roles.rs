@@ -80,6 +80,7 @@ const REQUIRED_ROLES: &[(&str, &[RoleMethods])] = &[
         "TransferService",
         &[("invoke", &["Download", "DownloadTree", "GetUpload", "Upload", "UploadTree"])],
     ),
+    ("WatchService", &[("invoke", &["WatchFiles"])]),
     (
         "WorkspaceService",
         &[

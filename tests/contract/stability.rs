@@ -74,6 +74,7 @@ const STABLE_RPCS: &[(&str, &str, bool)] = &[
     ("TransferService", "GetUpload", false),
     ("TransferService", "Download", true),
     ("TransferService", "DownloadTree", true),
+    ("WatchService", "WatchFiles", true),
     ("DaemonService", "GetInfo", false),
 ];
 
