@@ -35,6 +35,7 @@ type Client struct {
 	Processes jigv1.ProcessServiceClient
 	Tools     jigv1.ToolServiceClient
 	Transfer  jigv1.TransferServiceClient
+	Watches   jigv1.WatchServiceClient
 	// Workspaces creates and deletes workspaces. [WithWorkspace] uses one.
 	Workspaces jigv1.WorkspaceServiceClient
 
@@ -96,6 +97,7 @@ func newClient(target target, options options, transport *http.Transport) *Clien
 		Processes:  jigv1.NewProcessServiceClient(caller, url, interceptor),
 		Tools:      jigv1.NewToolServiceClient(caller, url, interceptor),
 		Transfer:   jigv1.NewTransferServiceClient(caller, url, interceptor),
+		Watches:    jigv1.NewWatchServiceClient(caller, url, interceptor),
 		Workspaces: jigv1.NewWorkspaceServiceClient(caller, url, interceptor),
 
 		options:   options,

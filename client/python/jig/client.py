@@ -22,6 +22,7 @@ from jig.steps import AsyncDriver, SyncDriver
 from jig.tools import ToolOperations
 from jig.transfer import TransferOperations
 from jig.trees import TreeOperations
+from jig.watches import WatchOperations
 from jig.workspaces import WorkspaceOperations
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Operations(
     JobOperations,
     ApprovalOperations,
     RecordOperations,
+    WatchOperations,
     WorkspaceOperations,
 ):
     """All operations of a client."""

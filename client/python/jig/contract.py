@@ -32,6 +32,7 @@ from jig.v1 import (
     process_service_pb2,
     tool_service_pb2,
     transfer_service_pb2,
+    watch_service_pb2,
     workspace_service_pb2,
 )
 
@@ -52,6 +53,7 @@ FILES: tuple[FileDescriptor, ...] = tuple(
         process_service_pb2,
         tool_service_pb2,
         transfer_service_pb2,
+        watch_service_pb2,
         workspace_service_pb2,
     )
 )

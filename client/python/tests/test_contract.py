@@ -29,6 +29,7 @@ RENAMED = {
     "submit_job": {"params", "params_json"},
     "invoke": {"params_json", "request_id", "with_result_json"},
     "download_tree": {"compression"},
+    "watch_files": {"keep_alive_sec"},
 }
 RPCS = {
     "Run": "run",
@@ -53,6 +54,7 @@ RPCS = {
     "UpdateRule": "update_rule",
     "Invoke": "invoke",
     "DownloadTree": "download_tree",
+    "WatchFiles": "watch_files",
     "CreateWorkspace": "create_workspace",
     "UpdateWorkspace": "update_workspace",
 }

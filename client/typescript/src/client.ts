@@ -2,10 +2,10 @@
 
 import { Caller, type Connection } from "./caller.js";
 import type { ClientOptions } from "./options.js";
-import { WorkspaceOperations } from "./workspaces.js";
+import { WatchOperations } from "./watches.js";
 
 /** All operations of a client. Close it, or use it in an `await using` block. */
-export class Operations extends WorkspaceOperations implements AsyncDisposable {
+export class Operations extends WatchOperations implements AsyncDisposable {
   /** @internal */
   protected constructor(connection: Connection, options: ClientOptions) {
     super(new Caller(connection, options));
