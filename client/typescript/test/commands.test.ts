@@ -50,6 +50,7 @@ test("run takes all fields", async () => {
 });
 
 test("a shell remembers until it is restarted", async () => {
+  const client = connect();
   const shell = "remembers";
   expect((await client.run("cd /usr; x=1", { shell })).shellState).toBe("updated");
   expect((await client.run("pwd; echo $x", { shell })).stdout).toBe("/usr\n1\n");
