@@ -24,7 +24,7 @@ export class WorkspaceOperations extends RecordOperations {
   /**
    * Creates a workspace: empty, or with a copy of the files of the workspace `cloneOf`.
    *
-   * Without a `name`, the daemon chooses one.
+   * Without a `name`, the daemon chooses one. `maxBytes` and `maxFiles` bound its files.
    *
    * Throws the errors of the reasons `WORKSPACE_EXISTS`, `WORKSPACES_DISABLED`, `UNKNOWN_WORKSPACE`
    * (of `cloneOf`), `RESOURCE_EXHAUSTED` or `NO_SPACE`.

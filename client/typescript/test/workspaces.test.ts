@@ -50,6 +50,23 @@ test("a workspace can be a copy", async () => {
   expect((await inside.readFile("a/b")).content).toBe("copied");
 });
 
+test("a workspace has bounds", async () => {
+  const client = connect();
+  const bounds = { maxBytes: 1 << 20, maxFiles: 3 };
+  const [workspace, inside] = await createWorkspace(client, bounds);
+  expect(workspace).toMatchObject(bounds);
+  await inside.writeFile("a", "x".repeat(5000));
+  const tooLarge = await inside.writeFile("b", "x".repeat(2 << 20)).catch((error) => error);
+  expect(tooLarge).toBeInstanceOf(reasons.NoSpace);
+  expect(tooLarge.metadata["limit_kind"]).toBe("workspace_bytes");
+  await inside.writeFile("b", "");
+  const tooMany = await inside.writeFile("d", "").catch((error) => error);
+  expect(tooMany.metadata["limit_kind"]).toBe("workspace_files");
+  const { usedBytes, usedFiles } = await client.getWorkspace(workspace.name);
+  expect(usedBytes).toBeGreaterThanOrEqual(5000);
+  expect(usedFiles).toBe(3);
+});
+
 test("errors of workspaces", async () => {
   const client = connect();
   const name = `w-${crypto.randomUUID()}`;
