@@ -30,7 +30,7 @@ try_typescript() {
   mkdir "$client/packed"
   tar --extract --file "$client"/*.tgz --directory "$client/packed"
   # In parts, because of the time limit of a check.
-  for part in "ai-sdk commands computesdk embedded examples files" "connection jobs retries tools trees watches workspaces"; do
+  for part in "ai-sdk commands computesdk embedded examples files" "connection jobs retries tools trees" "ports watches workspaces"; do
     # shellcheck disable=SC2086 # names of files
     check "the tests of the TypeScript package pass ($part)" 0 'Tests  [1-9][0-9]* passed \([0-9]+\)' \
       "${in_package[@]}" NO_COLOR=1 JIG_TEST_JIGD="$program" JIG_TEST_PACKAGE="$client/packed/package" vitest run $part

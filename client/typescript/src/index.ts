@@ -15,11 +15,12 @@ import type { Connection } from "./caller.js";
 import { openConnection } from "./node/connection.js";
 import { Daemon, type DaemonOptions } from "./node/daemon.js";
 import { type NodeClientOptions, withEnvironment } from "./node/options.js";
-import { TreeOperations } from "./node/trees.js";
+import { PortOperations } from "./node/ports.js";
 
 export * from "./exports.js";
 export { Daemon, type DaemonOptions } from "./node/daemon.js";
 export type { NodeClientOptions as ClientOptions } from "./node/options.js";
+export type { PortStream } from "./node/ports.js";
 export type { UploadOptions, UploadSource } from "./node/transfer.js";
 export type { DownloadTreeOptions, UploadTreeOptions } from "./node/trees.js";
 
@@ -36,7 +37,7 @@ const EMBEDDED_VARIABLES = ["JIG_SESSION", "JIG_DEADLINE", "TRACEPARENT"];
  *
  * Throws `ConfigurationError`. The first call connects.
  */
-export class Client extends TreeOperations {
+export class Client extends PortOperations {
   constructor(address?: string, options?: NodeClientOptions);
   /** @internal */
   constructor(connection: Connection, options: NodeClientOptions);
