@@ -3,7 +3,7 @@
 set -euo pipefail
 
 # Until there is a release: the last commit whose database has the version before the current one.
-before=1aabba02dcf5aab272558816c9e946278c133abe
+before=03962c1bb45f489db4ebdd20ba57ed45928f84af
 
 install_upgrade() {
   # A build of all dependencies.
