@@ -132,8 +132,9 @@ time.sleep(60)
 `,
   );
   const stream = await client.connectPort(process.processId, 8000);
-  await readUntil(process, "held back");
+  // Also after the end of its own data.
   stream.end();
+  await readUntil(process, "held back");
   expect((await buffer(stream)).length).toBe(1000 * 16384);
 });
 

@@ -110,6 +110,7 @@ export class PortStream extends Duplex {
 
   /** @internal */
   async *requests(start: never): AsyncGenerator<ForwardPortRequest> {
+    let isCut = true;
     try {
       yield create(ForwardPortRequestSchema, { part: { case: "start", value: start } });
       for (;;) {
@@ -117,6 +118,7 @@ export class PortStream extends Duplex {
         this.#output = Promise.withResolvers();
         if (data === undefined) {
           yield create(ForwardPortRequestSchema, { part: { case: "endOfData", value: {} } });
+          isCut = false;
           done();
           return;
         }
@@ -127,9 +129,11 @@ export class PortStream extends Duplex {
         done();
       }
     } finally {
-      // If the call has ended, its error comes after the last data.
-      this.#isUnbounded = true;
-      this.#resume();
+      // The call has ended. Its error comes after the last data.
+      if (isCut) {
+        this.#isUnbounded = true;
+        this.#resume();
+      }
     }
   }
 
