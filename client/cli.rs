@@ -20,8 +20,8 @@ use crate::{
 ///
 /// Without --address, jig uses a daemon that you or root run at $XDG_RUNTIME_DIR/jig.sock or
 /// 127.0.0.1:50051. `run`, `exec`, `call`, `tools`, `info` and the file commands use it only if it
-/// serves the current directory. Otherwise they start a daemon for this one call, with the current
-/// directory as its workspace. Standard error names the daemon in use.
+/// serves the current directory, or with --workspace. Otherwise they start a daemon for this one
+/// call, with the current directory as its workspace. Standard error names the daemon in use.
 #[derive(Debug, Parser)]
 #[command(name = "jig", version = env!("JIG_VERSION"), propagate_version = false)]
 pub(crate) struct Cli {

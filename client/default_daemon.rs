@@ -25,20 +25,20 @@ const INFO_TIMEOUT: Duration = Duration::from_secs(2);
 /// directory, or if the caller names a workspace. Standard error names the daemon in use.
 pub(crate) fn resolve_daemon(
     global: GlobalArgs,
-    mut need: DaemonRequirement,
+    need: DaemonRequirement,
 ) -> Result<GlobalArgs, CliError> {
-    if need == DaemonRequirement::RunningHere && global.client_options().workspace.is_some() {
-        need = DaemonRequirement::Running;
-    }
     if global.address().is_some() || need == DaemonRequirement::NoDaemon {
         return Ok(global);
     }
 
-    let current_dir = match need {
-        DaemonRequirement::Any | DaemonRequirement::RunningHere => current_directory_id(),
-        DaemonRequirement::Running | DaemonRequirement::NoDaemon => None,
+    // Info does not list workspaces that were created. The command reports an unknown one.
+    let names_workspace = global.client_options().workspace.is_some();
+    let current_dir = if need == DaemonRequirement::Running || names_workspace {
+        None
+    } else {
+        current_directory_id()
     };
-    let mut elsewhere = None;
+    let mut rejected = None;
     for address in default_addresses().filter(|address| may_call(address)) {
         let candidate = global.with_default_address(&address, None);
         let with_timeout = candidate.with_deadline(INFO_TIMEOUT);
@@ -46,34 +46,42 @@ pub(crate) fn resolve_daemon(
             Ok(client.without_request_id().get_info().await?)
         });
 
-        match (need, info) {
-            // It answers, with info or an error. The command itself reports that error.
-            (DaemonRequirement::Running, Ok(_))
-            | (
-                DaemonRequirement::Running | DaemonRequirement::RunningHere,
-                Err(CliError::Call(_)),
-            ) => {
-                output::note(&format!("using the daemon at {address}"));
-                return Ok(candidate);
-            }
-            (DaemonRequirement::Any | DaemonRequirement::RunningHere, Ok(info)) => {
+        let is_used = match &info {
+            Ok(_) if need == DaemonRequirement::Running => true,
+            Ok(info) => names_workspace && reaches_level(info, &global),
+            // The command itself reports the error.
+            Err(CliError::Call(_)) => need != DaemonRequirement::Any || names_workspace,
+            Err(_) => false,
+        };
+        if is_used {
+            output::note(&format!("using the daemon at {address}"));
+            return Ok(candidate);
+        }
+
+        match info {
+            Ok(info) => {
                 if let Some(workspace) = served_workspace(&info, current_dir.as_deref(), &global) {
                     output::note(&format!(
                         "using the daemon at {address}: it serves this directory as workspace {workspace}"
                     ));
                     return Ok(global.with_default_address(&address, Some(workspace)));
                 }
-                elsewhere = Some(address);
+                rejected = Some(address);
             }
-            (_, Err(CliError::Connect(ConnectError::TimedOut { .. }))) => output::note(&format!(
+            Err(CliError::Connect(ConnectError::TimedOut { .. })) => output::note(&format!(
                 "ignoring the listener at {address}: it does not answer like a daemon within {} s; end it, or name a daemon with --address",
                 INFO_TIMEOUT.as_secs()
             )),
-            _ => {}
+            Err(_) => {}
         }
     }
 
-    without_running_daemon(global, need, elsewhere)
+    match rejected {
+        Some(address) if names_workspace => Err(CliError::Usage(format!(
+            "the isolation level of the daemon at {address} is lower than --minimum-level: name another daemon with --address"
+        ))),
+        rejected => without_running_daemon(global, need, rejected),
+    }
 }
 
 /// What a command does that found no daemon, or only one `elsewhere`.
@@ -114,24 +122,23 @@ fn current_directory_id() -> Option<String> {
     Some(format!("{:x}-{:x}", metadata.dev(), metadata.ino()))
 }
 
+/// Returns whether the daemon's isolation is sufficient.
+fn reaches_level(info: &GetInfoResponse, global: &GlobalArgs) -> bool {
+    let level = info.isolation.as_ref().map_or("", |isolation| isolation.level.as_str());
+    global.minimum_level().is_none_or(|minimum| level >= minimum)
+}
+
 /// Returns the workspace at the current directory, if the daemon's isolation is sufficient.
 fn served_workspace(
     info: &GetInfoResponse,
     current_dir: Option<&str>,
     global: &GlobalArgs,
 ) -> Option<String> {
-    let isolation = info.isolation.as_ref();
-    let level = isolation.map_or("", |isolation| isolation.level.as_str());
-    if global.minimum_level().is_some_and(|minimum| level < minimum) {
+    if !reaches_level(info, global) {
         return None;
     }
-
-    let wanted = global.client_options().workspace;
     let mut workspaces = info.workspaces.iter();
-    let served = workspaces.find(|workspace| {
-        Some(workspace.directory_id.as_str()) == current_dir
-            && wanted.as_ref().is_none_or(|wanted| *wanted == workspace.name)
-    });
+    let served = workspaces.find(|workspace| Some(workspace.directory_id.as_str()) == current_dir);
     served.map(|workspace| workspace.name.clone())
 }
 

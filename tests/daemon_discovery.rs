@@ -12,7 +12,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::support::{DAEMON_UID, Daemon, HostProgram, copy_program};
+use crate::support::{DAEMON_UID, Daemon, HostProgram, Setup, copy_program};
 
 /// Runs `jig` in a network namespace of its own: it can find only the sockets in `runtime`.
 fn run_jig(directory: &Path, runtime: &Path, arguments: &[&str]) -> Output {
@@ -54,10 +54,34 @@ async fn command_finds_daemon_of_its_user() {
         &["job", "ls"],
         &["sessions"],
         &["--workspace", "workspace", "exec", "--keep", "true"],
+        &["--workspace", "workspace", "run", "echo there > named"],
+        &["--workspace", "workspace", "--minimum-level", "L1", "read", "named"],
     ] {
         let output = run_jig(directory.path(), runtime.path(), arguments);
         let stderr = stderr_expecting_exit(&output, 0);
         assert!(stderr.contains("jig: using the daemon at unix:"), "{stderr}");
+    }
+    assert!(daemon.file("named").exists());
+
+    // Every command of the page on workspaces uses the same daemon.
+    let unknown = ["--workspace", "other", "read", "named"];
+    let stderr = stderr_expecting_exit(&run_jig(directory.path(), runtime.path(), &unknown), 1);
+    assert!(stderr.contains("jig: using the daemon at unix:"), "{stderr}");
+    assert!(stderr.contains("UNKNOWN_WORKSPACE"), "{stderr}");
+}
+
+#[tokio::test]
+async fn named_workspace_needs_the_minimum_level() {
+    let daemon = Setup::new().with_container_root().start().await;
+    let runtime = runtime_directory(&daemon);
+    let directory = tempfile::tempdir().unwrap();
+    for (level, code, expected) in
+        [("L1", 0, "jig: using the daemon at unix:"), ("L3", 64, "is lower than --minimum-level")]
+    {
+        let arguments = ["--workspace", "workspace", "--minimum-level", level, "ls"];
+        let output = run_jig(directory.path(), runtime.path(), &arguments);
+        let stderr = stderr_expecting_exit(&output, code);
+        assert!(stderr.contains(expected), "{level}: {stderr}");
     }
 }
 
