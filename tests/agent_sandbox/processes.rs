@@ -8,6 +8,10 @@ use jig::api::process_v1::{
 };
 use tonic::{Code, Request};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+};
 
 use super::{
     Started, execute, execute_shell, grpc_channel, processes, shell_config, start_runtime,
@@ -269,5 +273,27 @@ async fn listener_serves_this_api_health_and_reflection_only() {
             .unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.ends_with("415"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn reflection_describes_the_details_of_errors() {
+    let daemon = start_runtime().await;
+    let mut client = ServerReflectionClient::new(grpc_channel(&daemon));
+    for (symbol, is_known) in [("google.rpc.ErrorInfo", true), ("google.rpc.None", false)] {
+        let request = ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(MessageRequest::FileContainingSymbol(symbol.to_owned())),
+        };
+        let responses = client.server_reflection_info(tokio_stream::iter([request])).await;
+        let described = match responses {
+            Ok(responses) => responses.into_inner().message().await,
+            Err(status) => Err(status),
+        };
+        let is_described = described.is_ok_and(|response| {
+            let response = response.and_then(|response| response.message_response);
+            matches!(response, Some(MessageResponse::FileDescriptorResponse(_)))
+        });
+        assert_eq!(is_described, is_known, "{symbol}");
     }
 }
