@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use jig::{
     api::v1::{
         CreateWorkspaceRequest, DeleteWorkspaceRequest, ListWorkspacesRequest,
-        UpdateWorkspaceRequest, WorkspaceDetails,
+        UpdateWorkspaceRequest, WorkspaceDetails, WorkspaceLabels,
     },
     client::Client,
 };
@@ -56,10 +56,11 @@ struct CreateArgs {
     /// Number of its files and directories. Default: what the operator has set.
     #[arg(long, value_name = "NUMBER")]
     max_files: Option<u64>,
-    /// Seconds after which it is deleted. Default: what the operator has set.
+    /// Seconds after which it is deleted. Default and maximum: what the operator has set.
     #[arg(long, value_name = "SEC", value_parser = clap::value_parser!(u32).range(1..))]
     ttl: Option<u32>,
-    /// Seconds without a call after which it is deleted. Default: what the operator has set.
+    /// Seconds without a call after which it is deleted. Default and maximum: what the operator has
+    /// set.
     #[arg(long, value_name = "SEC", value_parser = clap::value_parser!(u32).range(1..))]
     idle_timeout: Option<u32>,
 }
@@ -73,7 +74,7 @@ struct ListArgs {
     label: Vec<(String, String)>,
 }
 
-/// Change when a workspace is deleted.
+/// Change when a workspace is deleted, or its labels.
 #[derive(Debug, Args)]
 struct UpdateArgs {
     /// Name of the workspace.
@@ -84,6 +85,9 @@ struct UpdateArgs {
     /// Seconds without a call after which it is deleted. 0: never, if the operator allows that.
     #[arg(long, value_name = "SEC")]
     idle_timeout: Option<u32>,
+    /// Label in place of all former ones. Repeatable.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
+    label: Vec<(String, String)>,
 }
 
 fn parse_label(text: &str) -> Result<(String, String), String> {
@@ -146,11 +150,16 @@ fn list(address: &str, global: &GlobalArgs, args: ListArgs) -> Result<(), CliErr
 }
 
 fn update(address: &str, global: &GlobalArgs, args: UpdateArgs) -> Result<(), CliError> {
+    if args.ttl.is_none() && args.idle_timeout.is_none() && args.label.is_empty() {
+        let text = "nothing to change: use --ttl, --idle-timeout or --label";
+        return Err(CliError::Usage(text.to_owned()));
+    }
     let request = UpdateWorkspaceRequest {
         name: args.name,
         ttl_sec: args.ttl,
         idle_timeout_sec: args.idle_timeout,
-        labels: None,
+        labels: (!args.label.is_empty())
+            .then(|| WorkspaceLabels { labels: args.label.into_iter().collect() }),
     };
     let response = connection::call_address(address, global, async |client: Client| {
         Ok(client.update_workspace(request).await?)

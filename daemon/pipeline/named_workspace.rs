@@ -78,10 +78,12 @@ impl Pipeline {
             names.truncate(MAX_LISTED_NAMES);
             names.push("…");
         }
-        let text = format!(
-            "unknown workspace {name:?}: set jig-workspace to one of: {}",
-            names.join(", ")
-        );
+        let choice = if names.is_empty() {
+            "a workspace that it creates, because the caller sees none".to_owned()
+        } else {
+            format!("one of: {}", names.join(", "))
+        };
+        let text = format!("unknown workspace {name:?}: set jig-workspace to {choice}");
         Error::new(Reason::UnknownWorkspace, text).with_metadata("workspace", name)
     }
 }

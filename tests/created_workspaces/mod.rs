@@ -305,6 +305,9 @@ async fn workspaces_of_others_are_invisible() {
         let refused = creating.try_create(with_key(key, clone)).await.unwrap_err();
         assert!(["UNKNOWN_WORKSPACE", "FORBIDDEN"].contains(&&*refused.reason), "{refused:?}");
     }
+    let without_workspace = creating.daemon.try_run(with_key(&b, shell("true"))).await.unwrap_err();
+    let expected = "set jig-workspace to a workspace that it creates, because the caller sees none";
+    assert!(without_workspace.message().contains(expected), "{without_workspace:?}");
     assert_eq!(
         creating.try_create(with_key(&plain, named("x"))).await.unwrap_err().reason,
         "FORBIDDEN"
@@ -396,12 +399,15 @@ async fn commands_see_their_workspace_only() {
 #[tokio::test]
 async fn the_command_line_creates_lists_and_deletes() {
     let creating = Creating::start(Setup::new(), "").await;
-    let jig = |arguments: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_jig"))
+    let try_jig = |arguments: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_jig"))
             .args(["--address", &format!("unix:{}", creating.daemon.socket().display())])
             .args(arguments)
             .output()
-            .unwrap();
+            .unwrap()
+    };
+    let jig = |arguments: &[&str]| {
+        let output = try_jig(arguments);
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     };
@@ -414,6 +420,18 @@ async fn the_command_line_creates_lists_and_deletes() {
     assert_eq!(jig(&["--workspace", "x", "read", "f"]), "1\n");
     let listed = jig(&["workspace", "list", "--label", "a=b"]);
     assert!(listed.contains("w ") && !listed.contains("x "), "{listed}");
+    let updated = jig(&["workspace", "update", "w", "--label", "c=d", "--label", "e=f"]);
+    assert!(updated.contains(" c=d,e=f\n"), "{updated}");
+    let unchanged = try_jig(&["workspace", "update", "w"]);
+    assert_eq!(unchanged.status.code(), Some(64), "{unchanged:?}");
+    assert_eq!(jig(&["workspace", "list", "--label", "a=b"]).lines().count(), 1);
+
+    // As the page says: the files of the directory, not the directory.
+    let project = tempfile::tempdir().unwrap();
+    std::fs::write(project.path().join("file"), "copied\n").unwrap();
+    let contents = format!("{}/.", project.path().display());
+    jig(&["--workspace", "w", "cp", "-r", &contents, ":"]);
+    assert_eq!(jig(&["--workspace", "w", "read", "file"]), "copied\n");
     jig(&["workspace", "rm", "w", "x"]);
     assert_eq!(creating.names().await, ["workspace"]);
 }
