@@ -13,9 +13,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{
-    handle,
+    handle, handle_stream,
     response_stream::{
-        CLIENT_READ_TIMEOUT, ResponseStream, StreamItem, StreamTerminator, response_channel,
+        CLIENT_READ_TIMEOUT, ResponseStream, StreamItem, StreamTerminator, WorkspaceStream,
+        response_channel,
     },
     truncate_page,
 };
@@ -77,13 +78,13 @@ struct ArtifactStream {
 
 #[tonic::async_trait]
 impl ArtifactService for ArtifactServiceHandler {
-    type ReadArtifactStream = ResponseStream<ReadArtifactResponse>;
+    type ReadArtifactStream = WorkspaceStream<ReadArtifactResponse>;
 
     async fn read_artifact(
         &self,
         request: Request<ReadArtifactRequest>,
     ) -> Result<Response<Self::ReadArtifactStream>, Status> {
-        handle(request, |context, request| self.open_stream(context, request)).await
+        handle_stream(request, |context, request| self.open_stream(context, request)).await
     }
 
     async fn list_artifacts(

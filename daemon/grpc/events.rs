@@ -16,8 +16,8 @@ use self::{
     watch_limiter::{EventWatchLimiter, EventWatchPermit},
 };
 use super::{
-    handle,
-    response_stream::{ResponseStream, keep_alive_interval},
+    handle, handle_stream,
+    response_stream::{ResponseStream, WorkspaceStream, keep_alive_interval},
     truncate_page,
 };
 use crate::{
@@ -69,22 +69,23 @@ impl EventServiceHandler {
         let pipeline = &self.pipeline;
         let request = pipeline.catalog.check("jig.v1.WatchEventsRequest", request)?;
         validate_watch_request(&request)?;
-        let workspace = pipeline.resolve_workspace(&context)?.workspace.name().to_owned();
+        let workspace_context = pipeline.resolve_workspace(&context)?;
+        let workspace = workspace_context.workspace.name();
 
         // Not a permit of the admission queue: events can be watched however many calls run.
-        let session = (workspace.clone(), context.session.clone());
+        let session = (workspace.to_owned(), context.session.clone());
         let permit =
             Arc::new(self.watch_limiter.try_acquire(session, context.principal.shared_name())?);
         let wants_results = request.with_results && includes_type(&request.types, CALL_FINISHED);
         let results =
-            wants_results.then(|| pipeline.results.subscribe(&workspace, &context.session));
+            wants_results.then(|| pipeline.results.subscribe(workspace, &context.session));
         let (source, after, past) = self.open_source(&context, &request, &permit).await?;
 
         let stream = EventStream {
             pipeline: Arc::clone(pipeline),
             after,
             announce_position: request.tail.is_some(),
-            workspace,
+            workspace: workspace_context,
             session: context.session,
             principal: context.principal,
             types: request.types,
@@ -170,13 +171,13 @@ impl EventServiceHandler {
 
 #[tonic::async_trait]
 impl EventService for EventServiceHandler {
-    type WatchEventsStream = ResponseStream<WatchEventsResponse>;
+    type WatchEventsStream = WorkspaceStream<WatchEventsResponse>;
 
     async fn watch_events(
         &self,
         request: Request<WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
-        handle(request, |context, request| self.open_stream(context, request)).await
+        handle_stream(request, |context, request| self.open_stream(context, request)).await
     }
 
     async fn list_sessions(

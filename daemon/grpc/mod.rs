@@ -17,10 +17,11 @@ pub(crate) mod transfer;
 pub(crate) mod watch;
 pub(crate) mod workspaces;
 
-use std::future::Future;
+use std::{future::Future, sync::Arc};
 
 use tonic::{Request, Response, Status};
 
+use self::response_stream::{ResponseStream, WorkspaceStream};
 use super::{
     config::jobs::is_queue_name,
     dialect::{self, Dialect},
@@ -42,6 +43,23 @@ where
         .await
         .map(Response::new)
         .map_err(|error| status::to_logged_status(&error, &call_id))
+}
+
+/// Handles a request with `work`, which returns a stream. The stream ends when the workspace of the
+/// call is deleted.
+async fn handle_stream<Q, M, F>(
+    request: Request<Q>,
+    work: impl FnOnce(CallContext, Q) -> F,
+) -> Result<Response<WorkspaceStream<M>>, Status>
+where
+    F: Future<Output = Result<ResponseStream<M>, Error>>,
+{
+    handle(request, async |context, request| {
+        let (found, call_id) = (Arc::clone(&context.found_workspace), context.call_id.clone());
+        let responses = work(context, request).await?;
+        Ok(WorkspaceStream::new(responses, found.get(), call_id))
+    })
+    .await
 }
 
 /// Finds the dialect `name`. Returns `None` for an empty name, and adds a violation for an unknown

@@ -14,8 +14,8 @@ use self::{
     stream::{OnDeadline, ProcessStream},
 };
 use super::{
-    handle,
-    response_stream::{ResponseStream, keep_alive_interval},
+    handle, handle_stream,
+    response_stream::{WorkspaceStream, keep_alive_interval},
 };
 use crate::{
     api::v1::{
@@ -53,15 +53,15 @@ pub(crate) struct ProcessServiceHandler {
 
 #[tonic::async_trait]
 impl ProcessService for ProcessServiceHandler {
-    type StartStream = ResponseStream<StartResponse>;
-    type AttachStream = ResponseStream<AttachResponse>;
-    type ForwardPortStream = ResponseStream<ForwardPortResponse>;
+    type StartStream = WorkspaceStream<StartResponse>;
+    type AttachStream = WorkspaceStream<AttachResponse>;
+    type ForwardPortStream = WorkspaceStream<ForwardPortResponse>;
 
     async fn start(
         &self,
         request: Request<StartRequest>,
     ) -> Result<Response<Self::StartStream>, Status> {
-        handle(request, async |context, request| {
+        handle_stream(request, async |context, request| {
             let deadline = context.deadline;
             let keep_alive_interval = keep_alive_interval(request.keep_alive_sec);
             let call_id = context.call_id.clone();
@@ -92,7 +92,7 @@ impl ProcessService for ProcessServiceHandler {
         &self,
         request: Request<AttachRequest>,
     ) -> Result<Response<Self::AttachStream>, Status> {
-        handle(request, async |context, request| {
+        handle_stream(request, async |context, request| {
             let keep_alive_interval = keep_alive_interval(request.keep_alive_sec);
             let stream = ProcessStream {
                 reader: self.attach_reader(&context, request)?,
@@ -144,7 +144,7 @@ impl ProcessService for ProcessServiceHandler {
         &self,
         request: Request<Streaming<ForwardPortRequest>>,
     ) -> Result<Response<Self::ForwardPortStream>, Status> {
-        handle(request, async |context, mut requests| {
+        handle_stream(request, async |context, mut requests| {
             let catalog = &self.pipeline.catalog;
             let (process_id, port) = forward::receive_start(catalog, &mut requests).await?;
             context.note_params([("port", Some(port.to_string().as_str()))]);

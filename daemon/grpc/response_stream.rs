@@ -2,17 +2,26 @@
 //!
 //! A stream always has a reserved permit of its channel for the error that ends it.
 
-use std::time::Duration;
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use tokio::{
     sync::mpsc::{self, OwnedPermit, Sender},
     time::timeout,
 };
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
 use super::status;
-use crate::daemon::error::{Error, Reason};
+use crate::daemon::{
+    error::{Error, Reason},
+    tool::WorkspaceContext,
+};
 
 /// How long a client may read nothing before its stream ends.
 pub(super) const CLIENT_READ_TIMEOUT: Duration = Duration::from_secs(60);
@@ -25,8 +34,63 @@ const DEFAULT_KEEP_ALIVE_SEC: u32 = 30;
 /// A message, or the error that ends the stream.
 pub(super) type StreamItem<T> = Result<T, Status>;
 
-/// The receiving end of a stream, which tonic sends to the client.
+/// The receiving end of a stream. [`super::handle_stream`] makes a [`WorkspaceStream`] of it.
 pub(super) type ResponseStream<T> = ReceiverStream<StreamItem<T>>;
+
+/// The stream of one RPC. Ends with an error when the workspace of the call is deleted: what
+/// follows may be of another workspace with its name.
+#[derive(Debug)]
+pub(crate) struct WorkspaceStream<T> {
+    /// `None` after the deletion.
+    responses: Option<ResponseStream<T>>,
+    /// Present for a call of a workspace that can be deleted.
+    deletion: Option<WorkspaceDeletion>,
+    call_id: String,
+}
+
+/// The deletion of the workspace of a stream.
+#[derive(Debug)]
+struct WorkspaceDeletion {
+    workspace: Arc<WorkspaceContext>,
+    deleted: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl<T> WorkspaceStream<T> {
+    /// Sends `responses` until the workspace that the call has found is deleted.
+    pub(super) fn new(
+        responses: ResponseStream<T>,
+        workspace: Option<&Arc<WorkspaceContext>>,
+        call_id: String,
+    ) -> Self {
+        let deletion = workspace.and_then(|workspace| {
+            let deleted = Box::pin(workspace.deletion.clone()?.cancelled_owned());
+            Some(WorkspaceDeletion { workspace: Arc::clone(workspace), deleted })
+        });
+        Self { responses: Some(responses), deletion, call_id }
+    }
+}
+
+impl<T> Stream for WorkspaceStream<T> {
+    type Item = StreamItem<T>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        // Before each message: none is sent after the deletion.
+        if let Some(deletion) = &mut this.deletion
+            && deletion.deleted.as_mut().poll(context).is_ready()
+        {
+            let error = deletion.workspace.deleted_error();
+            this.deletion = None;
+            if this.responses.take().is_some() {
+                return Poll::Ready(Some(Err(status::to_logged_status(&error, &this.call_id))));
+            }
+        }
+        match &mut this.responses {
+            Some(responses) => Pin::new(responses).poll_next(context),
+            None => Poll::Ready(None),
+        }
+    }
+}
 
 /// A reserved permit of a stream's channel, for the error that ends the stream early.
 ///

@@ -234,7 +234,11 @@ impl WorkspaceServiceHandler {
 
     /// The workspace of this name, if the caller sees it.
     fn named(&self, context: &CallContext, name: &str) -> Result<Arc<WorkspaceContext>, Error> {
-        let of = CallContext { workspace: Some(name.to_owned()), ..context.clone() };
+        let of = CallContext {
+            workspace: Some(name.to_owned()),
+            found_workspace: Arc::default(),
+            ..context.clone()
+        };
         self.0.resolve_workspace(&of)
     }
 

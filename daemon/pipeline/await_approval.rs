@@ -25,7 +25,7 @@ use crate::daemon::{
         unix_millis,
     },
     task,
-    tool::{CallApproval, replaced_while_pending_error},
+    tool::{CallApproval, WorkspaceContext, replaced_while_pending_error},
     workspace::{RelativePath, Workspace, path_identities::PathIdentities},
 };
 
@@ -50,16 +50,19 @@ impl Pipeline {
         }
 
         let snapshot = Arc::clone(&policy_input.snapshot);
-        let workspace = Arc::clone(&self.resolve_workspace(context)?.workspace);
+        let workspace_context = self.resolve_workspace(context)?;
+        let workspace = Arc::clone(&workspace_context.workspace);
         let session = self.open_session(context).await?;
         let identities = path_identities(&workspace, &policy_input, context.deadline).await?;
-        let request = self.approval_request(context, policy_input, required_by, session);
+        let request =
+            self.approval_request(context, policy_input, required_by, session, &workspace_context);
         let policy_request = Arc::clone(&request.policy_request);
 
         if let Some(job) = &context.job {
             job.pending_approval.cancel();
         }
         let ended = self.approvals.request(request, self.shutdown.draining_token()).await?;
+        workspace_context.require_undeleted()?;
         let Some(end) = &ended.record.end else {
             return Err(Error::internal("an approval ended without a result"));
         };
@@ -106,6 +109,7 @@ impl Pipeline {
         policy_input: PolicyInput,
         required_by: String,
         session: Arc<Session>,
+        workspace: &Arc<WorkspaceContext>,
     ) -> ApprovalRequest {
         let settings = policy_input.snapshot.policy.approvals;
         let (now, requested_at) = (Instant::now(), SystemTime::now());
@@ -142,7 +146,11 @@ impl Pipeline {
         };
 
         ApprovalRequest {
-            approval: Approval { record, suggested_pattern: policy_input.suggested_pattern },
+            approval: Approval {
+                record,
+                suggested_pattern: policy_input.suggested_pattern,
+                workspace: Some(Arc::downgrade(&workspace.workspace)),
+            },
             recorder: ApprovalRecorder {
                 common_record_fields: records::common_record_fields(
                     call.tool,
@@ -160,6 +168,7 @@ impl Pipeline {
             max_pending: settings.max_pending,
             policy_snapshot: policy_input.snapshot,
             observer: context.observer.clone(),
+            workspace: Arc::clone(workspace),
         }
     }
 }

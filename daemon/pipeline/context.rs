@@ -1,7 +1,7 @@
 //! The context of a call: everything that a frontend knows apart from the request.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -17,7 +17,7 @@ use crate::{
         error::{Error, LIMIT_KIND, Violation},
         store::session::SessionId,
         telemetry::{access_log::AccessLogEntry, semconv},
-        tool::JobContext,
+        tool::{JobContext, WorkspaceContext},
     },
 };
 
@@ -32,6 +32,9 @@ pub(crate) struct CallContext {
     pub(crate) deadline: Option<Instant>,
     /// The workspace that the caller named.
     pub(crate) workspace: Option<String>,
+    /// The workspace that was found first. The call stays with it: after its deletion, another
+    /// caller may create one of the same name.
+    pub(crate) found_workspace: Arc<OnceLock<Arc<WorkspaceContext>>>,
     pub(crate) session: SessionId,
     /// The idempotency key that the caller gave.
     pub(crate) request_id: Option<String>,
@@ -104,6 +107,7 @@ impl CallContext {
             principal,
             deadline,
             workspace,
+            found_workspace: Arc::default(),
             session,
             request_id,
             job: None,

@@ -431,6 +431,7 @@ impl Pipeline {
             principal,
             deadline: None,
             workspace: Some(job.workspace.clone()),
+            found_workspace: Arc::default(),
             session,
             request_id: None,
             job: Some(JobContext {

@@ -366,11 +366,9 @@ impl Pipeline {
         let workspace = workspace_context.workspace.name();
         let common_record_fields = records::common_record_fields(tool, context, workspace);
 
-        if workspace_context.deletion.as_ref().is_some_and(CancellationToken::is_cancelled) {
-            return Err(self.unknown_workspace_error(context, workspace));
-        }
         let start_permit = &admitted.admission.start_permit;
         let session = self.open_session_releasing_start_permit(context, Some(start_permit)).await?;
+        workspace_context.require_undeleted()?;
         let span = self.start_span(tool, context, workspace_context);
         capture_arguments(self.telemetry.capture(), &span, &authorized.record_params);
         let allowed_by = authorized.authorization.allowed_by.clone();
@@ -395,8 +393,8 @@ impl Pipeline {
             span.set_text(semconv::ALLOWED_BY, by);
         }
 
-        let abandon_token = match &workspace_context.deletion {
-            Some(deletion) => deletion.child_token(),
+        let abandon_token = match &workspace_context.call_end {
+            Some(end) => end.child_token(),
             None => self.shutdown.kill_token().child_token(),
         };
         let tool_context = ToolContext {

@@ -58,15 +58,20 @@ impl Pipeline {
         })
     }
 
-    /// Returns the workspace that a call names, or the default one.
+    /// Returns the workspace that a call names, or the default one: during one call always the same.
     pub(crate) fn resolve_workspace(
         &self,
         context: &CallContext,
     ) -> Result<Arc<WorkspaceContext>, Error> {
-        let found = self.workspaces.find(&context.principal, context.workspace.as_deref());
-        found.ok_or_else(|| {
-            self.unknown_workspace_error(context, context.workspace.as_deref().unwrap_or_default())
-        })
+        if let Some(found) = context.found_workspace.get() {
+            found.require_undeleted()?;
+            return Ok(Arc::clone(found));
+        }
+        let name = context.workspace.as_deref();
+        let found = self.workspaces.find(&context.principal, name);
+        let found =
+            found.ok_or_else(|| self.unknown_workspace_error(context, name.unwrap_or_default()))?;
+        Ok(Arc::clone(context.found_workspace.get_or_init(|| found)))
     }
 
     /// The error for a workspace that the caller does not see. It names none of the others that the

@@ -36,6 +36,11 @@ impl Pipeline {
             return;
         };
 
+        // The watchers may be those of a workspace that has the name now.
+        if workspace_context.is_deleted() {
+            return;
+        }
+
         let dialect = self.dialect_of_tool(dialect, &response.tool);
         let (content, truncated) = truncated_content(response);
         let session = self.state_dir.sessions().get_open(workspace, &context.session);

@@ -39,7 +39,10 @@ impl Pipeline {
             let result = queried.await.map_err(Error::internal)?;
             match result.map_err(|error| state_failure(&error)) {
                 Err(error) if attempts.should_retry(&error).await => {}
-                result => return result,
+                result => {
+                    workspace_context.require_undeleted()?;
+                    return result;
+                }
             }
         }
     }

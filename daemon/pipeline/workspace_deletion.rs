@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio_util::sync::CancellationToken;
+
 use super::{
     Pipeline,
     state_error::state_database_error,
@@ -47,8 +49,9 @@ impl Pipeline {
     ) -> Result<(), Error> {
         let creator = self.require_creator()?;
         let busy = creator.begin_deletion(&self.workspaces, workspace).await?;
-        if let Some(deletion) = &workspace.context.deletion {
-            deletion.cancel();
+        // The deletion first: calls that end look at it.
+        for token in [&workspace.context.deletion, &workspace.context.call_end] {
+            token.iter().for_each(CancellationToken::cancel);
         }
         let stored = workspace.stored();
         let deleted = self.remove_everything(creator, workspace, &stored).await;
@@ -68,6 +71,7 @@ impl Pipeline {
         let name = &stored.name;
         self.jobs.end_all_in(name).await;
         creator.end_processes(workspace).await?;
+        self.approvals.wait_until_none_in(name).await;
         fault_injection::step();
         self.remove_records(creator, stored).await
     }

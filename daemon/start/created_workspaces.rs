@@ -171,6 +171,7 @@ impl CreatorInputs<'_> {
             fetcher: self.common.fetcher.clone(),
             activity: Default::default(),
             deletion: None,
+            call_end: None,
         })
     }
 }

@@ -279,6 +279,7 @@ impl ContextBuilder<'_> {
                 fetcher: self.fetcher.clone(),
                 activity: Default::default(),
                 deletion: None,
+                call_end: None,
             });
         }
         sockets.warn();

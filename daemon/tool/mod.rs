@@ -185,6 +185,36 @@ pub(crate) struct WorkspaceContext {
     pub(crate) activity: Arc<Activity>,
     /// Cancelled when a created workspace is deleted. `None` for one of the configuration.
     pub(crate) deletion: Option<CancellationToken>,
+    /// Ends the calls of a created workspace: at its deletion, and when the daemon kills its calls.
+    pub(crate) call_end: Option<CancellationToken>,
+}
+
+impl WorkspaceContext {
+    /// Whether the workspace was deleted. Another one may have its name by now.
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.deletion.as_ref().is_some_and(CancellationToken::is_cancelled)
+    }
+
+    /// Waits until the workspace is deleted; forever if it is one of the configuration.
+    pub(crate) async fn wait_for_deletion(&self) {
+        match &self.deletion {
+            Some(deletion) => deletion.cancelled().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Fails if the workspace was deleted. To be called after a lookup by its name as well: the name
+    /// may have been used again before the lookup.
+    pub(crate) fn require_undeleted(&self) -> Result<(), Error> {
+        if self.is_deleted() { Err(self.deleted_error()) } else { Ok(()) }
+    }
+
+    /// The error of a call whose workspace was deleted.
+    pub(crate) fn deleted_error(&self) -> Error {
+        let name = self.workspace.name();
+        let text = format!("the workspace {name:?} was deleted");
+        Error::new(Reason::UnknownWorkspace, text).with_metadata("workspace", name)
+    }
 }
 
 /// Limits on concurrent file work, shared by all workspaces.

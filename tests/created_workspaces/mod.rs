@@ -8,6 +8,7 @@ mod invisible;
 mod persistent;
 mod rules;
 mod scale;
+mod streams;
 
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command, sync::Arc};
 

@@ -17,8 +17,8 @@ use self::{
     wire::{parse_action, wire_approval, wire_rule},
 };
 use super::{
-    handle,
-    response_stream::{ResponseStream, keep_alive_interval},
+    handle, handle_stream,
+    response_stream::{WorkspaceStream, keep_alive_interval},
 };
 use crate::{
     api::v1::{
@@ -33,7 +33,7 @@ use crate::{
         error::{Error, Reason, Violation},
         pipeline::{
             Pipeline,
-            approval::request::ApprovalDecision,
+            approval::request::{Approval, ApprovalDecision},
             context::CallContext,
             policy::{
                 decision::is_known_tool,
@@ -42,7 +42,6 @@ use crate::{
                 store::expiry_after,
             },
         },
-        store::approvals::ApprovalRecord,
         task,
     },
 };
@@ -56,7 +55,7 @@ pub(crate) struct ApprovalServiceHandler(pub(crate) Arc<Pipeline>);
 
 #[tonic::async_trait]
 impl ApprovalService for ApprovalServiceHandler {
-    type WatchApprovalsStream = ResponseStream<WatchApprovalsResponse>;
+    type WatchApprovalsStream = WorkspaceStream<WatchApprovalsResponse>;
 
     async fn list_approvals(
         &self,
@@ -72,7 +71,7 @@ impl ApprovalService for ApprovalServiceHandler {
         handle(request, async |context, request| {
             let request = self.validate("GetApprovalRequest", request)?;
             let scope = CallerScope::for_call(&self.0, &context)?;
-            let is_visible = |record: &ApprovalRecord| scope.contains_approval(record);
+            let is_visible = |approval: &Approval| scope.contains_approval(approval);
             let approval = self.0.approvals.get(&request.approval_id, is_visible).await?;
             Ok(GetApprovalResponse { approval: Some(wire_approval(&approval, &self.0.catalog)) })
         })
@@ -83,7 +82,7 @@ impl ApprovalService for ApprovalServiceHandler {
         &self,
         request: Request<WatchApprovalsRequest>,
     ) -> Result<Response<Self::WatchApprovalsStream>, Status> {
-        handle(request, async |context, request| {
+        handle_stream(request, async |context, request| {
             let request = self.validate("WatchApprovalsRequest", request)?;
             let stream = ApprovalStream {
                 watch: self.0.approvals.watch(context.principal.shared_name())?,
@@ -210,9 +209,8 @@ impl ApprovalServiceHandler {
         } else {
             let pending = self.0.approvals.list_pending().into_iter();
             let pending = pending.filter(|approval| {
-                let record = &approval.record;
-                scope.contains_approval(record)
-                    && last.as_ref().is_none_or(|last| record.id > *last)
+                scope.contains_approval(approval)
+                    && last.as_ref().is_none_or(|last| approval.record.id > *last)
             });
             pending.take(limit as usize).collect()
         };
@@ -221,7 +219,7 @@ impl ApprovalServiceHandler {
         let mut has_more = candidates.len() > page_size as usize;
         for approval in candidates.iter().take(page_size as usize) {
             let id = &approval.record.id;
-            if !scope.contains_approval(&approval.record) {
+            if !scope.contains_approval(approval) {
                 page.skip(id);
             } else if !page.try_push(id, wire_approval(approval, &self.0.catalog)) {
                 has_more = true;
@@ -299,7 +297,7 @@ impl ApprovalServiceHandler {
         };
         let scope = CallerScope::for_call(&self.0, &context)?;
         let decider = context.principal.name();
-        let is_visible = |record: &ApprovalRecord| scope.contains_approval(record);
+        let is_visible = |approval: &Approval| scope.contains_approval(approval);
         let (id, comment) = (&request.approval_id, request.comment);
         context.access_log_entry.update(|fields| fields.approval_id = Some(id.clone()));
         let (approval, rule) =

@@ -2,42 +2,74 @@
 //!
 //! Approvals and rules outside of the scope do not exist for the caller.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Weak},
+};
+
+use tokio_util::sync::CancellationToken;
 
 use crate::daemon::{
     error::Error,
-    pipeline::{Pipeline, access::principal::Principal, context::CallContext, policy::rule::Rule},
-    store::approvals::ApprovalRecord,
+    pipeline::{
+        Pipeline, access::principal::Principal, approval::request::Approval, context::CallContext,
+        policy::rule::Rule,
+    },
+    workspace::Workspace,
 };
 
 /// The workspaces and tools that a call may see.
 #[derive(Debug, Clone)]
 pub(super) struct CallerScope {
     workspaces: BTreeSet<String>,
+    /// The same by name, to tell them from later ones with their names.
+    instances: BTreeMap<String, ScopedWorkspace>,
     principal: Arc<Principal>,
+}
+
+/// A workspace of a scope. Does not keep it open.
+#[derive(Debug, Clone)]
+struct ScopedWorkspace {
+    workspace: Weak<Workspace>,
+    deletion: Option<CancellationToken>,
 }
 
 impl CallerScope {
     /// The workspace that a call names, or else all that are visible to its caller.
     pub(super) fn for_call(pipeline: &Pipeline, context: &CallContext) -> Result<Self, Error> {
-        let workspaces = match context.workspace {
-            Some(_) => [pipeline.resolve_workspace(context)?.workspace.name().to_owned()].into(),
-            None => pipeline
-                .workspaces
-                .visible_to(&context.principal)
-                .iter()
-                .map(|visible| visible.workspace.name().to_owned())
-                .collect(),
+        let visible = match context.workspace {
+            Some(_) => vec![pipeline.resolve_workspace(context)?],
+            None => pipeline.workspaces.visible_to(&context.principal),
         };
-        Ok(Self { workspaces, principal: Arc::clone(&context.principal) })
+        let workspaces = visible.iter().map(|visible| visible.workspace.name().to_owned());
+        let instances = visible.iter().map(|visible| {
+            let workspace = Arc::downgrade(&visible.workspace);
+            let scoped = ScopedWorkspace { workspace, deletion: visible.deletion.clone() };
+            (visible.workspace.name().to_owned(), scoped)
+        });
+        Ok(Self {
+            workspaces: workspaces.collect(),
+            instances: instances.collect(),
+            principal: Arc::clone(&context.principal),
+        })
     }
 
     pub(super) fn workspaces(&self) -> &BTreeSet<String> {
         &self.workspaces
     }
 
-    pub(super) fn contains_approval(&self, record: &ApprovalRecord) -> bool {
-        self.workspaces.contains(&record.workspace) && self.allows_tool(&record.tool)
+    /// Whether the approval is of a workspace that the scope has, and not of a later or earlier one
+    /// with its name.
+    pub(super) fn contains_approval(&self, approval: &Approval) -> bool {
+        let Some(own) = self.instances.get(&approval.record.workspace) else {
+            return false;
+        };
+        let is_of_own = match &approval.workspace {
+            Some(workspace) => Weak::ptr_eq(workspace, &own.workspace),
+            // The database forgets approvals with their workspace.
+            None => !own.deletion.as_ref().is_some_and(CancellationToken::is_cancelled),
+        };
+        is_of_own && self.allows_tool(&approval.record.tool)
     }
 
     /// Whether a rule applies to any workspace of the scope.

@@ -88,7 +88,7 @@ impl ApprovalStream {
 
         let mut count = 0;
         for approval in std::mem::take(&mut self.watch.pending) {
-            if self.scope.contains_approval(&approval.record) {
+            if self.scope.contains_approval(&approval) {
                 send(Event::Approval(wire_approval(&approval, &self.pipeline.catalog))).await?;
                 count += 1;
             }
@@ -102,7 +102,7 @@ impl ApprovalStream {
             let keep_alive_at = last_sent.checked_add(self.keep_alive_interval);
             let event = tokio::select! {
                 changed = self.watch.changes.recv() => match changed {
-                    Ok(approval) if self.scope.contains_approval(&approval.record) => {
+                    Ok(approval) if self.scope.contains_approval(&approval) => {
                         Event::Approval(wire_approval(&approval, &self.pipeline.catalog))
                     }
                     Ok(_) => continue,
@@ -121,7 +121,7 @@ impl ApprovalStream {
     /// Number of pending approvals in the scope.
     fn pending_count(&self) -> u32 {
         let pending = self.pipeline.approvals.list_pending();
-        let in_scope = pending.iter().filter(|it| self.scope.contains_approval(&it.record));
+        let in_scope = pending.iter().filter(|it| self.scope.contains_approval(it));
         u32::try_from(in_scope.count()).unwrap_or(u32::MAX)
     }
 }

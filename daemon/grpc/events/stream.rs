@@ -31,7 +31,7 @@ use crate::{
             session::SessionId,
         },
         task,
-        tool::{Tool as _, write_file::WriteFile},
+        tool::{Tool as _, WorkspaceContext, write_file::WriteFile},
     },
 };
 
@@ -60,7 +60,7 @@ pub(super) struct EventStream {
     pub(super) after: u64,
     /// Whether to send `after` first, as a keep-alive.
     pub(super) announce_position: bool,
-    pub(super) workspace: String,
+    pub(super) workspace: Arc<WorkspaceContext>,
     pub(super) session: SessionId,
     /// The watching caller. The stream omits events of tools that its key does not permit.
     pub(super) principal: Arc<Principal>,
@@ -121,7 +121,7 @@ impl EventStream {
         terminator: StreamTerminator<WatchEventsResponse>,
     ) {
         let terminate = self.pipeline.shutdown.terminate_token();
-        let deadline = self.deadline;
+        let (deadline, workspace) = (self.deadline, Arc::clone(&self.workspace));
         let client_gone = sender.clone();
         let client = EventSender { sender, last_sent: Instant::now() };
         let flush_timeout = async {
@@ -132,6 +132,8 @@ impl EventStream {
         let error = tokio::select! {
             biased;
             () = client_gone.closed() => return,
+            // A stream that waits for the session would find that of another workspace.
+            () = workspace.wait_for_deletion() => workspace.deleted_error(),
             () = task::sleep_until(deadline) => deadline_error(),
             Err(end) = self.forward_events(source, client, &terminate) => match end {
                 EventStreamEnd::Closed => return,
@@ -214,15 +216,17 @@ impl EventStream {
     /// Opens the session; `None` if it does not exist.
     async fn open_session(&self) -> Result<Option<Follower>, EventStreamEnd> {
         let sessions = Arc::clone(self.pipeline.state_dir.sessions());
-        if !sessions.is_indexed(&self.workspace, &self.session) {
+        if !sessions.is_indexed(self.workspace.workspace.name(), &self.session) {
             return Ok(None);
         }
 
-        let (workspace, id) = (self.workspace.clone(), self.session.clone());
-        let session = task::spawn_blocking(move || sessions.open_existing(&workspace, &id))
+        let (workspace, id) = (Arc::clone(&self.workspace), self.session.clone());
+        let open = move || sessions.open_existing(workspace.workspace.name(), &id);
+        let session = task::spawn_blocking(open)
             .await
             .map_err(EventStreamEnd::internal)?
             .map_err(EventStreamEnd::internal)?;
+        self.workspace.require_undeleted().map_err(EventStreamEnd::Failed)?;
         // Not found: it was removed after the index was read.
         let Some(session) = session else { return Ok(None) };
         let follower = Follower::new(session, self.after);

@@ -12,8 +12,8 @@ use tonic::{Request, Response, Status};
 use self::{results::BatchResultOptions, stream::InvokeStream};
 use super::{
     catalog::render_format,
-    handle, parse_dialect,
-    response_stream::{ResponseStream, keep_alive_interval, response_channel},
+    handle, handle_stream, parse_dialect,
+    response_stream::{WorkspaceStream, keep_alive_interval, response_channel},
     validate_queue_name,
 };
 use crate::{
@@ -51,7 +51,7 @@ pub(crate) struct InvokeServiceHandler(pub(crate) Arc<Pipeline>);
 
 #[tonic::async_trait]
 impl InvokeService for InvokeServiceHandler {
-    type InvokeStreamStream = ResponseStream<InvokeStreamResponse>;
+    type InvokeStreamStream = WorkspaceStream<InvokeStreamResponse>;
 
     async fn invoke(
         &self,
@@ -68,7 +68,7 @@ impl InvokeService for InvokeServiceHandler {
         &self,
         request: Request<InvokeStreamRequest>,
     ) -> Result<Response<Self::InvokeStreamStream>, Status> {
-        handle(request, async |context, request| {
+        handle_stream(request, async |context, request| {
             let (request, keep_alive_sec) = split_stream_request(&self.0, request)?;
             let (call, invocation) = self.validate_invocation(&context, request).await?;
 

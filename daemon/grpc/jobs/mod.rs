@@ -19,8 +19,8 @@ use self::{
     wire::{next_page_token, parse_job_query, wire_job, wire_job_summary},
 };
 use super::{
-    handle, parse_dialect,
-    response_stream::{ResponseStream, response_channel},
+    handle, handle_stream, parse_dialect,
+    response_stream::{WorkspaceStream, response_channel},
     truncate_page, validate_queue_name,
 };
 use crate::{
@@ -54,7 +54,7 @@ pub(crate) struct JobServiceHandler {
 
 #[tonic::async_trait]
 impl JobService for JobServiceHandler {
-    type WatchJobStream = ResponseStream<WatchJobResponse>;
+    type WatchJobStream = WorkspaceStream<WatchJobResponse>;
 
     async fn submit_job(
         &self,
@@ -187,7 +187,7 @@ impl JobService for JobServiceHandler {
         &self,
         request: Request<WatchJobRequest>,
     ) -> Result<Response<Self::WatchJobStream>, Status> {
-        handle(request, async |context, request| {
+        handle_stream(request, async |context, request| {
             let request = self.pipeline.catalog.check("jig.v1.WatchJobRequest", request)?;
             let job = self.find_job(&context, &request.job_id).await?;
             let permit = self.limits.acquire_watch(&context.principal)?;

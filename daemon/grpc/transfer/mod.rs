@@ -13,7 +13,7 @@ use std::{sync::Arc, time::UNIX_EPOCH};
 use tonic::{Request, Response, Status, Streaming};
 
 use self::sessions::UploadSessions;
-use super::{handle, response_stream::ResponseStream};
+use super::{handle, handle_stream, response_stream::WorkspaceStream};
 use crate::{
     api::v1::{
         DownloadRequest, DownloadResponse, DownloadTreeRequest, DownloadTreeResponse,
@@ -80,8 +80,8 @@ impl TransferServiceHandler {
 
 #[tonic::async_trait]
 impl TransferService for TransferServiceHandler {
-    type DownloadStream = ResponseStream<DownloadResponse>;
-    type DownloadTreeStream = ResponseStream<DownloadTreeResponse>;
+    type DownloadStream = WorkspaceStream<DownloadResponse>;
+    type DownloadTreeStream = WorkspaceStream<DownloadTreeResponse>;
 
     async fn upload(
         &self,
@@ -115,7 +115,7 @@ impl TransferService for TransferServiceHandler {
         &self,
         request: Request<DownloadRequest>,
     ) -> Result<Response<Self::DownloadStream>, Status> {
-        handle(request, |context, request| {
+        handle_stream(request, |context, request| {
             download::download(&self.pipeline, &self.limiter, context, request)
         })
         .await
@@ -135,7 +135,7 @@ impl TransferService for TransferServiceHandler {
         &self,
         request: Request<DownloadTreeRequest>,
     ) -> Result<Response<Self::DownloadTreeStream>, Status> {
-        handle(request, |context, request| {
+        handle_stream(request, |context, request| {
             download_tree::download_tree(&self.pipeline, &self.limiter, context, request)
         })
         .await

@@ -8,8 +8,8 @@ use tonic::{Request, Response, Status};
 
 use self::stream::{FileWatchStream, StreamEnd};
 use super::{
-    handle,
-    response_stream::{ResponseStream, keep_alive_interval},
+    handle_stream,
+    response_stream::{ResponseStream, WorkspaceStream, keep_alive_interval},
 };
 use crate::{
     api::v1::{WatchFilesRequest, WatchFilesResponse, watch_service_server::WatchService},
@@ -92,13 +92,13 @@ impl WatchServiceHandler {
 
 #[tonic::async_trait]
 impl WatchService for WatchServiceHandler {
-    type WatchFilesStream = ResponseStream<WatchFilesResponse>;
+    type WatchFilesStream = WorkspaceStream<WatchFilesResponse>;
 
     async fn watch_files(
         &self,
         request: Request<WatchFilesRequest>,
     ) -> Result<Response<Self::WatchFilesStream>, Status> {
-        handle(request, |context, request| self.open_stream(context, request)).await
+        handle_stream(request, |context, request| self.open_stream(context, request)).await
     }
 }
 

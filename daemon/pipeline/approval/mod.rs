@@ -4,7 +4,8 @@
 //! requested ──▶ PENDING ──▶ ALLOWED     an approver or a new rule allowed it: the call continues
 //!                  ├──────▶ DENIED      an approver denied it
 //!                  ├──────▶ EXPIRED     the call's deadline or the longest wait has passed
-//!                  ├──────▶ WITHDRAWN   the client has disconnected, or the daemon drains
+//!                  ├──────▶ WITHDRAWN   the client has disconnected, the daemon drains, or the
+//!                  │                    workspace is deleted
 //!                  └──────▶ LOST        the daemon died; the next daemon stores this at its start
 //! ```
 //!
@@ -12,6 +13,7 @@
 //! all watchers, and then to the call. A pending call holds a task, but no thread and no permit of
 //! admission control.
 
+mod lost;
 pub(crate) mod pending;
 mod pending_approval;
 pub(crate) mod preview;

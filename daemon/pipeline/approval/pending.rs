@@ -16,11 +16,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    lost::mark_lost,
     pending_approval::PendingApproval,
     quota::ApprovalQuota,
     request::{
         Approval, ApprovalDecision, ApprovalRequest, ApprovalResolution, ResolveOutcome,
-        decided_record, lost_call_fields, rule_pattern_for,
+        rule_pattern_for,
     },
 };
 use crate::daemon::{
@@ -41,7 +42,6 @@ use crate::daemon::{
         approvals::{ApprovalEndState, ApprovalRecord, ApprovalTable},
         database::DatabaseError,
         failure::state_failure,
-        session::SessionId,
         state_dir::StateDir,
         unix_millis,
     },
@@ -135,6 +135,8 @@ impl PendingApprovals {
     ) -> Result<Arc<Approval>, Error> {
         let record = &request.approval.record;
         let permit = self.quota.acquire(record, request.held_bytes, request.max_pending)?;
+        // After the permit: the deletion waits until there is none.
+        request.workspace.require_undeleted()?;
         if self.requests_since_retention.fetch_add(1, Ordering::Relaxed)
             == RETENTION_INTERVAL_REQUESTS
         {
@@ -151,6 +153,11 @@ impl PendingApprovals {
             ended
         });
         waited.await.map_err(Error::internal)?
+    }
+
+    /// Waits until no call of a workspace is pending approval. Its deletion withdraws them.
+    pub(in crate::daemon::pipeline) async fn wait_until_none_in(&self, workspace: &str) {
+        self.quota.wait_until_unused_in(workspace).await;
     }
 
     /// Subscribes to released permits.
@@ -174,7 +181,8 @@ impl PendingApprovals {
         caller_gone: CancellationToken,
         draining: CancellationToken,
     ) -> Result<Arc<Approval>, Error> {
-        let ApprovalRequest { approval, expires_at, policy_snapshot, session, .. } = request;
+        let ApprovalRequest { approval, expires_at, policy_snapshot, session, workspace, .. } =
+            request;
         let stored = self.table.insert_pending(approval.record.clone()).await;
         stored.map_err(|error| state_database_error(&error))?;
 
@@ -205,6 +213,7 @@ impl PendingApprovals {
             biased;
             ended = pending.resolved() => return Ok(ended),
             () = draining.cancelled() => ApprovalEndState::Withdrawn,
+            () = workspace.wait_for_deletion() => ApprovalEndState::Withdrawn,
             () = task::sleep_until(Some(expires_at)) => ApprovalEndState::Expired,
             // The caller's clock may be slightly ahead of the daemon's.
             () = caller_gone.cancelled() => {
@@ -228,10 +237,10 @@ impl PendingApprovals {
     pub(crate) async fn get(
         &self,
         id: &str,
-        is_visible: impl Fn(&ApprovalRecord) -> bool,
+        is_visible: impl Fn(&Approval) -> bool,
     ) -> Result<Arc<Approval>, Error> {
         let pending = self.pending().get(id).map(Arc::clone);
-        if let Some(pending) = pending.filter(|pending| is_visible(&pending.approval.record)) {
+        if let Some(pending) = pending.filter(|pending| is_visible(&pending.approval)) {
             let full = pending.preview.to_full();
             let mut approval = Approval::clone(&pending.approval);
             approval.record.parameters = full.parameters;
@@ -241,25 +250,25 @@ impl PendingApprovals {
         }
 
         let stored = self.table.find(id.to_owned()).await;
-        let record = stored
+        let approval = stored
             .map_err(|error| state_database_error(&error))?
-            .map(|record| self.with_lost_end(record))
+            .map(|record| Approval::stored(self.with_lost_end(record)))
             .filter(is_visible)
             .ok_or_else(|| approval_not_found_error(id))?;
-        Ok(Arc::new(Approval { record, suggested_pattern: None }))
+        Ok(Arc::new(approval))
     }
 
     /// Decides an approval. `is_visible` limits the approvals that `by` may decide.
     pub(crate) async fn decide(
         &self,
         id: &str,
-        is_visible: impl Fn(&ApprovalRecord) -> bool,
+        is_visible: impl Fn(&Approval) -> bool,
         by: &str,
         decision: ApprovalDecision,
         comment: String,
     ) -> Result<(Arc<Approval>, Option<Arc<Rule>>), Error> {
         let pending = self.pending().get(id).map(Arc::clone);
-        let Some(pending) = pending.filter(|pending| is_visible(&pending.approval.record)) else {
+        let Some(pending) = pending.filter(|pending| is_visible(&pending.approval)) else {
             let ended = self.get(id, is_visible).await?;
             return Err(already_decided_error(id, &ended));
         };
@@ -333,7 +342,7 @@ impl PendingApprovals {
         let pending = self.pending();
         let approvals = records.into_iter().map(|record| match pending.get(&record.id) {
             Some(pending) if record.end.is_none() => Arc::clone(&pending.approval),
-            _ => Arc::new(Approval { record: self.with_lost_end(record), suggested_pattern: None }),
+            _ => Arc::new(Approval::stored(self.with_lost_end(record))),
         });
         Ok(approvals.collect())
     }
@@ -455,31 +464,6 @@ async fn always_rule(
             approval_id: Some(record.id.clone()),
         }),
     })
-}
-
-/// Records in the session that an approval was lost. Returns the record with that end.
-fn mark_lost(record: ApprovalRecord, state_dir: &StateDir) -> ApprovalRecord {
-    let lost = ApprovalRecord {
-        end: Some(ApprovalResolution::undecided(ApprovalEndState::Lost).to_approval_end()),
-        ..record
-    };
-
-    // Before the database stores it: a crash in between records it twice rather than never.
-    let session = SessionId::parse(&lost.session)
-        .map(|id| state_dir.sessions().open_existing(&lost.workspace, &id))
-        .transpose();
-    let recorded = match session.map(Option::flatten) {
-        Ok(Some(session)) => {
-            session.record_without_step(decided_record(&lost, &lost_call_fields(&lost)))
-        }
-        Ok(None) => Ok(()),
-        Err(error) => Err(error),
-    };
-    if let Err(error) = recorded {
-        tracing::error!(%error, "cannot record the end of an approval");
-    }
-
-    lost
 }
 
 fn already_decided_error(id: &str, approval: &Approval) -> Error {

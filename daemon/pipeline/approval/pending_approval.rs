@@ -118,6 +118,7 @@ impl PendingApproval {
         let approval = Arc::new(Approval {
             record: ApprovalRecord { end: Some(stored_end), ..self.approval.record.clone() },
             suggested_pattern: None,
+            workspace: self.approval.workspace.clone(),
         });
         if let Err(error) = self.recorder.record_decided(&self.session, &approval.record) {
             tracing::error!(%error, "cannot record the end of an approval");

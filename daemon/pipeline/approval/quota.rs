@@ -57,6 +57,14 @@ impl ApprovalQuota {
         self.freed.subscribe()
     }
 
+    /// Waits until a workspace has no pending call.
+    pub(super) async fn wait_until_unused_in(&self, workspace: &str) {
+        let mut freed = self.freed.subscribe();
+        let is_unused = |_: &()| !self.lock().calls.contains_key(workspace);
+        // Fails only without a sender, which `self` holds.
+        let _unused = freed.wait_for(is_unused).await;
+    }
+
     /// Whether a small call could get a permit, with `max_pending` permits in its workspace.
     pub(super) fn has_free_permit(
         &self,

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Instant, SystemTime},
 };
 
@@ -27,6 +27,8 @@ use crate::daemon::{
         audit::{AuditEvent, AuditLog},
         logs::rfc3339_micros,
     },
+    tool::WorkspaceContext,
+    workspace::Workspace,
 };
 
 /// An approval, as clients see it.
@@ -36,6 +38,16 @@ pub(crate) struct Approval {
     pub(crate) record: ApprovalRecord,
     /// A rule pattern that matches similar calls, while the approval is pending.
     pub(crate) suggested_pattern: Option<String>,
+    /// The workspace of the call: another one may have its name later. `None` if read from the
+    /// database, which has only approvals of existing workspaces.
+    pub(crate) workspace: Option<Weak<Workspace>>,
+}
+
+impl Approval {
+    /// An approval from the database.
+    pub(super) fn stored(record: ApprovalRecord) -> Self {
+        Self { record, suggested_pattern: None, workspace: None }
+    }
 }
 
 /// A call that needs approval.
@@ -58,6 +70,8 @@ pub(crate) struct ApprovalRequest {
     pub(crate) policy_snapshot: Arc<PolicySnapshot>,
     /// Follows the progress of the call.
     pub(crate) observer: Option<CallObserver>,
+    /// The workspace of the call. Its deletion ends the wait.
+    pub(crate) workspace: Arc<WorkspaceContext>,
 }
 
 /// Writes the records of an approval, and its lines in the audit log.

@@ -274,7 +274,8 @@ impl WorkspaceCreator {
             workspace: Arc::new(workspace),
             sandbox_pool: pool,
             activity: Default::default(),
-            deletion: Some(self.kill.child_token()),
+            deletion: Some(CancellationToken::new()),
+            call_end: Some(self.kill.child_token()),
             ..self.model.clone()
         })
     }
