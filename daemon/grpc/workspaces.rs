@@ -18,6 +18,7 @@ use crate::{
         error::{Error, Reason, Violation},
         pipeline::{
             Pipeline,
+            access::principal::Principal,
             context::CallContext,
             workspaces::{OwnedWorkspace, created::NewWorkspace},
         },
@@ -41,8 +42,13 @@ impl WorkspaceService for WorkspaceServiceHandler {
         &self,
         request: Request<CreateWorkspaceRequest>,
     ) -> Result<Response<CreateWorkspaceResponse>, Status> {
-        self.handle_once("CreateWorkspace", request, |service, context, request| {
-            service.create(context, request)
+        handle(request, async |context, request| {
+            let principal = Arc::clone(&context.principal);
+            let create = |service: Self, context, request| service.create(context, request);
+            let created: CreateWorkspaceResponse =
+                self.once("CreateWorkspace", context, request, create).await?;
+            self.check_still_exists(&principal, &created)?;
+            Ok(created)
         })
         .await
     }
@@ -129,13 +135,48 @@ impl WorkspaceServiceHandler {
         A: Message + Default + 'static,
         F: Future<Output = Result<A, Error>> + Send + 'static,
     {
+        handle(request, |context, request| self.once(method, context, request, work)).await
+    }
+
+    async fn once<Q, A, F>(
+        &self,
+        method: &str,
+        context: CallContext,
+        request: Q,
+        work: impl FnOnce(Self, CallContext, Q) -> F,
+    ) -> Result<A, Error>
+    where
+        Q: Message,
+        A: Message + Default + 'static,
+        F: Future<Output = Result<A, Error>> + Send + 'static,
+    {
         let method = format!("jig.v1.WorkspaceService/{method}");
-        handle(request, async |context, request| {
-            let call = self.0.identify_daemon_call(&context, &method, &request);
-            let work = work(self.clone(), context, request);
-            self.0.run_once_to_end(call, &method, work).await
-        })
-        .await
+        let call = self.0.identify_daemon_call(&context, &method, &request);
+        let work = work(self.clone(), context, request);
+        self.0.run_once_to_end(call, &method, work).await
+    }
+
+    /// Rejects the stored response of a creation whose workspace has been deleted since.
+    fn check_still_exists(
+        &self,
+        principal: &Principal,
+        response: &CreateWorkspaceResponse,
+    ) -> Result<(), Error> {
+        let created = response.workspace.clone().unwrap_or_default();
+        let found = self.0.workspaces.find_created(principal, &created.name);
+        // A later one of the same name was created by another request.
+        let is_same = |owned: &OwnedWorkspace| {
+            created.create_time == Some(unix_millis::to_time(owned.stored().created_ms).into())
+        };
+        if found.is_some_and(|owned| is_same(&owned)) {
+            return Ok(());
+        }
+        let text = format!(
+            "the workspace {:?} that this request id created no longer exists: create another one with a new request id",
+            created.name
+        );
+        let error = Error::new(Reason::UnknownWorkspace, text);
+        Err(error.with_metadata("workspace", created.name))
     }
 
     async fn create(
@@ -210,6 +251,11 @@ impl WorkspaceServiceHandler {
     ) -> Result<DeleteWorkspaceResponse, Error> {
         let request = self.0.catalog.check("jig.v1.DeleteWorkspaceRequest", request)?;
         context.note_params([("name", Some(&request.name))]);
+        if self.0.workspace_creator.is_some()
+            && self.0.delete_unserved_workspace(&context.principal, &request.name).await?
+        {
+            return Ok(DeleteWorkspaceResponse {});
+        }
         let workspace = self.created(&context, &request.name)?;
         note_workspace(&context, &workspace.context);
         self.0.delete_workspace(&workspace).await?;

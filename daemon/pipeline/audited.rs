@@ -21,7 +21,7 @@ use crate::daemon::{
         session::{Session, StepId},
     },
     telemetry::{metrics::Metrics, spans::OtelSpan},
-    tool::{ToolOutput, activity::ActiveCall},
+    tool::{ToolOutput, WorkspaceContext, activity::ActiveCall},
 };
 
 /// An audited RPC in progress.
@@ -39,19 +39,23 @@ pub(crate) struct AuditedCall {
 }
 
 impl Pipeline {
-    /// Records the start of a call. `record_params` are the parameters as the record shows them.
+    /// Records the start of a call in a workspace, unless that is being deleted. `record_params` are
+    /// the parameters as the record shows them.
     pub(crate) async fn start_audited(
         self: &Arc<Self>,
         name: &'static str,
         context: CallContext,
+        workspace_context: &WorkspaceContext,
         record_params: Value,
         authorization: Authorization,
     ) -> Result<AuditedCall, Error> {
-        let workspace_context = self.resolve_workspace(&context)?;
+        // Counted first: a deletion that begins later waits for this call.
+        let activity = workspace_context.activity.begin();
+        workspace_context.require_undeleted()?;
         let session = self.open_session(&context).await?;
         let common_record_fields =
             records::common_record_fields(name, &context, workspace_context.workspace.name());
-        let span = self.start_span(name, &context, &workspace_context);
+        let span = self.start_span(name, &context, workspace_context);
         capture_arguments(self.telemetry.capture(), &span, &record_params);
         let mut audit = ToolCallAudit::begin(
             self.telemetry.audit(),
@@ -74,7 +78,7 @@ impl Pipeline {
         Ok(AuditedCall {
             common_record_fields,
             span: Arc::new(span),
-            activity: workspace_context.activity.begin(),
+            activity,
             session,
             step,
             name,

@@ -63,10 +63,11 @@ pub(crate) mod validation;
 mod visible_tools;
 mod workspace_deletion;
 mod workspace_expiry;
+pub(crate) mod workspace_records;
 pub(crate) mod workspaces;
 
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock, Weak},
     time::{Duration, Instant},
 };
 
@@ -90,6 +91,7 @@ use self::{
     results::ResultBroadcaster,
     shutdown::Shutdown,
     timeout::{CallTimeout, await_with_timeout},
+    workspace_records::WorkspaceRecords,
     workspaces::{Workspaces, created::WorkspaceCreator},
 };
 use crate::daemon::{
@@ -118,6 +120,8 @@ pub(crate) struct Pipeline {
     /// `None` if callers cannot create workspaces.
     pub(crate) workspace_creator: Option<WorkspaceCreator>,
     pub(crate) state_dir: StateDir,
+    /// Upload sessions, once the service of uploads has loaded them.
+    pub(crate) upload_sessions: OnceLock<Weak<dyn WorkspaceRecords>>,
     /// Request ids and the replies that are stored for them.
     pub(crate) idempotency: Arc<Idempotency>,
     pub(crate) telemetry: Telemetry,

@@ -76,7 +76,7 @@ impl Pipeline {
 
     /// The error for a workspace that the caller does not see. It names none of the others that the
     /// caller may not see.
-    pub(crate) fn unknown_workspace_error(&self, context: &CallContext, name: &str) -> Error {
+    fn unknown_workspace_error(&self, context: &CallContext, name: &str) -> Error {
         let visible = self.workspaces.visible_to(&context.principal);
         let mut names: Vec<_> = visible.iter().map(|context| context.workspace.name()).collect();
         if names.len() > MAX_LISTED_NAMES {

@@ -1,17 +1,18 @@
 //! Deletes a created workspace with everything that belongs to it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Pipeline,
+    access::principal::Principal,
     state_error::state_database_error,
     workspaces::{OwnedWorkspace, created::WorkspaceCreator},
 };
 use crate::daemon::{
     error::Error,
-    store::{failure::state_failure, workspaces::StoredWorkspace},
+    store::{failure::state_failure, unix_millis, workspaces::StoredWorkspace},
     task,
     telemetry::{access_log::CallRecord, audit::AuditEvent},
     workspace::fault_injection,
@@ -24,7 +25,7 @@ pub(super) enum RemovalCause {
     Expired,
     /// It had no call for its `idle_timeout`.
     Idle,
-    /// An earlier daemon died while it created or deleted the workspace, or its directory is missing.
+    /// An earlier daemon died while it created or deleted the workspace.
     Incomplete,
 }
 
@@ -76,6 +77,52 @@ impl Pipeline {
         self.remove_records(creator, stored).await
     }
 
+    /// Removes the records of a workspace whose directory is missing, if `principal` may see it.
+    /// Returns false if there is none of this name.
+    pub(crate) async fn delete_unserved_workspace(
+        self: &Arc<Self>,
+        principal: &Principal,
+        name: &str,
+    ) -> Result<bool, Error> {
+        let unserved = &self.require_creator()?.unserved;
+        let taken =
+            unserved.take(|stored| stored.name == name && principal.can_see_created(&stored.owner));
+        let is_found = !taken.is_empty();
+        self.delete_unserved(taken).await.map(|()| is_found)
+    }
+
+    /// Removes the records of workspaces whose directory is missing and whose lifetime is over.
+    pub(super) async fn delete_expired_unserved(self: &Arc<Self>) {
+        let Some(creator) = &self.workspace_creator else { return };
+        let now = unix_millis::now();
+        let is_expired = |stored: &StoredWorkspace| stored.expires_ms.is_some_and(|at| at <= now);
+        for stored in creator.unserved.take(is_expired) {
+            // After an error, the next pass tries again.
+            let deleted = self.delete_unserved(vec![stored.clone()]).await;
+            self.audit_removal(&stored, RemovalCause::Expired, deleted.as_ref().err());
+            if let Err(error) = deleted {
+                tracing::warn!(%error, workspace = stored.name, "cannot delete a workspace");
+            }
+        }
+    }
+
+    async fn delete_unserved(self: &Arc<Self>, taken: Vec<StoredWorkspace>) -> Result<(), Error> {
+        let creator = self.require_creator()?;
+        let mut result = Ok(());
+        for stored in taken {
+            tracing::info!(workspace = stored.name, "removing a workspace without a directory");
+            self.jobs.end_all_in(&stored.name).await;
+            match self.remove_records(creator, &stored).await {
+                Ok(()) => creator.release_name(&stored.name),
+                Err(error) => {
+                    creator.unserved.insert(stored);
+                    result = Err(error);
+                }
+            }
+        }
+        result
+    }
+
     /// Opens the workspaces that earlier daemons created, and completes their deletions.
     pub(crate) async fn open_created_workspaces(self: &Arc<Self>) -> Result<(), Error> {
         let Some(creator) = &self.workspace_creator else {
@@ -122,7 +169,17 @@ impl Pipeline {
         rules.map_err(|error| state_database_error(&error))?;
         fault_injection::step();
         let (sessions, of) = (Arc::clone(self.state_dir.sessions()), name.clone());
-        let removed = task::spawn_blocking(move || sessions.remove_all_in(&of)).await;
+        let (uploads, upload_records) =
+            (self.upload_sessions.get().and_then(Weak::upgrade), self.state_dir.uploads());
+        let remove = move || {
+            if let Some(uploads) = uploads {
+                uploads.remove_all_in(&of);
+            }
+            // At start, they are not loaded yet.
+            upload_records.remove_all_in(&of);
+            sessions.remove_all_in(&of)
+        };
+        let removed = task::spawn_blocking(remove).await;
         removed.map_err(Error::internal)?.map_err(|error| state_failure(&error))?;
         fault_injection::step();
         creator.remove_rest(stored).await

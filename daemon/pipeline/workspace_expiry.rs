@@ -28,6 +28,7 @@ impl Pipeline {
                     () = sleep(PASS_INTERVAL) => {}
                 }
                 let Some(pipeline) = pipeline.upgrade() else { return };
+                pipeline.delete_expired_unserved().await;
                 for workspace in pipeline.workspaces.created() {
                     pipeline.check_expiry(&workspace).await;
                 }

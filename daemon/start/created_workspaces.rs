@@ -8,12 +8,15 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use rustix::fs::{Mode, OFlags, open};
+use rustix::{
+    fs::{AtFlags, Mode, OFlags, open, statat},
+    io::Errno,
+};
 use tokio_util::sync::CancellationToken;
 use ulid::Ulid;
 
 use super::{
-    error::{StartError, io_error},
+    error::{StartError, database_read_error, io_error},
     isolation::{self, KeeperEnvironment},
 };
 use crate::daemon::{
@@ -60,6 +63,35 @@ pub(super) fn open_directory(config: &CreatedWorkspacesConfig) -> Result<OwnedFd
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     open(&config.directory, flags, Mode::empty())
         .map_err(|errno| io_error("opening workspaces_on_demand.directory")(errno.into()))
+}
+
+/// Rejects a directory that has none of the stored workspaces, as the mount point of a disk that is
+/// not mounted. Names of their directories are never used again.
+async fn check_directory(
+    directory: &OwnedFd,
+    config: &CreatedWorkspacesConfig,
+    table: &CreatedWorkspaceTable,
+) -> Result<(), StartError> {
+    let stored = table.load_all().await.map_err(database_read_error)?;
+    let ready: Vec<_> = stored.iter().filter(|workspace| workspace.is_ready).collect();
+    let exists = |name: &str| {
+        let found = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
+        !found.is_err_and(|error| error == Errno::NOENT)
+    };
+    let Some(first) = ready.first() else {
+        return Ok(());
+    };
+    if ready.iter().any(|workspace| exists(&workspace.directory)) {
+        return Ok(());
+    }
+
+    let text = format!(
+        "{:?} has none of the {} created workspaces of the state directory: mount its disk or restore it, and start again. To give up their files, create the directory {:?}, start, and delete the workspaces",
+        config.directory,
+        ready.len(),
+        config.directory.join(&first.directory),
+    );
+    Err(io_error("opening workspaces_on_demand.directory")(io::Error::other(text)))
 }
 
 /// What the sandboxes of created workspaces are built from.
@@ -110,6 +142,9 @@ impl CreatorInputs<'_> {
         };
         let failed = io_error("preparing workspaces_on_demand.directory");
         let directory = open_directory(&config)?;
+        let table = CreatedWorkspaceTable::new(self.database.clone());
+        check_directory(&directory, &config, &table).await?;
+
         remove_old_probes(&config.directory, &directory).map_err(failed)?;
         let name = format!("{PROBE_PREFIX}{}", Ulid::generate());
         make_directory(&directory, &name).map_err(failed)?;
@@ -118,13 +153,14 @@ impl CreatorInputs<'_> {
 
         Ok(Some(WorkspaceCreator {
             directory,
-            table: CreatedWorkspaceTable::new(self.database),
+            table,
             sandboxes: Arc::clone(self.sandboxes),
             model: model?,
             journals: self.journals,
             kill: self.kill,
             config,
             busy: Mutex::default(),
+            unserved: Default::default(),
         }))
     }
 

@@ -6,7 +6,10 @@ use super::persistent_directories::PersistentDirectoryError;
 use crate::daemon::{
     config::ConfigError,
     server::listener::BindError,
-    store::{database::DatabaseOpenError, state_dir::StateDirError},
+    store::{
+        database::{DatabaseError, DatabaseOpenError},
+        state_dir::StateDirError,
+    },
 };
 
 /// Why the daemon did not start, or stopped with an error.
@@ -79,6 +82,11 @@ impl StartError {
 /// Wraps an I/O error that happened while doing `what`.
 pub(super) fn io_error(what: &'static str) -> impl Fn(io::Error) -> StartError + Copy {
     move |source| StartError::Io { what, source }
+}
+
+/// Wraps an error of the database.
+pub(super) fn database_read_error(error: DatabaseError) -> StartError {
+    StartError::Io { what: "reading the database", source: io::Error::other(error) }
 }
 
 /// Formats an error and all its sources, separated by colons.

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::{
     created_workspaces::{CommonContext, CreatorInputs},
-    error::{StartError, io_error},
+    error::{StartError, database_read_error, io_error},
     host_sockets::HostSockets,
     isolation::{self, KeeperEnvironment, ProbedSandboxes, StartedKeeper},
     observed_metrics, protection,
@@ -43,13 +43,8 @@ use crate::daemon::{
         service_manager::ServiceManager,
     },
     store::{
-        approvals::ApprovalTable,
-        database::{Database, DatabaseError},
-        generation,
-        requests::RequestTable,
-        retention::rows::RetentionLimits,
-        retention::sessions::run_retention,
-        rules::RuleTable,
+        approvals::ApprovalTable, database::Database, generation, requests::RequestTable,
+        retention::rows::RetentionLimits, retention::sessions::run_retention, rules::RuleTable,
         state_dir::StateDir,
     },
     task::{self, available_cores},
@@ -371,6 +366,7 @@ async fn open_pipeline(
         workspaces: Workspaces::new(workspaces),
         workspace_creator,
         state_dir: store,
+        upload_sessions: Default::default(),
         idempotency,
         telemetry,
         admission: AdmissionControl::new(limits, available_cores()),
@@ -410,10 +406,6 @@ async fn open_jobs(
             what: "reading the jobs",
             source: io::Error::other(error),
         })
-}
-
-fn database_read_error(error: DatabaseError) -> StartError {
-    StartError::Io { what: "reading the database", source: io::Error::other(error) }
 }
 
 /// Removes old sessions in the background, until the daemon drains.

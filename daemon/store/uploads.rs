@@ -203,6 +203,24 @@ impl UploadRecords {
         self.release(name);
     }
 
+    /// Deletes the records of a deleted workspace. In a shared directory, those may be of the
+    /// workspace of another daemon, and remain. Blocks.
+    pub(crate) fn remove_all_in(&self, workspace: &str) {
+        if self.are_shared() {
+            return;
+        }
+        let Ok(entries) = fs::read_dir(&self.directory) else {
+            return;
+        };
+        for entry in entries.flatten() {
+            if let Ok(Some(record)) = read_record(&entry)
+                && record.workspace == workspace
+            {
+                self.remove(&record.name);
+            }
+        }
+    }
+
     /// Makes a record available to other daemons.
     pub(crate) fn release(&self, name: &str) {
         self.release_path(&self.path_of(name));

@@ -5,10 +5,12 @@ mod crash;
 mod hostile;
 mod idle;
 mod invisible;
+mod missing_directory;
 mod persistent;
 mod rules;
 mod scale;
 mod streams;
+mod uploads;
 
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command, sync::Arc};
 
@@ -378,6 +380,13 @@ async fn repeated_creation_creates_once() {
     let first = creating.create(request()).await;
     assert_eq!(creating.create(request()).await.name, first.name);
     assert_eq!(creating.directories().len(), 1);
+
+    creating.delete(&first.name).await.unwrap();
+    let deleted = creating.try_create(request()).await.unwrap_err();
+    assert_eq!(deleted.reason, "UNKNOWN_WORKSPACE");
+    // Another one of the name is not the one of that request.
+    creating.create(named(&first.name)).await;
+    assert_eq!(creating.try_create(request()).await.unwrap_err().reason, "UNKNOWN_WORKSPACE");
 }
 
 /// A run in one created workspace sees no other, whatever the daemon's user.

@@ -24,7 +24,7 @@ async fn next_process(daemon: &Daemon) -> u32 {
     daemon.output(shell("echo $$")).await.trim().parse().unwrap()
 }
 
-fn one_place() -> Setup {
+pub(super) fn one_place() -> Setup {
     Setup::new().workspace_table("[limits]\nconcurrent_runs = 1")
 }
 

@@ -5,7 +5,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use jig::{api::v1::OnDisconnect, client::Code};
 
-use super::{bytes, client, client_with_key, connect, connected, receive_all, start_server};
+use super::{
+    boundaries::one_place, bytes, client, client_with_key, connect, connected, receive_all,
+    start_server,
+};
 use crate::{
     callers::start_daemon_with_keys,
     support::{Daemon, KeyFile, Setup, eventually, promptly, shell, start_request, with_key},
@@ -74,6 +77,27 @@ async fn output_before_the_end_of_the_process_arrives() {
         assert_eq!(received.len(), size);
         writer.finish().await;
     }
+}
+
+#[tokio::test]
+async fn output_that_the_end_of_the_process_cuts_is_an_error() {
+    let daemon = one_place().start().await;
+    // Ends while buffers are full, as the client does not read.
+    let body = "
+stream = listener.accept()[0]
+stream.recv(1)
+stream.settimeout(1)
+try: stream.sendall(bytes(64 << 20))
+except TimeoutError: pass
+";
+    let mut server = start_server(&daemon, body).await;
+    let (mut reader, writer) = connected(&client(&daemon).await, &server).await;
+    writer.finish().await;
+    server.wait_for_exit().await;
+    // The sandbox has another run only after the socket was closed.
+    start_server(&daemon, HOLD).await;
+    let error = promptly("the end", receive_all(&mut reader)).await.unwrap_err();
+    assert_eq!(error.name(), "PROCESS_ENDED", "{error}");
 }
 
 #[tokio::test]

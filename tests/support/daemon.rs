@@ -334,6 +334,14 @@ impl Daemon {
         promptly("the daemon restarts", setup.start_in(directory)).await
     }
 
+    /// Kills the daemon, and starts it again, which must fail within 30 seconds. Returns the output.
+    pub(crate) fn fail_to_restart(&mut self) -> Output {
+        kill_and_reap(&mut self.child);
+        let output = self.setup.run_in(&self.directory);
+        assert!(![Some(0), Some(124)].contains(&output.status.code()), "{output:?}");
+        output
+    }
+
     /// Runs `jigd --check` with the daemon's arguments and environment.
     pub(crate) fn run_check(&self) -> Output {
         self.setup.run_check_in(&self.directory)

@@ -306,6 +306,13 @@ impl Setup {
         }
     }
 
+    /// Runs the daemon in the directory of another one that has exited, at most 30 seconds.
+    pub(super) fn run_in(&self, directory: &DaemonDirectory) -> Output {
+        let mut setup = self.clone();
+        setup.wrapper.splice(0..0, ["timeout".into(), "30".into()]);
+        setup.command(directory).output().unwrap()
+    }
+
     /// Runs `jigd --check` with this setup in the directory of a daemon.
     pub(super) fn run_check_in(&self, directory: &DaemonDirectory) -> Output {
         self.command(directory).arg("--check").output().unwrap()

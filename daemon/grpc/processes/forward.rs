@@ -228,7 +228,13 @@ impl ForwardedConnection {
                     let text = "the deadline of this connection has passed: set a longer one";
                     return DirectionEnd::Failed(Error::new(Reason::Timeout, text));
                 }
-                () = task::sleep_until(drain_deadline) => is_download_done = true,
+                () = task::sleep_until(drain_deadline) => {
+                    // Not complete, even if the upload is: the output was cut.
+                    return DirectionEnd::Failed(std::mem::replace(
+                        &mut self.process_ended,
+                        disconnected_error(),
+                    ));
+                }
             }
         }
     }

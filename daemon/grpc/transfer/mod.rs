@@ -1,6 +1,8 @@
 //! `jig.v1.TransferService`: uploads and downloads files of any size, and directories, in bounded
 //! memory.
 
+mod chunk;
+mod deletion;
 mod download;
 mod download_tree;
 mod plan;
@@ -8,7 +10,10 @@ mod sessions;
 mod upload;
 mod upload_tree;
 
-use std::{sync::Arc, time::UNIX_EPOCH};
+use std::{
+    sync::{Arc, Weak},
+    time::UNIX_EPOCH,
+};
 
 use tonic::{Request, Response, Status, Streaming};
 
@@ -47,6 +52,8 @@ impl TransferServiceHandler {
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
         let records = pipeline.state_dir.uploads();
         let upload_sessions = Arc::new(UploadSessions::load(records, Arc::downgrade(&pipeline)));
+        let records: Weak<UploadSessions> = Arc::downgrade(&upload_sessions);
+        pipeline.upload_sessions.set(records).ok();
         let draining = pipeline.shutdown.draining_token();
         task::spawn("expiry of uploads", Arc::clone(&upload_sessions).run_sweeper(draining));
 

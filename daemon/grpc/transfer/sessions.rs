@@ -33,7 +33,7 @@ use self::session::{
 use crate::daemon::{
     error::{Error, Reason},
     fd_exhaustion::{fd_exhausted_error, is_fd_exhaustion},
-    pipeline::Pipeline,
+    pipeline::{Pipeline, workspace_records::WorkspaceRecords},
     store::{
         failure::state_failure,
         uploads::{UploadRecord, UploadRecords},
@@ -349,6 +349,19 @@ impl UploadSessions {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<UploadKey, UploadSession>> {
         self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl WorkspaceRecords for UploadSessions {
+    fn remove_all_in(&self, workspace: &str) {
+        let removed: Vec<_> = {
+            let mut uploads = self.lock();
+            uploads.extract_if(|(of, _), _| of == workspace).collect()
+        };
+        // Partial files are removed with the workspace.
+        for (_, upload) in removed {
+            self.records.remove(&upload.record.name);
+        }
     }
 }
 

@@ -8,11 +8,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 
 use super::{
+    chunk::new_bytes,
+    deletion::until_deletion,
     plan::UploadPlan,
     sessions::{LeaseOutcome, UploadLease, UploadSessions},
 };
 use crate::{
-    api::v1::{UploadChunk, UploadRequest, UploadResponse, UploadStart, upload_request::Part},
+    api::v1::{UploadRequest, UploadResponse, UploadStart, upload_request::Part},
     daemon::{
         error::{Error, Reason},
         fd_exhaustion::{FdRetry, is_fd_exhaustion_error},
@@ -30,8 +32,6 @@ use crate::{
 /// How long the client of a transfer may be silent. An upload is paused then.
 pub(super) const TRANSFER_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const UPLOAD_METHOD: &str = "jig.v1.TransferService/Upload";
-/// Maximum size of a chunk.
-const MAX_CHUNK_BYTES: usize = 1 << 20;
 
 /// Receives the file of one call.
 struct UploadReceiver {
@@ -81,7 +81,13 @@ pub(super) async fn upload(
             let _delay_shutdown = task::delay_shutdown();
             let permit = limiter.try_acquire(&context.principal, &pipeline.shutdown)?;
             let audit = pipeline
-                .start_audited("upload", context, plan.audit_fields(), streaming.authorization)
+                .start_audited(
+                    "upload",
+                    context,
+                    &workspace_context,
+                    plan.audit_fields(),
+                    streaming.authorization,
+                )
                 .await?;
             let receiver = UploadReceiver {
                 workspace,
@@ -98,7 +104,8 @@ pub(super) async fn upload(
             };
             // A task of its own: if the client disconnects, the received data must still be stored.
             let work = task::spawn_tracked("upload", async move {
-                let result = receiver.receive().await;
+                let stop = receiver.stop.clone();
+                let result = until_deletion(&workspace_context, &stop, receiver.receive()).await;
                 drop(permit);
                 audit.end(result, audit_facts)
             });
@@ -425,45 +432,6 @@ fn release_failed(lease: UploadLease, file: PartialFile, error: PartialFileError
             error
         }
     }
-}
-
-/// Returns the new bytes of a message. Returns `None` if the stream has ended after all data.
-fn new_bytes(
-    message: Option<UploadRequest>,
-    length: u64,
-    size: u64,
-) -> Result<Option<bytes::Bytes>, Error> {
-    let Some(message) = message else {
-        if length < size {
-            let text = format!(
-                "the stream ended after {length} of {size} bytes: send the rest; with an upload_id, resume from there"
-            );
-            return Err(Error::invalid_field("chunk", text));
-        }
-        return Ok(None);
-    };
-
-    let Some(Part::Chunk(UploadChunk { offset, mut data })) = message.part else {
-        let text = "must be in each message after the first";
-        return Err(Error::invalid_field("chunk", text));
-    };
-    if data.len() > MAX_CHUNK_BYTES {
-        let text = format!("must have at most {MAX_CHUNK_BYTES} bytes");
-        return Err(Error::invalid_field("chunk.data", text));
-    }
-    if offset > length {
-        let text = format!("leaves a gap: the next byte is that at {length}");
-        return Err(Error::invalid_field("chunk.offset", text));
-    }
-    let bytes = data.len() as u64;
-    if offset.checked_add(bytes).is_none_or(|end| end > size) {
-        let text = format!("goes beyond the {size} bytes of size_bytes");
-        return Err(Error::invalid_field("chunk.data", text));
-    }
-
-    // Skip bytes that were received before the connection was lost.
-    let known = usize::try_from((length - offset).min(bytes)).unwrap_or(data.len());
-    Ok(Some(data.split_off(known)))
 }
 
 fn audit_facts(response: &UploadResponse) -> Map<String, Value> {

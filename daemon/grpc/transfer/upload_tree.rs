@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 
-use super::upload::TRANSFER_IDLE_TIMEOUT;
+use super::{deletion::until_deletion, upload::TRANSFER_IDLE_TIMEOUT};
 use crate::{
     api::v1::{
         TreeCompression, UploadTreeRequest, UploadTreeResponse, UploadTreeStart, WriteMode,
@@ -102,7 +102,13 @@ pub(super) async fn upload_tree(
             let _delay_shutdown = task::delay_shutdown();
             let permit = limiter.try_acquire(&context.principal, &pipeline.shutdown)?;
             let audit = pipeline
-                .start_audited("upload_tree", context, plan.audit_fields(), streaming.authorization)
+                .start_audited(
+                    "upload_tree",
+                    context,
+                    &workspace_context,
+                    plan.audit_fields(),
+                    streaming.authorization,
+                )
                 .await?;
             let receiver = TreeUploadReceiver {
                 workspace,
@@ -116,7 +122,8 @@ pub(super) async fn upload_tree(
             };
             // A task of its own: if the client disconnects, partial files must still be removed.
             let work = task::spawn_tracked("upload of a tree", async move {
-                let result = receiver.receive().await;
+                let stop = receiver.stop.clone();
+                let result = until_deletion(&workspace_context, &stop, receiver.receive()).await;
                 drop(permit);
                 audit.end(result, audit_facts)
             });

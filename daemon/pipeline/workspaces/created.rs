@@ -6,7 +6,8 @@
 //!                                                     ──▶ files and records are removed
 //! ```
 //!
-//! A start of the daemon deletes those that are not ready.
+//! A start of the daemon deletes those that are not ready. Others keep their records if their
+//! directory is missing.
 
 use std::{
     collections::BTreeMap,
@@ -23,6 +24,7 @@ use ulid::Ulid;
 use super::{
     OwnedWorkspace, Workspaces,
     directories::{make_directory, make_persistent, remove_directories},
+    unserved::UnservedWorkspaces,
 };
 use crate::daemon::{
     config::created_workspaces::{CreatedWorkspacesConfig, FileBounds},
@@ -57,6 +59,8 @@ pub(crate) struct WorkspaceCreator {
     pub(crate) kill: CancellationToken,
     /// Names of workspaces that are being created or deleted, with their owners.
     pub(crate) busy: Mutex<BTreeMap<String, String>>,
+    /// Stored workspaces whose directory is missing.
+    pub(crate) unserved: UnservedWorkspaces,
 }
 
 /// A workspace to create.
@@ -83,18 +87,15 @@ pub(in crate::daemon::pipeline) struct BusyName<'a> {
 }
 
 impl WorkspaceCreator {
-    /// Opens the stored workspaces. Returns those that are not ready or have no directory.
+    /// Opens the stored workspaces. Returns those that are not ready.
     pub(in crate::daemon::pipeline) async fn load(
         &self,
         workspaces: &Workspaces,
     ) -> Result<Vec<StoredWorkspace>, Error> {
         let stored = self.table.load_all().await.map_err(|error| state_database_error(&error))?;
-        let mut incomplete = Vec::new();
-        for workspace in stored {
-            if !workspace.is_ready {
-                incomplete.push(workspace);
-                continue;
-            }
+        let (ready, incomplete) = stored.into_iter().partition(|workspace| workspace.is_ready);
+        let ready: Vec<StoredWorkspace> = ready;
+        for workspace in ready {
             if workspaces.named(&workspace.name).is_some() {
                 tracing::error!(
                     workspace = workspace.name,
@@ -115,7 +116,15 @@ impl WorkspaceCreator {
                     // No other workspace gets its name, or its records.
                     self.busy().insert(workspace.name.clone(), workspace.owner.clone());
                 }
-                Err(_) => incomplete.push(workspace),
+                Err(_) => {
+                    tracing::warn!(
+                        workspace = workspace.name,
+                        directory = %self.config.directory.join(&workspace.directory).display(),
+                        "a created workspace is not served: its directory is missing. Restore the directory and restart, or delete the workspace"
+                    );
+                    self.busy().insert(workspace.name.clone(), workspace.owner.clone());
+                    self.unserved.insert(workspace);
+                }
             }
         }
         Ok(incomplete)
@@ -366,6 +375,11 @@ impl WorkspaceCreator {
         let put = self.table.put(stored.clone()).await;
         fault_injection::step();
         put.map_err(|error| state_database_error(&error))
+    }
+
+    /// Makes the name of a workspace free that was not served.
+    pub(in crate::daemon::pipeline) fn release_name(&self, name: &str) {
+        self.busy().remove(name);
     }
 
     fn busy(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
