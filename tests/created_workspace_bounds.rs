@@ -1,5 +1,7 @@
 //! Bounds on the disk space and the number of files of created workspaces.
 
+mod project_quotas;
+
 use std::{
     fmt::Debug,
     fs,
@@ -10,9 +12,9 @@ use std::{
 
 use futures_util::future::join_all;
 use jig::api::v1::{
-    CreateDirectoryRequest, CreateWorkspaceRequest, DeletePathRequest, GetWorkspaceRequest,
-    ListWorkspacesRequest, Outcome, RunResponse, WorkspaceDetails, WriteFileRequest,
-    workspace_service_client::WorkspaceServiceClient,
+    CreateDirectoryRequest, CreateWorkspaceRequest, DeletePathRequest, DeleteWorkspaceRequest,
+    GetWorkspaceRequest, ListWorkspacesRequest, Outcome, RunResponse, WorkspaceDetails,
+    WriteFileRequest, workspace_service_client::WorkspaceServiceClient,
 };
 use tempfile::TempDir;
 use tonic::{Request, transport::Channel};
@@ -51,10 +53,19 @@ impl Bounded {
         max_bytes: u64,
         max_files: u64,
     ) -> Self {
+        let lines = format!("max_bytes = {max_bytes}\nmax_files = {max_files}\n");
+        Self::start_with(directory, resource, user, &lines).await
+    }
+
+    /// As [`Self::start_in`], with these lines in the table of created workspaces.
+    async fn start_with(
+        directory: PathBuf,
+        resource: Arc<dyn Debug + Send + Sync>,
+        user: u32,
+        lines: &str,
+    ) -> Self {
         let path = directory.to_str().unwrap();
-        let table = format!(
-            "\n[workspaces_on_demand]\ndirectory = {path:?}\nmax_bytes = {max_bytes}\nmax_files = {max_files}\n"
-        );
+        let table = format!("\n[workspaces_on_demand]\ndirectory = {path:?}\n{lines}");
         let setup = Setup::new().user(user).workspace_table(&table).with_resource(resource);
         Self { daemon: setup.start().await, directory }
     }
@@ -71,6 +82,11 @@ impl Bounded {
         let created = self.service().create_workspace(request).await;
         let created = created.map_err(|status| Refusal::from_status(&status))?;
         Ok(created.into_inner().workspace.unwrap())
+    }
+
+    async fn remove(&self, name: &str) {
+        let request = DeleteWorkspaceRequest { name: name.to_owned() };
+        self.service().delete_workspace(request).await.unwrap();
     }
 
     async fn details(&self, name: &str) -> WorkspaceDetails {

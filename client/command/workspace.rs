@@ -233,5 +233,6 @@ fn workspace_json(workspace: &WorkspaceDetails) -> Value {
         "max_files": workspace.max_files,
         "used_bytes": workspace.used_bytes,
         "used_files": workspace.used_files,
+        "quota": workspace.quota,
     })
 }

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -18,6 +19,8 @@ const DEFAULT_MAX_FILES: u64 = 1_000_000;
 /// Least bounds of a workspace: room for an empty directory, and something in it.
 const MIN_BYTES: u64 = 65_536;
 const MIN_FILES: u64 = 2;
+/// Project ids, unless the operator chooses others: twice as many as there can be workspaces.
+const DEFAULT_PROJECT_IDS: [u32; 2] = [1_000_000_000, 1_000_199_999];
 
 /// Most ids of sandboxes for created workspaces. More workspaces share them.
 const MAX_SANDBOX_IDS: usize = 1024;
@@ -32,6 +35,8 @@ pub(crate) struct CreatedWorkspacesConfig {
     /// Number of those of one caller.
     pub(crate) max_per_caller: usize,
     pub(crate) bounds: FileBounds,
+    /// Project ids for workspaces whose bounds the kernel enforces.
+    pub(crate) project_ids: RangeInclusive<u32>,
     /// Longest life of a workspace, and the default. `None`: no end.
     pub(crate) ttl: Option<Duration>,
     /// Longest time without a call, and the default. `None`: no end.
@@ -117,6 +122,14 @@ pub(super) fn parse_created_workspaces(
         problems,
     );
 
+    let [first, last] = table.project_ids.unwrap_or(DEFAULT_PROJECT_IDS);
+    // 0 is no project, and the highest number is none (projid_t).
+    if first == 0 || first > last || last == u32::MAX {
+        problems.push(format!(
+            "workspaces_on_demand.project_ids is [{first}, {last}]: give the first and the last of a range from 1 to {}", u32::MAX - 1
+        ));
+    }
+
     let directory = match resolve(&table.directory?, &others) {
         Ok(directory) => directory,
         Err(problem) => {
@@ -129,6 +142,7 @@ pub(super) fn parse_created_workspaces(
         max_entries: usize::try_from(max_entries).unwrap_or(usize::MAX),
         max_per_caller: usize::try_from(max_per_caller).unwrap_or(usize::MAX),
         bounds: bounds.lower(FileBounds::default()),
+        project_ids: first..=last,
         ttl,
         idle_timeout,
         common,

@@ -309,6 +309,7 @@ pub(super) struct CreatedWorkspacesTable {
     pub(super) max_per_caller: Option<u32>,
     pub(super) max_bytes: Option<u64>,
     pub(super) max_files: Option<u64>,
+    pub(super) project_ids: Option<[u32; 2]>,
     pub(super) ttl: Option<String>,
     pub(super) idle_timeout: Option<String>,
     pub(super) home: Option<String>,

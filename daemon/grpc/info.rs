@@ -134,7 +134,7 @@ impl DaemonServiceHandler {
         Some(v1::WorkspacesOnDemand {
             max_bytes: bounds.max_bytes,
             max_files: bounds.max_files,
-            quota: "watched".to_owned(),
+            quota: creator.enforcement().name().to_owned(),
         })
     }
 

@@ -367,6 +367,7 @@ fn created_details(workspace: &OwnedWorkspace) -> WorkspaceDetails {
         max_files: Some(limits.files).filter(|files| *files < u64::MAX),
         used_bytes: usage.map(|usage| usage.bytes),
         used_files: usage.map(|usage| usage.files),
+        quota: quota.map(|quota| quota.enforcement().name().to_owned()).unwrap_or_default(),
         ..details(&workspace.context)
     }
 }

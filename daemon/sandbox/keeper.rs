@@ -26,7 +26,7 @@ use super::{
     launcher_process::LauncherProcess,
     masked_proc, no_namespaces,
     plan::SandboxPlan,
-    priority, root, run_meter,
+    priority, project_limits, root, run_meter,
     stage::{Stage, StageFailure, at_stage},
     wire::{
         KeeperRequest, SandboxIdentity, SetupReply, StartTemplateRequest, TemplateSpec, receive,
@@ -164,6 +164,14 @@ impl KeeperState {
                         priority::lower_share_of_long_run(command);
                     }
                     continue;
+                }
+                Ok(Some((KeeperRequest::LimitProject(limit), _))) => {
+                    let plan = self.plan.created_workspaces.as_ref();
+                    let source = self.created_workspaces.as_ref().zip(plan);
+                    if send(daemon, &project_limits::apply(limit, source), &[]).is_ok() {
+                        continue;
+                    }
+                    exit_now(0)
                 }
                 // The launcher's death signal ends it with this process.
                 _ => exit_now(0),

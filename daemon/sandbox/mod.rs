@@ -28,6 +28,7 @@
 //! | [`no_namespaces`] | the same for hosts that cannot make namespaces (L1) |
 //! | [`plan`], [`blueprint`], [`limits`], [`wire`], [`image`] | messages between these processes |
 //! | [`identity`], [`root`], [`etc`], [`masked_proc`], [`protected_paths`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the isolation layers |
+//! | [`project_limits`] | bounds of created workspaces that the kernel enforces |
 //! | [`quotas`] | what the kernel counts per user or per machine, and what limits it |
 //! | [`cgroup`], [`run_meter`], [`priority`] | memory, processes and CPU of a run: counted by the kernel or sampled; CPU shares |
 //! | [`stage`], [`probe`], [`level`], [`layers`], [`host_environment`] | steps that can fail, the probe, and the report to the operator |
@@ -69,6 +70,7 @@ pub(crate) mod pools;
 mod priority;
 mod probe;
 mod proc_masks;
+mod project_limits;
 pub(crate) mod protected_files;
 mod protected_paths;
 pub(crate) mod proxy_listener;

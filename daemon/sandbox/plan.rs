@@ -3,6 +3,7 @@
 
 use std::{
     borrow::Cow,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
@@ -57,6 +58,8 @@ pub(crate) struct CreatedWorkspacesPlan {
     pub(crate) model: WorkspacePlan,
     /// User and group ids of sandboxes if the daemon has root's rights. Many workspaces share them.
     pub(crate) sandbox_ids: Vec<u32>,
+    /// Project ids that the daemon may limit.
+    pub(crate) project_ids: RangeInclusive<u32>,
 }
 
 /// A workspace that was created while the daemon runs.

@@ -24,6 +24,8 @@ use super::{
     pool::{PoolContext, SandboxPool},
     protected_files::ProtectedFiles,
     recycle::WarmShellSwitch,
+    stage::{Stage, StageFailure},
+    wire::{KeeperRequest, PROJECT_REPLY, ProjectLimit},
 };
 use crate::daemon::sys::readiness;
 
@@ -102,6 +104,14 @@ impl SandboxPools {
     pub(crate) fn remove(&self, pool: &Arc<SandboxPool>) {
         pool.close();
         self.write().retain(|other| !Arc::ptr_eq(other, pool));
+    }
+
+    /// Has the keeper limit a project. Not cancel safe.
+    pub(crate) async fn limit_project(&self, limit: ProjectLimit) -> Result<(), StageFailure> {
+        let keeper = self.context.keeper.lock().await;
+        let request = KeeperRequest::LimitProject(limit);
+        let [] = keeper.request(&request, PROJECT_REPLY, Stage::Launcher).await?;
+        Ok(())
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Vec<Arc<SandboxPool>>> {

@@ -45,6 +45,23 @@ pub(super) enum KeeperRequest {
     StartTemplate(TemplateSpec),
     /// Lower the CPU share of the session of the process with this id. Has no reply.
     LowerCpuShare(i32),
+    /// Limit the files of a project. The reply is about no workspace.
+    LimitProject(ProjectLimit),
+}
+
+/// Number in replies about projects, which belong to no workspace.
+pub(super) const PROJECT_REPLY: usize = usize::MAX;
+
+/// A limit of a project on the file system of the created workspaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ProjectLimit {
+    pub(crate) project: u32,
+    /// 0: no limit.
+    pub(crate) bytes: u64,
+    /// 0: no limit.
+    pub(crate) files: u64,
+    /// Whether to fail with `EEXIST` if the project has files or limits.
+    pub(crate) is_new: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -24,6 +24,7 @@ use crate::daemon::{
     pipeline::workspaces::{
         created::WorkspaceCreator,
         directories::{make_directory, make_persistent, remove_directories},
+        projects::Projects,
     },
     sandbox::{
         plan::{CreatedWorkspace, CreatedWorkspacesPlan, DEFAULT_MOUNT_PATH, WorkspacePlan},
@@ -114,6 +115,7 @@ pub(super) fn plan(config: &Config) -> Option<CreatedWorkspacesPlan> {
             persistent_binds: Vec::new(),
         },
         sandbox_ids: sandbox_ids.to_vec(),
+        project_ids: created.project_ids.clone(),
     })
 }
 
@@ -149,12 +151,18 @@ impl CreatorInputs<'_> {
         let name = format!("{PROBE_PREFIX}{}", Ulid::generate());
         make_directory(&directory, &name).map_err(failed)?;
         let model = self.probe(&config, &directory, &name).await;
+        let ids = config.project_ids.clone();
+        let projects = Projects::prove(self.sandboxes, ids, &directory, &name).await;
         remove_directories(&directory, &name).map_err(failed)?;
+        let projects = projects.inspect_err(|error| {
+            tracing::info!(%error, "workspaces_on_demand.directory has no project quotas: the daemon watches the bounds of workspaces");
+        });
 
         Ok(Some(WorkspaceCreator {
             directory,
             table,
             sandboxes: Arc::clone(self.sandboxes),
+            projects: projects.ok(),
             model: model?,
             journals: self.journals,
             kill: self.kill,
@@ -179,7 +187,7 @@ impl CreatorInputs<'_> {
         workspace.sync_changes(self.config.sync_files);
 
         let (persistent, _) =
-            make_persistent(parent, directory, config.common.persistent).map_err(failed)?;
+            make_persistent(parent, directory, config.common.persistent, None).map_err(failed)?;
         let created = CreatedWorkspace {
             name: MODEL_NAME.to_owned(),
             directory: directory.to_owned(),

@@ -29,6 +29,8 @@ pub(crate) struct StoredWorkspace {
     /// Bounds of its files. `None`: no bound.
     pub(crate) max_bytes: Option<i64>,
     pub(crate) max_files: Option<i64>,
+    /// Id of its project quota. `None` without one.
+    pub(crate) project_id: Option<u32>,
 }
 
 impl CreatedWorkspaceTable {
@@ -41,7 +43,7 @@ impl CreatedWorkspaceTable {
         self.0
             .read(|connection| {
                 let mut select = connection.prepare(
-                    "SELECT name, directory, owner, labels, ready, created_ms, last_used_ms, expires_ms, idle_timeout_ms, max_bytes, max_files FROM workspace",
+                    "SELECT name, directory, owner, labels, ready, created_ms, last_used_ms, expires_ms, idle_timeout_ms, max_bytes, max_files, project_id FROM workspace",
                 )?;
                 select.query_map([], workspace_from_row)?.collect()
             })
@@ -90,7 +92,7 @@ impl CreatedWorkspaceTable {
 
 fn put(connection: &Connection, workspace: &StoredWorkspace) -> rusqlite::Result<()> {
     let mut insert = connection.prepare_cached(
-        "INSERT OR REPLACE INTO workspace (name, directory, owner, labels, ready, created_ms, last_used_ms, expires_ms, idle_timeout_ms, max_bytes, max_files) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+        "INSERT OR REPLACE INTO workspace (name, directory, owner, labels, ready, created_ms, last_used_ms, expires_ms, idle_timeout_ms, max_bytes, max_files, project_id) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
     )?;
     insert
         .execute(params![
@@ -104,7 +106,8 @@ fn put(connection: &Connection, workspace: &StoredWorkspace) -> rusqlite::Result
             workspace.expires_ms,
             workspace.idle_timeout_ms,
             workspace.max_bytes,
-            workspace.max_files
+            workspace.max_files,
+            workspace.project_id
         ])
         .map(drop)
 }
@@ -127,6 +130,7 @@ fn workspace_from_row(row: &Row<'_>) -> rusqlite::Result<StoredWorkspace> {
         idle_timeout_ms: row.get(8)?,
         max_bytes: row.get(9)?,
         max_files: row.get(10)?,
+        project_id: row.get(11)?,
     })
 }
 
@@ -147,6 +151,7 @@ mod tests {
             idle_timeout_ms: Some(3),
             max_bytes: Some(1 << 40),
             max_files: None,
+            project_id: Some(7),
         }
     }
 

@@ -32,6 +32,7 @@ pub(crate) mod mount;
 pub(crate) mod network;
 pub(crate) mod process;
 pub(crate) mod process_arena;
+pub(crate) mod project_quota;
 pub(crate) mod readiness;
 pub(crate) mod schedule;
 pub(crate) mod signal;

@@ -16,7 +16,7 @@ use crate::daemon::{
 
 /// Watches one command.
 pub(super) struct FileWatch {
-    /// `None` without bounds.
+    /// `None` without bounds, or if the kernel enforces them.
     quota: Option<Arc<FileQuota>>,
     next_measurement: Instant,
     /// The measurement in progress.
@@ -25,7 +25,7 @@ pub(super) struct FileWatch {
 
 impl FileWatch {
     pub(super) fn new(workspace: &Workspace) -> Self {
-        let quota = workspace.file_quota().cloned();
+        let quota = workspace.file_quota().filter(|quota| quota.is_watched()).cloned();
         let interval = quota.as_ref().map(|quota| quota.first_interval());
         Self {
             quota,
@@ -63,7 +63,7 @@ impl FileWatch {
 
 /// Fails with `NO_SPACE` if the workspace exceeds its bounds, so that no command may start.
 pub(super) async fn check_bounds(workspace: &Workspace) -> Result<(), Error> {
-    let Some(quota) = workspace.file_quota() else {
+    let Some(quota) = workspace.file_quota().filter(|quota| quota.is_watched()) else {
         return Ok(());
     };
     if quota.is_known_within_bounds() {
@@ -76,7 +76,7 @@ pub(super) async fn check_bounds(workspace: &Workspace) -> Result<(), Error> {
 
 /// Measures the workspace in the background, after a command has ended. The next call then need not.
 pub(super) fn measure_later(workspace: &Workspace) {
-    if let Some(quota) = workspace.file_quota() {
+    if let Some(quota) = workspace.file_quota().filter(|quota| quota.is_watched()) {
         quota.note_ended_command();
         let quota = Arc::clone(quota);
         // An error is in the usage.

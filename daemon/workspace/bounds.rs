@@ -5,7 +5,7 @@ use std::{io, os::fd::OwnedFd, sync::Arc};
 use super::{
     Workspace,
     cancel::CancelToken,
-    file_quota::{FileQuota, FileReservation},
+    file_quota::{Enforcement, FileQuota, FileReservation},
     file_usage::FileUsage,
 };
 use crate::daemon::error::Error;
@@ -13,14 +13,16 @@ use crate::daemon::error::Error;
 impl Workspace {
     /// Bounds what the files take. A part that is the maximum of its type has no bound.
     ///
-    /// `beside` is a directory elsewhere whose files count too.
+    /// `beside` is a directory elsewhere whose files count too. With a project quota, it has the
+    /// same project.
     pub(crate) fn limit_files(
         &mut self,
         limits: FileUsage,
         beside: Option<OwnedFd>,
+        enforcement: Enforcement,
     ) -> io::Result<()> {
         let root = self.strict_root.try_clone()?;
-        self.quota = Some(Arc::new(FileQuota::new(&self.name, root, beside, limits)));
+        self.quota = Some(Arc::new(FileQuota::new(&self.name, root, beside, limits, enforcement)));
         Ok(())
     }
 

@@ -20,7 +20,7 @@ use std::{
 
 use super::{
     cancel::CancelToken,
-    file_usage::{FileUsage, MAX_MEASURED_DEPTH, MeasureError, measure},
+    file_usage::{FileUsage, MAX_MEASURED_DEPTH, MeasureError, measure, project_usage},
     os_error::{ExpectedKind, os_error},
     resolve::Root,
 };
@@ -44,6 +44,7 @@ pub(crate) struct FileQuota {
     /// A directory elsewhere whose files count too.
     beside: Option<OwnedFd>,
     limits: FileUsage,
+    enforcement: Enforcement,
     usage: Mutex<KnownUsage>,
     /// Held during a measurement, so that there is one at a time.
     measuring: Mutex<()>,
@@ -75,6 +76,25 @@ pub(super) struct FileReservation {
     growth: FileUsage,
 }
 
+/// How the bounds of a workspace are enforced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Enforcement {
+    /// The daemon counts its own changes, and measures those of commands.
+    Watched,
+    /// By a project quota of the kernel, which counts everything at once.
+    ProjectQuota,
+}
+
+impl Enforcement {
+    /// Name in the contract.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Watched => "watched",
+            Self::ProjectQuota => "project_quota",
+        }
+    }
+}
+
 /// A bound of a workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileBound {
@@ -100,8 +120,10 @@ impl FileQuota {
         root: Root,
         beside: Option<OwnedFd>,
         limits: FileUsage,
+        enforcement: Enforcement,
     ) -> Self {
         Self {
+            enforcement,
             workspace: workspace.to_owned(),
             root,
             beside,
@@ -124,6 +146,15 @@ impl FileQuota {
         bounds.join(", ")
     }
 
+    pub(crate) fn enforcement(&self) -> Enforcement {
+        self.enforcement
+    }
+
+    /// Whether the daemon measures the usage. Otherwise the kernel enforces the bounds.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.enforcement == Enforcement::Watched
+    }
+
     /// Whether a command may start without a measurement.
     pub(crate) fn is_known_within_bounds(&self) -> bool {
         let usage = self.lock();
@@ -139,7 +170,7 @@ impl FileQuota {
 
     /// The usage, measured unless nothing has changed since the last measurement. Blocks.
     pub(crate) fn current_usage(&self, cancel: &CancelToken) -> Result<FileUsage, Error> {
-        if self.lock().may_have_changed() {
+        if !self.is_watched() || self.lock().may_have_changed() {
             self.measure_after(Instant::now(), cancel)?;
         }
         Ok(self.lock().total())
@@ -182,10 +213,10 @@ impl FileQuota {
             usage.failure.is_none() && (usage.total() + growth).is_within(self.limits)
         };
         let usage = self.lock();
-        if fits(&usage) && !usage.lacks_commands() {
+        if self.is_watched() && fits(&usage) && !usage.lacks_commands() {
             return Ok(usage);
         }
-        if usage.may_have_changed() {
+        if !self.is_watched() || usage.may_have_changed() {
             drop(usage);
             self.measure_after(requested_at, cancel)?;
         } else {
@@ -263,13 +294,14 @@ impl FileQuota {
             (usage.ended_commands, usage.finished, Instant::now())
         };
 
-        let measured = measure(self.root.as_fd(), self.limits, cancel);
-        let measured = measured.and_then(|own| match &self.beside {
-            None => Ok(own),
-            Some(beside) => {
-                measure(beside.as_fd(), self.limits - own, cancel).map(|other| own + other)
-            }
-        });
+        let measured = match (self.enforcement, &self.beside) {
+            (Enforcement::ProjectQuota, _) => project_usage(&self.root, self.limits),
+            (Enforcement::Watched, None) => measure(self.root.as_fd(), self.limits, cancel),
+            (Enforcement::Watched, Some(beside)) => measure(self.root.as_fd(), self.limits, cancel)
+                .and_then(|own| {
+                    measure(beside.as_fd(), self.limits - own, cancel).map(|other| own + other)
+                }),
+        };
         let mut usage = self.lock();
         let failure = match measured {
             Ok(measured) => {

@@ -11,7 +11,7 @@ use std::{
     os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
 };
 
-use rustix::fs::{AtFlags, FileType, Mode, RawDir, Stat, chmod, fstat, statat};
+use rustix::fs::{AtFlags, FileType, Mode, RawDir, Stat, chmod, fstat, fstatvfs, statat};
 
 use super::{
     cancel::CancelToken,
@@ -156,6 +156,20 @@ pub(super) fn measure(
         }
     }
     Ok(measurement.total)
+}
+
+/// What the files of a project take. The file system reports the limits of the project of a
+/// directory as its size (statfs(2)), if it is larger than they are. A part is 0 if it is unknown.
+pub(super) fn project_usage(root: impl AsFd, limits: FileUsage) -> Result<FileUsage, MeasureError> {
+    let found = fstatvfs(root).map_err(MeasureError::Os)?;
+    let block = found.f_frsize.max(1);
+    let blocks = [limits.bytes / block, limits.bytes.div_ceil(block)];
+    let used = found.f_blocks.saturating_sub(found.f_bfree).saturating_mul(block);
+    let files = found.f_files.saturating_sub(found.f_ffree);
+    Ok(FileUsage {
+        bytes: if blocks.contains(&found.f_blocks) { used } else { 0 },
+        files: if found.f_files == limits.files { files } else { 0 },
+    })
 }
 
 /// The path of the first levels: enough to find the tree.

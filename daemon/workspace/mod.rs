@@ -98,7 +98,7 @@ pub(crate) use chown::ChownSummary;
 use chown::chown_all;
 pub(crate) use directory_page::DirectoryPage;
 pub(crate) use file::RegularFile;
-pub(crate) use file_quota::{FileBound, FileQuota};
+pub(crate) use file_quota::{Enforcement, FileBound, FileQuota};
 pub(crate) use file_usage::FileUsage;
 pub(crate) use glob::compile_globs;
 use journal::JournalDirectory;

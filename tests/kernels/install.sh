@@ -32,10 +32,19 @@ add_kernel() {
   mv "$unpacked"/boot/vmlinuz-* "$kernels/$name"
 }
 
+# is_unpacked KERNELS NAME [MODULE...]: whether a kernel is there with these modules.
+is_unpacked() {
+  local module
+  [[ -e $1/$2 ]] || return 1
+  for module in "${@:3}"; do
+    compgen -G "$1/$2.modules/*-$module.ko" >/dev/null || return 1
+  done
+}
+
 # unpack_kernel NAME METAPACKAGE [MODULE...]: unpacks the kernel that METAPACKAGE depends on.
 unpack_kernel() {
   local package scratch
-  [[ ! -e $tools/kernels/$1 ]] || return 0
+  ! is_unpacked "$tools/kernels" "$1" "${@:3}" || return 0
   package=$(apt-cache depends "$2" | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1)
   echo "fetching $package"
   scratch=$(mktemp -d)
@@ -56,8 +65,8 @@ unpack_arm64_kernel() {
   rm -rf "$scratch"
 }
 
-# The tmpfs of 6.1 does not support mounts that map owners, so a workspace needs a disk.
-unpack_kernel 6.1 linux-image-cloud-amd64 loop
+# The tmpfs of 6.1 does not support mounts that map owners, so a workspace needs a disk. Project quotas of ext4 need a module.
+unpack_kernel 6.1 linux-image-cloud-amd64 loop quota_tree quota_v2
 unpack_kernel 6.12 linux-image-6.12-cloud-amd64
 [[ -n ${JIG_FULL:-} ]] || exit 0
 unpack_arm64_kernel 6.1 linux-image-cloud-arm64 loop

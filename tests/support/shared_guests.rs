@@ -40,6 +40,10 @@ const SHARED_TESTS: &[(Kernel, &[&str])] = &[
     (
         Kernel::Debian12,
         &[
+            "created_workspace_bounds::project_quotas::persistent_directories_count",
+            "created_workspace_bounds::project_quotas::project_ids_are_durable_and_free_again",
+            "created_workspace_bounds::project_quotas::the_kernel_enforces_bounds",
+            "created_workspace_bounds::project_quotas::without_privileges_bounds_are_watched",
             "kernels::linux_6_1_gives_l3_and_withstands_attacks",
             "kernels::linux_6_1_without_user_namespaces_runs_no_command",
             "limits::cgroups::case_n28_daemon_runs_nothing_without_its_limiting_cgroup",

@@ -23,7 +23,8 @@ use ulid::Ulid;
 
 use super::{
     OwnedWorkspace, Workspaces,
-    directories::{make_directory, make_persistent, remove_directories},
+    directories::{assign_project, make_directory, make_persistent, remove_directories},
+    projects::Projects,
     unserved::UnservedWorkspaces,
 };
 use crate::daemon::{
@@ -37,7 +38,7 @@ use crate::daemon::{
     },
     task,
     tool::WorkspaceContext,
-    workspace::{CancelToken, FileUsage, Workspace, fault_injection},
+    workspace::{CancelToken, Enforcement, FileUsage, Workspace, fault_injection},
 };
 
 /// Letters in a name that the daemon chooses.
@@ -51,6 +52,8 @@ pub(crate) struct WorkspaceCreator {
     pub(crate) directory: OwnedFd,
     pub(crate) table: CreatedWorkspaceTable,
     pub(crate) sandboxes: Arc<SandboxPools>,
+    /// `None` if the kernel cannot enforce bounds there.
+    pub(crate) projects: Option<Projects>,
     /// What all of them have in common. Its own workspace has proven the isolation of commands.
     pub(crate) model: WorkspaceContext,
     /// The directory with the journals of file changes.
@@ -107,7 +110,11 @@ impl WorkspaceCreator {
                 self.busy().insert(workspace.name, workspace.owner);
                 continue;
             }
-            match self.open(&workspace) {
+            let opened = match self.restore_project(&workspace).await {
+                Ok(()) => self.open(&workspace),
+                Err(error) => Err(error),
+            };
+            match opened {
                 Ok(context) => {
                     workspaces.insert(OwnedWorkspace::new(context, workspace));
                 }
@@ -151,8 +158,16 @@ impl WorkspaceCreator {
             idle_timeout_ms: self.idle_timeout_ms(new.idle_timeout),
             max_bytes: bounds.max_bytes.map(to_signed),
             max_files: bounds.max_files.map(to_signed),
+            project_id: None,
         };
-        self.put(&stored).await?;
+        if let (Some(projects), Some(limits)) = (&self.projects, self.limits(&stored)) {
+            let claimed = projects.claim(limits).await;
+            stored.project_id = Some(claimed.map_err(|error| creation_error(&error))?);
+        }
+        if let Err(error) = self.put(&stored).await {
+            self.release_project(&stored).await;
+            return Err(error);
+        }
 
         let made = self.make(&mut stored, new.clone_of).await;
         let context = match made {
@@ -168,6 +183,11 @@ impl WorkspaceCreator {
         };
         context.sandbox_pool.start_initial_slots();
         Ok(workspaces.insert(OwnedWorkspace::new(context, stored)))
+    }
+
+    /// How the bounds of new workspaces are enforced.
+    pub(crate) fn enforcement(&self) -> Enforcement {
+        if self.projects.is_some() { Enforcement::ProjectQuota } else { Enforcement::Watched }
     }
 
     /// When a workspace expires that should live for `ttl` from now. The operator can set a default
@@ -226,6 +246,7 @@ impl WorkspaceCreator {
         clone_of: Option<Arc<WorkspaceContext>>,
     ) -> Result<WorkspaceContext, Error> {
         make_directory(&self.directory, &stored.directory)
+            .and_then(|()| self.set_project(stored))
             .map_err(|error| creation_error(&error))?;
         let context = self.open(stored).map_err(|error| creation_error(&error))?;
         let filled = self.fill(&context, clone_of).await;
@@ -265,10 +286,13 @@ impl WorkspaceCreator {
         let mut workspace = Workspace::open(stored.name.clone(), path.clone(), mount_path)?;
         workspace.sync_changes(self.model.workspace.syncs_changes());
         workspace.open_journals(&self.journals)?;
+        let project = stored.project_id.filter(|_| self.projects.is_some());
+        let wanted = self.config.common.persistent;
         let (persistent, beside) =
-            make_persistent(&self.directory, &stored.directory, self.config.common.persistent)?;
+            make_persistent(&self.directory, &stored.directory, wanted, project)?;
         if let Some(limits) = self.limits(stored) {
-            workspace.limit_files(limits, beside)?;
+            let enforcement = project.map_or(Enforcement::Watched, |_| Enforcement::ProjectQuota);
+            workspace.limit_files(limits, beside, enforcement)?;
         }
 
         let created = CreatedWorkspace {
@@ -287,6 +311,33 @@ impl WorkspaceCreator {
             call_end: Some(self.kill.child_token()),
             ..self.model.clone()
         })
+    }
+
+    /// Gives the directory of a workspace its project.
+    fn set_project(&self, stored: &StoredWorkspace) -> io::Result<()> {
+        let Some(project) = stored.project_id else {
+            return Ok(());
+        };
+        assign_project(&self.directory, &stored.directory, project)
+    }
+
+    /// Limits the project of a stored workspace again, perhaps to other bounds.
+    async fn restore_project(&self, stored: &StoredWorkspace) -> io::Result<()> {
+        if let (Some(projects), Some(project)) = (&self.projects, stored.project_id) {
+            let limits = self.limits(stored).unwrap_or(FileUsage::MAX);
+            projects.restore(project, limits).await?;
+            self.set_project(stored)?;
+        }
+        Ok(())
+    }
+
+    /// Frees the project of a workspace without files.
+    async fn release_project(&self, stored: &StoredWorkspace) {
+        if let (Some(projects), Some(project)) = (&self.projects, stored.project_id)
+            && let Err(error) = projects.release(project).await
+        {
+            tracing::warn!(project, %error, "cannot remove the limits of a project");
+        }
     }
 
     /// The bounds of a workspace: its own, at most those that the operator has set since.
@@ -356,6 +407,7 @@ impl WorkspaceCreator {
         };
         let removed = task::spawn_blocking(remove).await.map_err(Error::internal)?;
         removed.map_err(Error::internal)?;
+        self.release_project(stored).await;
         let removed = self.table.remove(stored.name.clone()).await;
         fault_injection::step();
         removed.map_err(|error| state_database_error(&error))

@@ -3,6 +3,7 @@
 
 pub(crate) mod created;
 pub(crate) mod directories;
+pub(crate) mod projects;
 pub(crate) mod unserved;
 
 use std::{

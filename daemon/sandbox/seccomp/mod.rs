@@ -46,7 +46,9 @@ use self::{
         SyscallVerdict, assemble, refuse_if, report_if,
     },
 };
-use crate::daemon::sys::{Errno, bpf::Instruction, marked_receive::ReceiveMark};
+use crate::daemon::sys::{
+    Errno, bpf::Instruction, marked_receive::ReceiveMark, project_quota::SET_ATTRIBUTES,
+};
 
 /// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. CLONE_NEWTIME does not fit in
 /// clone(2)'s flags.
@@ -85,13 +87,15 @@ const ARGUMENT_DECIDED_SYSCALLS: &[(i64, SyscallAction)] = &[
     // TIOCSTI types into a terminal. TIOCLINUX pastes into a console. TIOCSETD loads line
     // disciplines by number; n_gsm, n_hdlc, slip and ppp each had a flaw that gave root. The number
     // lies behind a pointer that seccomp cannot follow. So setting N_TTY, which every terminal has
-    // already, is refused too.
+    // already, is refused too. FS_IOC_FSSETXATTR takes a file out of its project quota, without a
+    // user namespace (L1).
     (
         libc::SYS_ioctl,
         refuse_if!(
             ArgumentCondition::Equals(1, 0x5412),
             ArgumentCondition::Equals(1, 0x541c),
             ArgumentCondition::Equals(1, 0x5423),
+            ArgumentCondition::Equals(1, SET_ATTRIBUTES),
         ),
     ),
     // CLOSE_RANGE_UNSHARE gives a thread its own descriptors, but open files are counted per

@@ -72,6 +72,7 @@ const ARGUMENT_CASES: &[ArgumentCase] = &[
     ("TCP_ULP", libc::SYS_setsockopt, [3, 6, 31, 0], libc::EPERM),
     ("TIOCSTI", libc::SYS_ioctl, [0, 0x5412, 0, 0], libc::EPERM),
     ("TIOCSTI, more bits", libc::SYS_ioctl, [0, 0x1_0000_5412, 0, 0], libc::EPERM),
+    ("FS_IOC_FSSETXATTR", libc::SYS_ioctl, [0, 0x401c_5820, 0, 0], libc::EPERM),
     ("FIONREAD", libc::SYS_ioctl, [0, 0x541b, 0, 0], 0),
     ("limits of process 1", libc::SYS_prlimit64, [1, 0, 0, 0], libc::EPERM),
     ("own limits", libc::SYS_prlimit64, [0, 0, 0, 0], 0),

@@ -18,7 +18,7 @@ const APPLICATION_ID: i32 = 0x6a69_6764;
 const AUTO_VACUUM_INCREMENTAL: i32 = 2;
 
 /// Each creates a version of the schema from the one before it; the first from nothing.
-const MIGRATIONS: [&str; 9] = [
+const MIGRATIONS: [&str; 10] = [
     include_str!("1.sql"),
     include_str!("2.sql"),
     include_str!("3.sql"),
@@ -28,6 +28,7 @@ const MIGRATIONS: [&str; 9] = [
     include_str!("7.sql"),
     include_str!("8.sql"),
     include_str!("9.sql"),
+    include_str!("10.sql"),
 ];
 
 /// Display says what to do.

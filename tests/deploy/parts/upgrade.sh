@@ -3,7 +3,7 @@
 set -euo pipefail
 
 # Until there is a release: the last commit whose database has the version before the current one.
-before=03962c1bb45f489db4ebdd20ba57ed45928f84af
+before=b8d05c9a15bef19c751e318b71ccd3ce4df8899f
 
 install_upgrade() {
   # A build of all dependencies.
