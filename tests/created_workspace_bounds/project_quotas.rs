@@ -183,7 +183,8 @@ async fn persistent_directories_count() {
     }
     let disk = QuotaDisk::mount();
     let root = disk.directory(0);
-    let lines = "max_bytes = 1048576\nmax_files = 100\ntmp = \"persistent\"\nhome = \"persistent\"\n";
+    let lines =
+        "max_bytes = 1048576\nmax_files = 100\ntmp = \"persistent\"\nhome = \"persistent\"\n";
     let bounded = Bounded::start_with(root, Arc::clone(&disk) as _, 0, lines).await;
     bounded.create(named("w")).await.unwrap();
     let directories = bounded.directories();
