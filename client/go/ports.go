@@ -98,23 +98,31 @@ func (p *PortConn) send(stream *portStream, output net.Conn) {
 	}
 }
 
+// fail makes later reads and writes return an error.
+func (p *PortConn) fail(err error) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.failure = err
+}
+
 // receive makes what the server sends readable, until the call has ended.
 func (p *PortConn) receive(stream *portStream, input, output net.Conn, cancel context.CancelFunc) {
 	defer cancel()
 	defer output.Close()
 	defer input.Close()
-	isClosed := false
+	isClosed, isComplete := false, false
 	for {
 		message, err := stream.Receive()
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
-				p.mutex.Lock()
-				p.failure = toError(err)
-				p.mutex.Unlock()
+				p.fail(toError(err))
+			} else if !isComplete {
+				p.fail(io.ErrUnexpectedEOF)
 			}
 			return
 		}
 		if message.GetEndOfData() != nil {
+			isComplete = true
 			_ = input.Close()
 		}
 		if data := message.GetData(); len(data) > 0 && !isClosed {

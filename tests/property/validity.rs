@@ -149,6 +149,9 @@ fn keep_one_cell_selector(message: &mut DynamicMessage, rng: &mut Rng) {
 fn make_run_valid(message: &mut DynamicMessage, limits: &RunLimits, rng: &mut Rng) {
     message.clear_field_by_name("command");
     message.clear_field_by_name("argv");
+    // The state of a shell would differ from one call to the next.
+    message.clear_field_by_name("shell");
+    message.clear_field_by_name("restart_shell");
 
     if rng.bool() {
         set_field(message, "command", Value::String(generators::command(rng)));

@@ -310,11 +310,14 @@ fn observe(
     let mut earlier = observed.daemons();
     earlier.remove(&last);
     observed.leftovers = leftovers::find(&earlier, last, &directories);
-    observed.leaked = observed
-        .processes
-        .iter()
-        .filter(|(id, _)| is_alive(id))
-        .map(|(id, name)| format!("{} {name}", id.pid))
-        .collect();
-    Ok(observed)
+    // Those of the daemon end after it.
+    let end_deadline = Instant::now() + IDLE_TIMEOUT;
+    loop {
+        let alive = observed.processes.iter().filter(|(id, _)| is_alive(id));
+        observed.leaked = alive.map(|(id, name)| format!("{} {name}", id.pid)).collect();
+        if observed.leaked.is_empty() || Instant::now() >= end_deadline {
+            return Ok(observed);
+        }
+        thread::sleep(SAMPLE_INTERVAL);
+    }
 }
