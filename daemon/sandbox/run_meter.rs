@@ -36,7 +36,7 @@ use super::{
     stage::{Stage, StageFailure},
     wire::{MeasurementBounds, RunMeasurement},
 };
-use crate::daemon::sys::arch::VFORK_SYSCALL;
+use crate::daemon::sys::{STAT_BLOCK_BYTES, arch::VFORK_SYSCALL};
 
 /// Descriptors that one scan examines at most, to bound its time.
 const MAX_SCANNED_DESCRIPTORS: usize = 16 * 1024;
@@ -364,7 +364,7 @@ impl MemoryFiles {
                 if let Ok(file) = fs::metadata(&path)
                     && self.unlinked.insert((file.dev(), file.ino()))
                 {
-                    self.bytes += file.blocks() * 512;
+                    self.bytes += file.blocks() * STAT_BLOCK_BYTES;
                 }
             }
         }

@@ -41,6 +41,9 @@ pub(crate) mod warm_shell;
 
 pub(crate) use rustix::io::Errno;
 
+/// Unit in which `stat` counts blocks, in bytes (inode(7)).
+pub(crate) const STAT_BLOCK_BYTES: u64 = 512;
+
 /// Converts nix's error number to rustix's, which the daemon uses.
 pub(crate) fn from_nix(errno: nix::errno::Errno) -> Errno {
     Errno::from_raw_os_error(errno as i32)

@@ -24,7 +24,7 @@ use super::{
     cancel::CancelToken,
     fault_injection,
     file_quota::{FileReservation, is_about_bounds},
-    file_usage::FileUsage,
+    file_usage::{FileUsage, disk_bytes},
     temporary::is_temporary,
 };
 use crate::daemon::{
@@ -164,9 +164,7 @@ impl TreeCopy<'_> {
         };
         let growth = match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => FileUsage::of_directory(),
-            FileType::RegularFile => {
-                FileUsage::of_file(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
-            }
+            FileType::RegularFile => FileUsage::of_file(disk_bytes(&stat)),
             FileType::Symlink
             | FileType::Fifo
             | FileType::Socket

@@ -18,12 +18,13 @@ use super::{
     directory::{DIRENT_BUFFER_BYTES, ENTRIES_PER_CHECK},
     resolve::{open_child_directory, open_entry},
 };
-use crate::daemon::{error::Error, sys::Errno};
+use crate::daemon::{
+    error::Error,
+    sys::{Errno, STAT_BLOCK_BYTES},
+};
 
 /// Most levels of directories. Each takes a descriptor of the daemon.
 pub(super) const MAX_MEASURED_DEPTH: usize = 200;
-/// Unit in which `stat` counts blocks (inode(7)).
-const STAT_BLOCK_BYTES: u64 = 512;
 /// Unit in which file systems allocate space, mostly.
 const ALLOCATION_BYTES: u64 = 4096;
 
@@ -115,6 +116,11 @@ impl Sub for FileUsage {
     }
 }
 
+/// The disk space that a file takes.
+pub(super) fn disk_bytes(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(STAT_BLOCK_BYTES)
+}
+
 fn allocated(size: u64) -> u64 {
     size.checked_next_multiple_of(ALLOCATION_BYTES).unwrap_or(u64::MAX)
 }
@@ -182,10 +188,7 @@ fn path_of(levels: &[MeasuredLevel]) -> String {
 
 impl Measurement<'_> {
     fn add(&mut self, stat: &Stat) {
-        self.total += FileUsage {
-            bytes: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(STAT_BLOCK_BYTES),
-            files: 1,
-        };
+        self.total += FileUsage { bytes: disk_bytes(stat), files: 1 };
     }
 
     /// Adds the entries of a directory. Returns the names of its subdirectories.
@@ -217,9 +220,9 @@ impl Measurement<'_> {
             };
             let stat = stat.map_err(MeasureError::Os)?;
             let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-            let is_counted = stat.st_dev != self.device
+            let is_left_out = stat.st_dev != self.device
                 || !is_directory && stat.st_nlink > 1 && !self.linked.insert(stat.st_ino);
-            if is_counted {
+            if is_left_out {
                 continue;
             }
             self.add(&stat);

@@ -14,13 +14,13 @@ use rustix::{
     io::fcntl_dupfd_cloexec,
 };
 
+use crate::daemon::sys::STAT_BLOCK_BYTES;
+
 /// Size of the memory file that the epilogue writes to, with its mark, and so the maximum of a state.
 pub(super) const MAX_STATE_BYTES: usize = 1 << 20;
 /// The beginning of that file. The epilogue writes nothing to a file without it: a command may have
 /// replaced the descriptor.
 pub(super) const STATE_MARK: &[u8; 8] = b"jigshell";
-/// Unit of `st_blocks` (stat(2)).
-const STAT_BLOCK_BYTES: usize = 512;
 
 /// The daemon's end of the file.
 #[derive(Debug)]
@@ -50,8 +50,8 @@ impl StateFile {
     }
 
     fn read_blocks(&self) -> io::Result<Vec<u8>> {
-        let blocks = usize::try_from(self.0.metadata()?.blocks()).unwrap_or(usize::MAX);
-        let length = blocks.saturating_mul(STAT_BLOCK_BYTES).min(MAX_STATE_BYTES);
+        let bytes = self.0.metadata()?.blocks().saturating_mul(STAT_BLOCK_BYTES);
+        let length = usize::try_from(bytes).unwrap_or(usize::MAX).min(MAX_STATE_BYTES);
         let mut content = vec![0; length];
         self.0.read_exact_at(&mut content, 0)?;
         Ok(content)

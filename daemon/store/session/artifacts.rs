@@ -14,9 +14,7 @@ use super::{
     event_log::check_not_cancelled,
     step::{ARTIFACT_DIRS, StepId},
 };
-
-/// Unit of `st_blocks` (stat(2)).
-const STAT_BLOCK_BYTES: u64 = 512;
+use crate::daemon::sys::STAT_BLOCK_BYTES;
 
 #[derive(Debug)]
 pub(crate) struct ArtifactMetadata {

@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::daemon::{checksum::sha256, store::directory::create};
+use crate::daemon::{checksum::sha256, store::directory::create, sys::STAT_BLOCK_BYTES};
 
 /// Shells of one caller in a session.
 pub(crate) const MAX_SHELLS_PER_CALLER: usize = 32;
@@ -23,8 +23,6 @@ const MAX_NAME_CHARS: usize = 64;
 const SHELLS_DIR: &str = "shells";
 /// Prefix of a file that is being written. No name of a shell begins with a dot.
 const UNFINISHED_PREFIX: &str = ".new-";
-/// Unit of `st_blocks` (stat(2)).
-const STAT_BLOCK_BYTES: u64 = 512;
 
 /// A shell of a caller in a session.
 #[derive(Debug, Clone)]

@@ -17,11 +17,10 @@ use super::{
     record_reader::{RecordHeader, RecordReader},
     shells,
 };
+use crate::daemon::sys::STAT_BLOCK_BYTES;
 
 /// Size of a session without content: its directories and small files, one block each.
 const EMPTY_SESSION_BYTES: u64 = 4 * 4096;
-/// Unit of `st_blocks` (stat(2)).
-const STAT_BLOCK_BYTES: u64 = 512;
 
 #[derive(Debug)]
 pub(crate) struct SessionSummary {
