@@ -22,7 +22,7 @@ pub(crate) mod start;
 pub(crate) mod stat_path;
 pub(crate) mod write_file;
 
-mod file_watch;
+mod bounds_watch;
 mod file_work;
 pub(crate) mod job_waiter;
 mod proxied_run;

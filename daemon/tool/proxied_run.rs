@@ -6,7 +6,7 @@ use std::sync::Arc;
 use opentelemetry::{Context, KeyValue, trace::TraceContextExt as _};
 use serde_json::{Map, Value};
 
-use super::{WorkspaceContext, file_watch::FileWatch};
+use super::{WorkspaceContext, bounds_watch::BoundsWatch};
 use crate::daemon::{
     egress::{
         connection_log::{ConnectionLog, EgressTotals},
@@ -27,7 +27,7 @@ pub(super) struct ProxiedObserver<O> {
     serving: Option<ProxyRun>,
     /// Span of the command's process.
     span: Context,
-    file_watch: FileWatch,
+    bounds_watch: BoundsWatch,
 }
 
 /// Writes the records of a command's connections.
@@ -82,8 +82,8 @@ impl<O: RunObserver> ProxiedObserver<O> {
             let log = ConnectionLog::new(write, telemetry.tracer().clone(), span.clone());
             (proxy, log)
         });
-        let file_watch = FileWatch::new(&workspace_context.workspace);
-        Self { observer, pending, serving: None, span: span.clone(), file_watch }
+        let bounds_watch = BoundsWatch::new(&workspace_context.workspace);
+        Self { observer, pending, serving: None, span: span.clone(), bounds_watch }
     }
 
     /// Waits until the proxy has closed the connections of the ended command. Returns the observer.
@@ -118,6 +118,6 @@ impl<O: RunObserver> RunObserver for ProxiedObserver<O> {
     }
 
     async fn limit_exceeded(&mut self) -> ResourceLimit {
-        self.file_watch.wait_until_exceeded().await
+        self.bounds_watch.wait_until_exceeded().await
     }
 }

@@ -22,7 +22,7 @@ use self::{
     span::ProcessSpan,
 };
 use super::{
-    Tool, ToolContext, ToolOutput, WorkspaceContext, file_watch,
+    Tool, ToolContext, ToolOutput, WorkspaceContext, bounds_watch,
     proxied_run::{self, ProxiedObserver, RunRecorder},
 };
 use crate::{
@@ -268,7 +268,7 @@ pub(super) async fn run_command(
         .ok_or_else(|| Error::internal("a command was admitted without a sandbox permit"))?;
     let workspace_context = &context.workspace_context;
     run_error::check_available(workspace_context)?;
-    file_watch::check_bounds(&workspace_context.workspace).await?;
+    bounds_watch::check_bounds(&workspace_context.workspace).await?;
 
     let CommandIo { stdin, terminal, supervised, shell } = io;
     let cwd = params.cwd.absolute(workspace_context.workspace.mount_path());
@@ -303,7 +303,7 @@ pub(super) async fn run_command(
     )
     .await;
     let process = observer.finish().await;
-    file_watch::measure_later(&workspace_context.workspace);
+    bounds_watch::measure_later(&workspace_context.workspace);
 
     match result {
         Ok(result) => {

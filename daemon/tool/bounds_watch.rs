@@ -15,7 +15,7 @@ use crate::daemon::{
 };
 
 /// Watches one command.
-pub(super) struct FileWatch {
+pub(super) struct BoundsWatch {
     /// `None` without bounds, or if the kernel enforces them.
     quota: Option<Arc<FileQuota>>,
     next_measurement: Instant,
@@ -23,7 +23,7 @@ pub(super) struct FileWatch {
     pending: Option<JoinHandle<(Option<FileBound>, Duration)>>,
 }
 
-impl FileWatch {
+impl BoundsWatch {
     pub(super) fn new(workspace: &Workspace) -> Self {
         let quota = workspace.file_quota().filter(|quota| quota.is_watched()).cloned();
         let interval = quota.as_ref().map(|quota| quota.first_interval());
