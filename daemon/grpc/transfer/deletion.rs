@@ -2,10 +2,7 @@
 
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::{
-    error::{Error, Reason},
-    tool::WorkspaceContext,
-};
+use crate::daemon::{error::Error, tool::WorkspaceContext};
 
 /// Runs an upload. When the workspace is being deleted, cancels `stop` and waits until the upload
 /// has ended.
@@ -20,9 +17,5 @@ pub(super) async fn until_deletion<R>(
         () = workspace_context.wait_for_deletion() => stop.cancel(),
     }
 
-    upload.await.map_err(|_| {
-        let name = workspace_context.workspace.name();
-        let text = format!("the workspace {name:?} was deleted during the upload");
-        Error::new(Reason::UnknownWorkspace, text).with_metadata("workspace", name)
-    })
+    upload.await.map_err(|_| workspace_context.deleted_error())
 }

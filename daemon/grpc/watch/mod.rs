@@ -68,8 +68,7 @@ impl WatchServiceHandler {
         let end = StreamEnd {
             deadline: context.deadline,
             draining: pipeline.shutdown.draining_token(),
-            deletion: workspace_context.deletion.clone(),
-            workspace: workspace.name().to_owned(),
+            workspace_context,
         };
         let reservation = self.budget.reserve(&principal);
         let file_permit = files.acquire(&principal).await?;

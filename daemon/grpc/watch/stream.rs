@@ -2,6 +2,7 @@
 
 use std::{
     os::fd::OwnedFd,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -14,7 +15,7 @@ use crate::{
         watch_files_response::Item,
     },
     daemon::{
-        error::{Error, Reason},
+        error::Error,
         grpc::response_stream::{
             CLIENT_READ_TIMEOUT, RESUME_HINT, ResponseStream, StreamItem, response_channel,
             send_or_timeout,
@@ -23,7 +24,7 @@ use crate::{
         queue::{Permit, PrincipalName},
         sys::readiness::watch_readable,
         task,
-        tool::{FileLimiters, wire_file::file_type},
+        tool::{FileLimiters, WorkspaceContext, wire_file::file_type},
         workspace::{
             CancelToken,
             file_watch::{self, ChangeBatch, EntryChangeKind, TreeWatch},
@@ -51,27 +52,15 @@ pub(super) struct FileWatchStream {
 pub(super) struct StreamEnd {
     pub(super) deadline: Option<Instant>,
     pub(super) draining: CancellationToken,
-    /// `None` if the workspace is not deleted while the daemon runs.
-    pub(super) deletion: Option<CancellationToken>,
-    pub(super) workspace: String,
+    pub(super) workspace_context: Arc<WorkspaceContext>,
 }
 
 impl StreamEnd {
     /// Waits until the stream must end. Returns the error for the client.
     pub(super) async fn wait(&self) -> Error {
-        let deleted = async {
-            match &self.deletion {
-                Some(deletion) => deletion.cancelled().await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             biased;
-            () = deleted => {
-                let text = format!("the workspace {:?} was deleted", self.workspace);
-                Error::new(Reason::UnknownWorkspace, text)
-                    .with_metadata("workspace", self.workspace.clone())
-            }
+            () = self.workspace_context.wait_for_deletion() => self.workspace_context.deleted_error(),
             () = self.draining.cancelled() => Shutdown::draining_error(),
             () = task::sleep_until(self.deadline) => pipeline::stream_deadline_error("WatchFiles"),
         }
