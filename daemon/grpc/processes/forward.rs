@@ -196,12 +196,14 @@ impl ForwardedConnection {
         // Whether the server takes no more data. What it has sent can still be received.
         let mut was_reset = false;
         let mut drain_deadline = None;
+        // Whether output was left when the time to send it had passed.
+        let mut is_output_cut = false;
 
         loop {
             if is_download_done && is_upload_done {
                 return if was_reset { DirectionEnd::Reset } else { DirectionEnd::Complete };
             }
-            if is_download_done && drain_deadline.is_some() {
+            if drain_deadline.is_some() && (is_download_done || is_output_cut) {
                 return DirectionEnd::Failed(std::mem::replace(
                     &mut self.process_ended,
                     disconnected_error(),
@@ -228,13 +230,7 @@ impl ForwardedConnection {
                     let text = "the deadline of this connection has passed: set a longer one";
                     return DirectionEnd::Failed(Error::new(Reason::Timeout, text));
                 }
-                () = task::sleep_until(drain_deadline) => {
-                    // Not complete, even if the upload is: the output was cut.
-                    return DirectionEnd::Failed(std::mem::replace(
-                        &mut self.process_ended,
-                        disconnected_error(),
-                    ));
-                }
+                () = task::sleep_until(drain_deadline) => is_output_cut = true,
             }
         }
     }
