@@ -354,6 +354,9 @@ fn created_details(workspace: &OwnedWorkspace) -> WorkspaceDetails {
     let quota = workspace.context.workspace.file_quota();
     let limits = quota.map(|quota| quota.limits()).unwrap_or(FileUsage::MAX);
     let usage = quota.and_then(|quota| quota.known_usage());
+    // The file system reports what a project uses only of what has a bound.
+    let is_watched = quota.is_some_and(|quota| quota.is_watched());
+    let is_known = |bound| is_watched || bound < u64::MAX;
     WorkspaceDetails {
         on_demand: true,
         owner,
@@ -365,8 +368,8 @@ fn created_details(workspace: &OwnedWorkspace) -> WorkspaceDetails {
             .map(|millis| u32::try_from(millis / 1000).unwrap_or(u32::MAX)),
         max_bytes: Some(limits.bytes).filter(|bytes| *bytes < u64::MAX),
         max_files: Some(limits.files).filter(|files| *files < u64::MAX),
-        used_bytes: usage.map(|usage| usage.bytes),
-        used_files: usage.map(|usage| usage.files),
+        used_bytes: usage.map(|usage| usage.bytes).filter(|_| is_known(limits.bytes)),
+        used_files: usage.map(|usage| usage.files).filter(|_| is_known(limits.files)),
         quota: quota.map(|quota| quota.enforcement().name().to_owned()).unwrap_or_default(),
         ..details(&workspace.context)
     }
