@@ -1,5 +1,5 @@
-//! Bounds that the kernel enforces: project quotas of ext4, in a virtual machine whose kernel has
-//! them.
+//! Bounds that the kernel enforces: project quotas of ext4 and XFS, in a virtual machine whose kernel
+//! has them.
 
 use std::{
     fs,
@@ -22,17 +22,27 @@ struct QuotaDisk {
 }
 
 impl QuotaDisk {
-    fn mount() -> Arc<Self> {
+    fn ext4() -> Arc<Self> {
+        let features = ["-t", "ext4", "-O", "quota,project", "-E", "quotatype=prjquota"];
+        Self::mount(64 << 20, Command::new("mke2fs").arg("-q").args(features))
+    }
+
+    fn xfs() -> Arc<Self> {
+        // mkfs.xfs(8) makes no smaller one.
+        Self::mount(300 << 20, Command::new("mkfs.xfs").arg("-q"))
+    }
+
+    /// Mounts a disk of `size` bytes that `format` formats.
+    fn mount(size: u64, format: &mut Command) -> Arc<Self> {
         let directory = TempDir::with_prefix_in("jig-test-quota-", "/var/tmp").unwrap();
         // Daemons of other users have to reach the file system in it.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let disk = directory.path().join("disk");
-        fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
+        fs::File::create(&disk).unwrap().set_len(size).unwrap();
         let target = directory.path().join("mounted");
         fs::create_dir(&target).unwrap();
         let [disk, target] = [&disk, &target].map(|path| path.to_str().unwrap());
-        let features = ["-q", "-t", "ext4", "-O", "quota,project", "-E", "quotatype=prjquota"];
-        run(Command::new("mke2fs").args(features).arg(disk));
+        run(format.arg(disk));
         run(Command::new("mount").args(["-o", "loop,prjquota", disk, target]));
         Arc::new(Self { directory })
     }
@@ -75,7 +85,11 @@ async fn the_kernel_enforces_bounds() {
     if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
-    let disk = QuotaDisk::mount();
+    enforces_bounds(QuotaDisk::ext4()).await;
+    enforces_bounds(QuotaDisk::xfs()).await;
+}
+
+async fn enforces_bounds(disk: Arc<QuotaDisk>) {
     let root = disk.directory(0);
     let bounded = Bounded::start_in(root, Arc::clone(&disk) as _, 0, 2 * MIB, 40).await;
     let info = bounded.daemon.info().await.workspaces_on_demand.unwrap();
@@ -142,7 +156,7 @@ async fn project_ids_are_durable_and_free_again() {
     if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
-    let disk = QuotaDisk::mount();
+    let disk = QuotaDisk::ext4();
     let root = disk.directory(0);
     // Another program uses the first id.
     let other = disk.directory(DAEMON_UID);
@@ -181,7 +195,7 @@ async fn persistent_directories_count() {
     if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
-    let disk = QuotaDisk::mount();
+    let disk = QuotaDisk::ext4();
     let root = disk.directory(0);
     let lines =
         "max_bytes = 1048576\nmax_files = 100\ntmp = \"persistent\"\nhome = \"persistent\"\n";
@@ -216,7 +230,7 @@ async fn without_privileges_bounds_are_watched() {
     if guest(Kernel::Debian12).run_current_test(|| {}).await {
         return;
     }
-    let disk = QuotaDisk::mount();
+    let disk = QuotaDisk::ext4();
     let root = disk.directory(DAEMON_UID);
     let bounded = Bounded::start_in(root, Arc::clone(&disk) as _, DAEMON_UID, MIB, 20).await;
     let info = bounded.daemon.info().await.workspaces_on_demand.unwrap();

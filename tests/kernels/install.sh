@@ -12,6 +12,7 @@ missing=()
 command -v qemu-system-x86_64 >/dev/null || missing+=(qemu-system-x86)
 command -v busybox >/dev/null || missing+=(busybox-static)
 command -v cpio >/dev/null || missing+=(cpio)
+command -v mkfs.xfs >/dev/null || missing+=(xfsprogs)
 command -v systemd-analyze >/dev/null || missing+=(systemd)
 if [[ -n ${JIG_FULL:-} ]]; then
   command -v qemu-system-aarch64 >/dev/null || missing+=(qemu-system-arm)
@@ -66,7 +67,7 @@ unpack_arm64_kernel() {
 }
 
 # The tmpfs of 6.1 does not support mounts that map owners, so a workspace needs a disk. Project quotas of ext4 need a module.
-unpack_kernel 6.1 linux-image-cloud-amd64 loop quota_tree quota_v2
+unpack_kernel 6.1 linux-image-cloud-amd64 loop quota_tree quota_v2 libcrc32c xfs
 unpack_kernel 6.12 linux-image-6.12-cloud-amd64
 [[ -n ${JIG_FULL:-} ]] || exit 0
 unpack_arm64_kernel 6.1 linux-image-cloud-arm64 loop

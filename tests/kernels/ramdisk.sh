@@ -45,7 +45,8 @@ add_everyday_programs() {
     fi
   done < <(dpkg -L "${packages[@]}" 2>/dev/null)
   add_file "$(command -v busybox)"
-  for name in sh awk; do add_file "$(command -v "$name")"; done
+  everyday+=("$(command -v mkfs.xfs)")
+  for name in mkfs.xfs sh awk; do add_file "$(command -v "$name")"; done
   [[ ! -L /etc/alternatives/awk ]] || { mkdir -p "$root/etc/alternatives" && cp -P /etc/alternatives/awk "$root/etc/alternatives/"; }
 
   # ldd reports an error and fails for a file that is no dynamic program. It indents the lines with libraries; the others name the programs.
