@@ -273,7 +273,7 @@ async fn slow_client_gets_a_rescan_and_costs_no_memory() {
 }
 
 #[tokio::test]
-async fn command_that_swaps_directories_and_links_leads_no_watch_out() {
+async fn case_n8_command_that_swaps_directories_and_links_leads_no_watch_out() {
     let daemon = Daemon::start().await;
     let outside = TempDir::with_prefix("jig-test-outside-").unwrap();
     fs::create_dir(outside.path().join("d")).unwrap();
