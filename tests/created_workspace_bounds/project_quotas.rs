@@ -19,21 +19,23 @@ use crate::support::{DAEMON_UID, Kernel, guest};
 #[derive(Debug)]
 struct QuotaDisk {
     directory: TempDir,
+    /// What programs report beyond a quota.
+    refusal: &'static str,
 }
 
 impl QuotaDisk {
     fn ext4() -> Arc<Self> {
         let features = ["-t", "ext4", "-O", "quota,project", "-E", "quotatype=prjquota"];
-        Self::mount(64 << 20, Command::new("mke2fs").arg("-q").args(features))
+        Self::mount(64 << 20, Command::new("mke2fs").arg("-q").args(features), "quota exceeded")
     }
 
     fn xfs() -> Arc<Self> {
         // mkfs.xfs(8) makes no smaller one.
-        Self::mount(300 << 20, Command::new("mkfs.xfs").arg("-q"))
+        Self::mount(300 << 20, Command::new("mkfs.xfs").arg("-q"), "No space left on device")
     }
 
     /// Mounts a disk of `size` bytes that `format` formats.
-    fn mount(size: u64, format: &mut Command) -> Arc<Self> {
+    fn mount(size: u64, format: &mut Command, refusal: &'static str) -> Arc<Self> {
         let directory = TempDir::with_prefix_in("jig-test-quota-", "/var/tmp").unwrap();
         // Daemons of other users have to reach the file system in it.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -44,7 +46,7 @@ impl QuotaDisk {
         let [disk, target] = [&disk, &target].map(|path| path.to_str().unwrap());
         run(format.arg(disk));
         run(Command::new("mount").args(["-o", "loop,prjquota", disk, target]));
-        Arc::new(Self { directory })
+        Arc::new(Self { directory, refusal })
     }
 
     /// A new directory on the file system.
@@ -115,7 +117,7 @@ async fn enforces_bounds(disk: Arc<QuotaDisk>) {
         runs.spawn(async move { bounded.run("w", &command).await });
     }
     let runs = runs.join_all().await;
-    let failed = runs.iter().filter(|run| run.stderr.contains("quota exceeded")).count();
+    let failed = runs.iter().filter(|run| run.stderr.contains(disk.refusal)).count();
     assert!(failed >= 7, "{runs:?}");
     assert!(disk_usage(&directory) <= 2 * MIB);
     let many = bounded.run("w", "rm r*; for i in $(seq 50); do touch e$i || exit 7; done").await;
