@@ -5,7 +5,7 @@ import contextlib
 import socket
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -51,11 +51,15 @@ def wait_until_ready(process: jig.Process) -> None:
 
 
 @contextlib.contextmanager
-def background_loop() -> Iterator[Any]:
+def background_loop() -> Generator[Callable[[Coroutine[Any, Any, Any]], Any], None, None]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
+
+    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
+
+    yield run
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
