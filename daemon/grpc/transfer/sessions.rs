@@ -80,6 +80,18 @@ pub(super) enum LeaseOutcome {
     Busy(CancellationToken),
 }
 
+impl LeaseOutcome {
+    /// Releases the session as it was found. Blocks.
+    pub(super) fn release(self) {
+        match self {
+            Self::Paused(lease, file) => lease.pause(*file),
+            Self::OnDisk(lease, _) => lease.release_unchanged(),
+            // Dropping a lease without data removes the session.
+            Self::New(_) | Self::Complete(_) | Self::Busy(_) => {}
+        }
+    }
+}
+
 impl UploadSessions {
     /// Loads the sessions of earlier daemons. Deletes those that cannot be resumed. Blocks.
     pub(super) fn load(records: UploadRecords, pipeline: Weak<Pipeline>) -> Self {

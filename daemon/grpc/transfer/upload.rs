@@ -25,7 +25,10 @@ use crate::{
         queue::PrincipalName,
         task,
         tool::{self, FileLimiters, Tool as _, write_file::WriteFile},
-        workspace::{CancelToken, PartialFile, PartialFileError, PartialFileLocation, Workspace},
+        workspace::{
+            BlockingPermit, CancelToken, PartialFile, PartialFileError, PartialFileLocation,
+            Workspace,
+        },
     },
 };
 
@@ -246,8 +249,15 @@ impl UploadReceiver {
         &self,
         outcome: LeaseOutcome,
     ) -> Result<Result<(UploadLease, PartialFile), bool>, Error> {
+        let permit = match self.acquire_permit().await {
+            Ok(permit) => permit,
+            Err(error) => {
+                blocking(move || outcome.release()).await?;
+                return Err(error);
+            }
+        };
         let (workspace, plan) = (Arc::clone(&self.workspace), self.plan.clone());
-        self.run_cancellable(move |stop| {
+        CancelToken::run_blocking(permit, self.stop.cancelled(), move |stop| {
             let prepare = |received: u64| {
                 if plan.create_directories {
                     workspace.create_parents(&plan.target.path, stop)?;
@@ -365,8 +375,15 @@ impl UploadReceiver {
         lease: UploadLease,
         mut file: PartialFile,
     ) -> Result<Result<bool, (UploadLease, PartialFile, Error)>, Error> {
+        let permit = match self.acquire_permit().await {
+            Ok(permit) => permit,
+            Err(error) => {
+                blocking(move || lease.pause(file)).await?;
+                return Err(error);
+            }
+        };
         let (workspace, plan) = (Arc::clone(&self.workspace), self.plan.clone());
-        self.run_cancellable(move |stop| {
+        CancelToken::run_blocking(permit, self.stop.cancelled(), move |stop| {
             let sha256 = file.sha256();
             if sha256 != plan.record.sha256 {
                 file.discard();
@@ -392,16 +409,12 @@ impl UploadReceiver {
         .await?
     }
 
-    /// Runs a blocking function with a file permit. Cancels it when the call is stopped.
-    async fn run_cancellable<R: Send + 'static>(
-        &self,
-        function: impl FnOnce(&CancelToken) -> R + Send + 'static,
-    ) -> Result<R, Error> {
-        let permit = tokio::select! {
-            permit = self.files.acquire(&self.principal) => permit?,
-            () = self.stop.cancelled() => return Err(self.cancel_error(None)),
-        };
-        CancelToken::run_blocking(permit, self.stop.cancelled(), function).await
+    /// Acquires a file permit, unless the call is stopped.
+    async fn acquire_permit(&self) -> Result<BlockingPermit, Error> {
+        tokio::select! {
+            permit = self.files.acquire(&self.principal) => permit,
+            () = self.stop.cancelled() => Err(self.cancel_error(None)),
+        }
     }
 
     /// The error of a call that was stopped.

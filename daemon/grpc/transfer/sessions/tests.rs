@@ -197,3 +197,18 @@ fn expired_upload_starts_again() {
         assert!(sessions.find("w", "a").is_some());
     }
 }
+
+#[test]
+fn call_that_ends_before_it_resumes_keeps_the_received_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let sessions = open_sessions(directory.path());
+    let (key, upload) = upload("a", now_unix_secs(), UploadState::OnDisk(7));
+    let record = upload.record.clone();
+    sessions.lock().insert(key, upload);
+    for _ in 0..2 {
+        let outcome = sessions.acquire(record.clone(), &CancellationToken::new()).unwrap();
+        assert!(matches!(outcome, LeaseOutcome::OnDisk(..)), "{outcome:?}");
+        outcome.release();
+        assert_eq!(sessions.find("w", "a").map(|(_, offset)| offset), Some(7));
+    }
+}
