@@ -99,7 +99,8 @@ impl Pipeline {
         submission: ValidatedSubmission,
         is_resumed: bool,
     ) -> Result<Job, Error> {
-        let workspace = self.resolve_workspace(context)?.workspace.name().to_owned();
+        let workspace_context = self.resolve_workspace(context)?;
+        let workspace = workspace_context.workspace.name().to_owned();
         if let Some(request_id) = context.request_id.clone().filter(|_| is_resumed) {
             let principal = context.principal.name();
             let submitted = self.jobs.find_submitted(principal, &workspace, request_id).await?;
@@ -137,7 +138,7 @@ impl Pipeline {
             step: None,
         };
 
-        self.jobs.submit(job.clone(), params, context.deadline).await?;
+        self.jobs.submit(job.clone(), params, &workspace_context, context.deadline).await?;
         self.start_queued_jobs();
 
         Ok(job)

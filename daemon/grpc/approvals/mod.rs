@@ -345,9 +345,9 @@ impl ApprovalServiceHandler {
             ("action", Some(verb)),
             ("pattern", pattern_text.as_deref()),
         ]);
-        let workspace = self.0.resolve_workspace(&context)?.workspace.name().to_owned();
-        let scope = BTreeSet::from([workspace]);
-        let rule = self.0.policy.add(Rule {
+        let workspace_context = self.0.resolve_workspace(&context)?;
+        let scope = BTreeSet::from([workspace_context.workspace.name().to_owned()]);
+        let rule = Rule {
             id: ulid::Ulid::generate().to_string(),
             name,
             tool: request.tool,
@@ -362,8 +362,8 @@ impl ApprovalServiceHandler {
                 at: SystemTime::now(),
                 approval_id: None,
             }),
-        });
-        let rule = rule.await?;
+        };
+        let rule = self.0.policy.add(rule, &workspace_context).await?;
         self.0.approvals.resolve_allowed_by(&rule).await;
         Ok(CreateRuleResponse { rule: Some(wire_rule(&rule, &scope)) })
     }

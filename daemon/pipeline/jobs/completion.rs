@@ -65,6 +65,8 @@ impl JobRegistry {
 
     /// Cancels all jobs of a workspace, and waits for their ends.
     pub(in crate::daemon::pipeline) async fn end_all_in(self: &Arc<Self>, workspace: &str) {
+        // After the submissions in progress. Later ones see the deletion.
+        drop(self.submit_lock.write().await);
         let handles: Vec<_> = {
             let state = self.state();
             let live = state.live_jobs.values().map(|live_job| &live_job.handle);

@@ -54,6 +54,7 @@ use crate::daemon::{
         retention::rows::RetentionLimits,
     },
     task,
+    tool::WorkspaceContext,
 };
 
 /// All jobs of the state directory.
@@ -200,18 +201,23 @@ impl JobRegistry {
         }
     }
 
-    /// Stores a job, and adds it to its queue. Not cancel safe.
+    /// Stores a job, and adds it to its queue, unless its workspace was deleted. Not cancel safe.
     pub(crate) async fn submit(
         self: &Arc<Self>,
         job: Job,
         params: Vec<u8>,
+        workspace: &WorkspaceContext,
         deadline: Option<Instant>,
     ) -> Result<(), Error> {
         let amount = PendingJobsUsage::of_job(params.len() as u64);
         self.state().pending_budget.reserve(&job.principal, amount)?;
 
         let _submitting = self.submit_lock.read().await;
-        let stored = self.store_submission(&job, params.into(), deadline).await;
+        // A deletion ends the jobs after this submission, or this sees the deletion.
+        let stored = match workspace.require_undeleted() {
+            Ok(()) => self.store_submission(&job, params.into(), deadline).await,
+            Err(error) => Err(error),
+        };
         let mut state = self.state();
         match stored {
             Ok(()) => state.add(job, amount),

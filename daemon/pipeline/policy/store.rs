@@ -29,6 +29,7 @@ use crate::daemon::{
         unix_millis,
     },
     task::{self, available_cores},
+    tool::WorkspaceContext,
 };
 
 /// Limit on the stored rules of a workspace. Each call of a tool is matched against all its rules.
@@ -103,9 +104,16 @@ impl RuleStore {
         *current = Arc::new(PolicySnapshot::new(Arc::new(policy), stored));
     }
 
-    /// Adds a rule to one workspace.
-    pub(crate) async fn add(&self, rule: Rule) -> Result<Arc<Rule>, Error> {
-        self.add_with(rule, |stored| self.table.add(stored)).await
+    /// Adds a rule to one workspace, unless that was deleted.
+    pub(crate) async fn add(
+        &self,
+        rule: Rule,
+        workspace: &WorkspaceContext,
+    ) -> Result<Arc<Rule>, Error> {
+        let _lock = self.write_lock.lock().await;
+        // A deletion removes the rules after this one, or this sees the deletion.
+        workspace.require_undeleted()?;
+        self.add_locked(rule, |stored| self.table.add(stored)).await
     }
 
     /// As [`Self::add`], but `store` writes the rule, in one transaction with other changes. Evicts
@@ -116,6 +124,15 @@ impl RuleStore {
         F: Future<Output = Result<(), DatabaseError>>,
     {
         let _lock = self.write_lock.lock().await;
+        self.add_locked(rule, store).await
+    }
+
+    /// Adds a rule. The caller must hold `write_lock`.
+    async fn add_locked<K, F>(&self, rule: Rule, store: K) -> Result<Arc<Rule>, Error>
+    where
+        K: FnOnce(StoredRule) -> F,
+        F: Future<Output = Result<(), DatabaseError>>,
+    {
         let evicted = rules_to_evict(&self.snapshot(), &rule, SystemTime::now())?;
         let removed = self.remove_stored(&evicted).await;
         removed.map_err(|error| state_database_error(&error))?;
@@ -416,7 +433,7 @@ mod tests {
                 enabled: true,
                 provenance: None,
             };
-            store.add(rule).await.unwrap();
+            store.add_with(rule, |stored| store.table.add(stored)).await.unwrap();
             assert!(decides_inline(MAX_INLINE_MATCH_BYTES / count).await);
             assert!(!decides_inline(MAX_INLINE_MATCH_BYTES / count + 1).await);
         }
