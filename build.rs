@@ -12,12 +12,13 @@ use std::{
     process::Command,
 };
 
-const PROTO_FILES: [&str; 13] = [
+const PROTO_FILES: [&str; 14] = [
     "jig/v1/approval_service.proto",
     "jig/v1/artifact_service.proto",
     "jig/v1/catalog_service.proto",
     "jig/v1/daemon_service.proto",
     "jig/v1/event_service.proto",
+    "jig/v1/fleet.proto",
     "jig/v1/invoke_service.proto",
     "jig/v1/job_service.proto",
     "jig/v1/options.proto",
