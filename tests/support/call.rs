@@ -131,7 +131,7 @@ fn code_of_reason(reason: &str) -> Code {
         "TIMEOUT" => Code::DeadlineExceeded,
         "RESOURCE_EXHAUSTED" | "NO_SPACE" => Code::ResourceExhausted,
         "SANDBOX_ERROR" | "SEARCH_ERROR" | "FETCH_ERROR" | "INTERNAL" => Code::Internal,
-        "DRAINING" | "STATE_LOST" => Code::Unavailable,
+        "DRAINING" | "FLEET_UNAVAILABLE" | "STATE_LOST" => Code::Unavailable,
         _ => panic!("the contract has no reason {reason}"),
     }
 }

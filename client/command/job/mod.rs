@@ -89,6 +89,13 @@ struct SubmitArgs {
     /// Priority in the queue, from -100 to 100. Higher values run first.
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     priority: i32,
+    /// Publish the job to the queue of the fleet: any of its daemons runs it.
+    #[arg(long)]
+    fleet: bool,
+    /// If the daemon that runs the job dies, run it again on another one. By default, the job is
+    /// then lost.
+    #[arg(long, requires = "fleet")]
+    retry_if_lost: bool,
     /// Wait until the job has ended, and show its result. Exit codes as of `jig job watch`.
     #[arg(long)]
     wait: bool,
@@ -191,6 +198,8 @@ fn submit(address: &str, global: &GlobalArgs, args: SubmitArgs) -> Result<u8, Cl
         dialect: args.dialect.unwrap_or_default(),
         queue: Some(args.queue),
         priority: Some(args.priority),
+        fleet: args.fleet,
+        retry_if_lost: args.retry_if_lost,
         ..SubmitJobRequest::default()
     };
 

@@ -42,10 +42,14 @@ fn push_job_line(text: &mut String, job: &Job) {
         "" => String::new(),
         dialect => format!("dialect={dialect} "),
     };
+    let daemon = match job.daemon_id.as_str() {
+        "" => String::new(),
+        daemon => format!(" daemon={daemon}"),
+    };
     // Writing to a String cannot fail.
     let _written = writeln!(
         text,
-        "{}  {state:<9}  {tool}  {dialect}queue={queue} priority={} session={} submitted={submitted}",
+        "{}  {state:<9}  {tool}  {dialect}queue={queue} priority={} session={} submitted={submitted}{daemon}",
         job.job_id, job.priority, job.session,
     );
 }
@@ -80,6 +84,8 @@ pub(super) fn job_json(job: &Job) -> Value {
         "start_time": timestamp_text(job.start_time),
         "end_time": timestamp_text(job.end_time),
         "retention": job.retention.map(|retention| retention.to_string()),
+        "fleet": job.fleet,
+        "daemon_id": job.daemon_id,
         "result": job.result.as_ref().map(envelope::to_json),
     })
 }

@@ -32,13 +32,19 @@ class JobOperations(Caller):
         dialect: str | None = None,
         queue: str | None = None,
         priority: int | None = None,
+        fleet: bool = False,
+        retry_if_lost: bool = False,
     ) -> Steps[Job]:
         """Queues a call of a tool. Returns when the job is stored.
 
         `params` are JSON values by name. A higher `priority` (0; -100 to 100) comes first in the
         `queue` (`default`). A command without `timeout_sec` has no timeout.
 
-        Raises `InvalidParams`, `UnknownTool`, `ToolDisabled` or `ResourceExhausted` (full queue).
+        With `fleet`, any daemon of the fleet runs the job. If that daemon dies, the job is lost,
+        or with `retry_if_lost` runs again on another one.
+
+        Raises `InvalidParams`, `UnknownTool`, `ToolDisabled`, `ResourceExhausted` (full queue) or
+        `FleetUnavailable`.
         """
         response = yield from self._call(
             "SubmitJob",
@@ -48,6 +54,8 @@ class JobOperations(Caller):
             dialect=dialect,
             queue=queue,
             priority=priority,
+            fleet=fleet,
+            retry_if_lost=retry_if_lost,
         )
         return response_job(response)
 

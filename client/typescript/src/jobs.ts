@@ -24,7 +24,11 @@ export class JobOperations extends ToolOperations {
    * `params` are JSON values by name. A higher `priority` (0; -100 to 100) comes first in the
    * `queue` (`default`). A command without `timeoutSec` has no timeout.
    *
-   * Throws `InvalidParams`, `UnknownTool`, `ToolDisabled` or `ResourceExhausted` (full queue).
+   * With `fleet`, any daemon of the fleet runs the job. If that daemon dies, the job is lost, or
+   * with `retryIfLost` runs again on another one.
+   *
+   * Throws `InvalidParams`, `UnknownTool`, `ToolDisabled`, `ResourceExhausted` (full queue) or
+   * `FleetUnavailable`.
    */
   async submitJob(tool: string, params: JsonObject, options: SubmitJobOptions = {}): Promise<Job> {
     const [call, fields] = splitOptions(options);

@@ -42,6 +42,8 @@ pub(super) fn wire_job_summary(job: &Job, jobs: &JobRegistry) -> v1::Job {
         result: None,
         approval_id: String::new(),
         retention: prost_types::Duration::try_from(jobs.retention()).ok(),
+        fleet: false,
+        daemon_id: String::new(),
     }
 }
 

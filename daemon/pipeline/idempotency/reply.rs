@@ -108,6 +108,7 @@ pub(in crate::daemon::pipeline) fn is_final<R>(result: &Result<R, Error>) -> boo
                 | Reason::NoSpace
                 | Reason::StateLost
                 | Reason::Draining
+                | Reason::FleetUnavailable
                 | Reason::SandboxUnavailable
         ),
     }
