@@ -4,12 +4,16 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use super::{handle, parse_dialect};
+use super::handle;
 use crate::{
     api::v1::{
         ListToolsRequest, ListToolsResponse, ToolFormat, catalog_service_server::CatalogService,
     },
-    daemon::{catalog::render::RenderFormat, error::Error, pipeline::Pipeline},
+    daemon::{
+        catalog::render::RenderFormat,
+        error::Error,
+        pipeline::{Pipeline, request_fields::parse_dialect},
+    },
 };
 
 #[derive(Debug)]

@@ -3,7 +3,6 @@
 pub(crate) mod approvals;
 pub(crate) mod artifacts;
 pub(crate) mod catalog;
-mod command_output;
 pub(crate) mod events;
 pub(crate) mod info;
 pub(crate) mod invoke;
@@ -22,12 +21,7 @@ use std::{future::Future, sync::Arc};
 use tonic::{Request, Response, Status};
 
 use self::response_stream::{ResponseStream, WorkspaceStream};
-use super::{
-    config::jobs::is_queue_name,
-    dialect::{self, Dialect},
-    error::{Error, Violation},
-    pipeline::context::CallContext,
-};
+use super::{error::Error, pipeline::context::CallContext};
 
 /// Handles a request with `work`. Errors become statuses, logged with the call id if internal.
 async fn handle<Q, A, F>(
@@ -60,30 +54,6 @@ where
         Ok(WorkspaceStream::new(responses, found.get(), call_id))
     })
     .await
-}
-
-/// Finds the dialect `name`. Returns `None` for an empty name, and adds a violation for an unknown
-/// one.
-fn parse_dialect(name: &str, violations: &mut Vec<Violation>) -> Option<&'static Dialect> {
-    if name.is_empty() {
-        return None;
-    }
-    match dialect::find(name) {
-        Ok(dialect) => Some(dialect),
-        Err(error) => {
-            violations.extend(error.violations);
-            None
-        }
-    }
-}
-
-/// Adds a violation for an invalid queue name, unless the field `queue` has one already.
-fn validate_queue_name(name: &str, violations: &mut Vec<Violation>) {
-    let is_reported = violations.iter().any(|violation| violation.field == "queue");
-    if !is_reported && !is_queue_name(name) {
-        let text = "must have 1 to 80 lower-case letters, digits, and . _ : -";
-        violations.push(Violation::new("queue", text));
-    }
 }
 
 /// Truncates `items` to a page. Returns the page's last item if another page follows.

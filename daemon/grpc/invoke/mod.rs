@@ -12,9 +12,8 @@ use tonic::{Request, Response, Status};
 use self::{results::BatchResultOptions, stream::InvokeStream};
 use super::{
     catalog::render_format,
-    handle, handle_stream, parse_dialect,
+    handle, handle_stream,
     response_stream::{WorkspaceStream, keep_alive_interval, response_channel},
-    validate_queue_name,
 };
 use crate::{
     api::v1::{
@@ -34,6 +33,7 @@ use crate::{
             job_submission::json_validation_cost,
             once::IdempotentCall,
             params::{self, PARAMS_FIELDS, ParamsFieldNames, RawParams},
+            request_fields::{parse_dialect, validate_queue_name},
         },
         task,
     },

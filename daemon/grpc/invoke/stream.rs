@@ -15,12 +15,12 @@ use crate::{
     },
     daemon::{
         error::Error,
-        grpc::{
-            command_output::OutputCursor,
-            response_stream::{CLIENT_READ_TIMEOUT, StreamItem, StreamTerminator, send_or_timeout},
+        grpc::response_stream::{
+            CLIENT_READ_TIMEOUT, StreamItem, StreamTerminator, send_or_timeout,
         },
         pipeline::{
             self, Pipeline,
+            command_output::OutputCursor,
             context::CallContext,
             invoke::Invocation,
             observer::{CallObserver, CallProgressReceiver},

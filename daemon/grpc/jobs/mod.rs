@@ -1,11 +1,10 @@
 //! `jig.v1.JobService`: calls that run in the background.
 
 mod limits;
+mod list;
 mod stream;
-mod wire;
 
 use std::{
-    mem::take,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -15,13 +14,13 @@ use tonic::{Request, Response, Status};
 
 use self::{
     limits::JobLimits,
+    list::{next_page_token, parse_job_query},
     stream::JobStream,
-    wire::{next_page_token, parse_job_query, wire_job, wire_job_summary},
 };
 use super::{
-    handle, handle_stream, parse_dialect,
+    handle, handle_stream,
     response_stream::{WorkspaceStream, response_channel},
-    truncate_page, validate_queue_name,
+    truncate_page,
 };
 use crate::{
     api::v1::{
@@ -30,13 +29,16 @@ use crate::{
         WatchJobRequest, WatchJobResponse, job_service_server::JobService,
     },
     daemon::{
-        error::{Error, Reason, Violation},
+        error::{Error, Reason},
         pipeline::{
             Pipeline,
             context::CallContext,
-            job_submission::{JobSubmission, job_validation_cost},
-            jobs::{JobHandle, JobSnapshot, LiveOrEndedJob},
-            params::{self, PARAMS_FIELDS, RawParams},
+            job_submission::job_validation_cost,
+            jobs::{
+                JobHandle, JobSnapshot, LiveOrEndedJob,
+                wire::{wire_job, wire_job_summary},
+            },
+            params,
         },
         store::jobs::JobQuery,
         task,
@@ -70,9 +72,7 @@ impl JobService for JobServiceHandler {
                 move |context: &CallContext| {
                     let method = "jig.v1.JobService/SubmitJob";
                     let call = pipeline.identify_call(context, method, &request)?;
-                    let submission = parse_submission(&pipeline, request)?;
-                    let submission = pipeline.validate_submission(context, submission);
-                    Ok((call, submission.map_err(prefix_params_fields)?))
+                    Ok((call, pipeline.validate_job_request(context, request)?))
                 }
             };
             let (call, submission) =
@@ -223,47 +223,4 @@ async fn wait_until_ended(pipeline: &Pipeline, job: &JobHandle) -> Result<JobSna
             Err(Error::new(Reason::Draining, text))
         }
     }
-}
-
-/// Validates a request, except the parameters, which the tool validates.
-fn parse_submission(
-    pipeline: &Pipeline,
-    mut request: SubmitJobRequest,
-) -> Result<JobSubmission, Error> {
-    let json = take(&mut request.params_json);
-    let params = RawParams::new(request.params.take(), json, PARAMS_FIELDS);
-
-    let checked = pipeline.catalog.validate("jig.v1.SubmitJobRequest", request, false)?;
-    let (request, mut violations) = (checked.request, checked.violations);
-    let dialect = parse_dialect(&request.dialect, &mut violations);
-    violations.extend(params.conflict_violations());
-    let queue = request.queue.unwrap_or_default();
-    validate_queue_name(&queue, &mut violations);
-
-    match params.parse() {
-        Ok(params) if violations.is_empty() => Ok(JobSubmission {
-            dialect,
-            tool: request.tool,
-            params,
-            queue,
-            priority: request.priority.unwrap_or_default(),
-        }),
-        params => {
-            violations.extend(params.err().into_iter().flatten());
-            Err(Error::invalid(violations))
-        }
-    }
-}
-
-/// Prefixes the fields of violations with `params.`, where the request has the parameters.
-fn prefix_params_fields(error: Error) -> Error {
-    if error.violations.is_empty() {
-        return error;
-    }
-    let violations = error.violations.into_iter();
-    let prefixed = violations.map(|Violation { field, description }| Violation {
-        field: format!("params.{field}"),
-        description,
-    });
-    Error::invalid(prefixed.collect())
 }

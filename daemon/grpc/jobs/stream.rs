@@ -9,23 +9,23 @@ use tokio::{
     time::sleep,
 };
 
-use super::wire::{wire_job, wire_live_job};
 use crate::{
     api::v1::{
         JobKeepAlive, JobOutput, WatchJobRequest, WatchJobResponse, watch_job_response::Event,
     },
     daemon::{
         error::{Error, Reason},
-        grpc::{
-            command_output::OutputCursor,
-            response_stream::{
-                self, CLIENT_READ_TIMEOUT, StreamItem, StreamTerminator, keep_alive_interval,
-            },
+        grpc::response_stream::{
+            self, CLIENT_READ_TIMEOUT, StreamItem, StreamTerminator, keep_alive_interval,
         },
         pipeline::{
             self, Pipeline,
+            command_output::OutputCursor,
             context::CallContext,
-            jobs::{JobSnapshot, LiveOrEndedJob},
+            jobs::{
+                JobSnapshot, LiveOrEndedJob,
+                wire::{wire_job, wire_live_job},
+            },
         },
         queue::Permit,
         store::{

@@ -23,6 +23,7 @@ pub(crate) mod id;
 mod pending_budget;
 mod queues;
 mod response;
+pub(crate) mod wire;
 
 use std::{
     collections::HashMap,

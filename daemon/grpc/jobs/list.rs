@@ -1,51 +1,15 @@
-//! Conversion between jobs and protobuf messages.
+//! Lists of jobs: their queries and pages.
 
 use crate::{
     api::v1::{self, ListJobsRequest},
     daemon::{
         error::{Error, Violation},
-        pipeline::jobs::{JobRegistry, JobSnapshot},
         store::jobs::{Job, JobQuery, JobState},
     },
 };
 
 /// Length of a job id, which is a ULID.
 const JOB_ID_BYTES: usize = 26;
-
-/// Converts a job with its result.
-pub(super) fn wire_job(snapshot: JobSnapshot, jobs: &JobRegistry) -> Result<v1::Job, Error> {
-    Ok(v1::Job { result: snapshot.response()?, ..wire_live_job(&snapshot, jobs) })
-}
-
-/// Converts a job without its result, with the approval that it waits for.
-pub(super) fn wire_live_job(snapshot: &JobSnapshot, jobs: &JobRegistry) -> v1::Job {
-    let is_queued = snapshot.job.state == JobState::Queued;
-    let approval_id = snapshot.approval_id.clone().filter(|_| is_queued).unwrap_or_default();
-    v1::Job { approval_id, ..wire_job_summary(&snapshot.job, jobs) }
-}
-
-/// Converts a job without its result.
-pub(super) fn wire_job_summary(job: &Job, jobs: &JobRegistry) -> v1::Job {
-    v1::Job {
-        job_id: job.id.clone(),
-        state: wire_job_state(job.state).into(),
-        tool: job.tool.clone(),
-        dialect: job.dialect.clone(),
-        queue: job.queue.clone(),
-        priority: job.priority,
-        session: job.session.clone(),
-        principal: job.principal.clone(),
-        step: job.step,
-        submit_time: Some(job.submitted.into()),
-        start_time: job.started.map(Into::into),
-        end_time: job.ended.map(Into::into),
-        result: None,
-        approval_id: String::new(),
-        retention: prost_types::Duration::try_from(jobs.retention()).ok(),
-        fleet: false,
-        daemon_id: String::new(),
-    }
-}
 
 /// Validates a request to list jobs, and converts it to a query.
 pub(super) fn parse_job_query(
@@ -92,15 +56,4 @@ pub(super) fn parse_job_query(
 /// The token of the page after this job.
 pub(super) fn next_page_token(last: &Job) -> String {
     last.id.clone()
-}
-
-fn wire_job_state(state: JobState) -> v1::JobState {
-    match state {
-        JobState::Queued => v1::JobState::Queued,
-        JobState::Running => v1::JobState::Running,
-        JobState::Succeeded => v1::JobState::Succeeded,
-        JobState::Failed => v1::JobState::Failed,
-        JobState::Cancelled => v1::JobState::Cancelled,
-        JobState::Lost => v1::JobState::Lost,
-    }
 }

@@ -2,9 +2,9 @@
 
 use std::{fs::File, os::unix::fs::FileExt as _, sync::Arc};
 
+use super::{Pipeline, context::CallContext};
 use crate::daemon::{
     error::Error,
-    pipeline::{Pipeline, context::CallContext},
     store::{
         session::{OpenedArtifact, SessionId},
         sessions::SessionStore,
@@ -17,7 +17,7 @@ const MAX_OUTPUT_CHUNK_BYTES: usize = 64 * 1024;
 
 /// The position in one output of a command.
 #[derive(Debug, Default)]
-pub(super) struct OutputCursor {
+pub(crate) struct OutputCursor {
     /// Offset of the next byte to send.
     offset: u64,
     /// Set once the artifact exists.
@@ -26,19 +26,19 @@ pub(super) struct OutputCursor {
 
 /// Bytes of an output.
 #[derive(Debug)]
-pub(super) struct ArtifactChunk {
-    pub(super) offset: u64,
-    pub(super) data: Vec<u8>,
+pub(crate) struct ArtifactChunk {
+    pub(crate) offset: u64,
+    pub(crate) data: Vec<u8>,
 }
 
 impl OutputCursor {
-    pub(super) fn at(offset: u64) -> Self {
+    pub(crate) fn at(offset: u64) -> Self {
         Self { offset, file: None }
     }
 
     /// Reads the next bytes of the artifact `path` of the call's session. Returns `None` if there
     /// are none yet.
-    pub(super) async fn read(
+    pub(crate) async fn read(
         &mut self,
         pipeline: &Pipeline,
         context: &CallContext,
