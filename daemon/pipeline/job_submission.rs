@@ -17,7 +17,7 @@ use crate::daemon::{
 };
 
 /// The queue of jobs that name no queue.
-const DEFAULT_QUEUE_NAME: &str = "default";
+pub(crate) const DEFAULT_QUEUE_NAME: &str = "default";
 
 /// A call to run later, as a job.
 #[derive(Debug)]
@@ -42,6 +42,13 @@ pub(crate) struct ValidatedSubmission {
     pub(super) priority: i32,
     /// Whether the caller may use the tool. Returned only if the call was not submitted before.
     pub(super) tool_access: Result<(), Error>,
+}
+
+impl ValidatedSubmission {
+    /// Requires that the caller may use the tool, where another daemon will make the call.
+    pub(crate) fn require_access(self) -> Result<(), Error> {
+        self.tool_access
+    }
 }
 
 impl Pipeline {

@@ -34,6 +34,7 @@ pub(crate) mod context;
 mod dyn_tool;
 pub(crate) mod envelope;
 mod execute;
+pub(crate) mod fleet_jobs;
 pub(crate) mod idempotency;
 pub(crate) mod invoke;
 mod job_params;
@@ -87,6 +88,7 @@ use self::{
     audit::ToolCallAudit,
     content::{ResponseToJson, capture_arguments},
     context::CallContext,
+    fleet_jobs::FleetJobs,
     idempotency::{Checkpoint, Claim, Idempotency},
     jobs::JobRegistry,
     policy::{decision::PolicySnapshot, store::RuleStore},
@@ -139,6 +141,8 @@ pub(crate) struct Pipeline {
     pub(crate) jobs: Arc<JobRegistry>,
     /// Streams that watch results.
     pub(crate) results: Arc<ResultBroadcaster>,
+    /// Jobs of the queues that several daemons share, if the daemon belongs to a fleet.
+    pub(crate) fleet_jobs: OnceLock<Arc<dyn FleetJobs>>,
 }
 
 /// A call of the tool `T` that has passed validation.

@@ -68,7 +68,7 @@ impl Pipeline {
     }
 
     /// Requires access to a tool, or to all tools that a tool of a dialect uses.
-    fn require_job_tool(
+    pub(super) fn require_job_tool(
         &self,
         context: &CallContext,
         dialect: &str,

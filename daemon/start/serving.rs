@@ -367,6 +367,7 @@ async fn open_pipeline(
         workspace_creator,
         state_dir: store,
         upload_sessions: Default::default(),
+        fleet_jobs: Default::default(),
         idempotency,
         telemetry,
         admission: AdmissionControl::new(limits, available_cores()),

@@ -1,5 +1,6 @@
 //! `jig.v1.JobService`: calls that run in the background.
 
+mod fleet;
 mod limits;
 mod list;
 mod stream;
@@ -13,6 +14,10 @@ use prost::Message as _;
 use tonic::{Request, Response, Status};
 
 use self::{
+    fleet::{
+        FleetJobStream, cancel_fleet_job, parse_fleet_submission, submit_fleet_job,
+        wait_for_fleet_job,
+    },
     limits::JobLimits,
     list::{next_page_token, parse_job_query},
     stream::JobStream,
@@ -33,7 +38,8 @@ use crate::{
         pipeline::{
             Pipeline,
             context::CallContext,
-            job_submission::job_validation_cost,
+            fleet_jobs::{FleetSubmission, is_fleet_job_id},
+            job_submission::{ValidatedSubmission, job_validation_cost},
             jobs::{
                 JobHandle, JobSnapshot, LiveOrEndedJob,
                 wire::{wire_job, wire_job_summary},
@@ -47,6 +53,12 @@ use crate::{
 
 /// Messages buffered for a slow client.
 const STREAM_BUFFER_MESSAGES: usize = 4;
+
+/// A validated submission.
+enum Submission {
+    Local(ValidatedSubmission),
+    Fleet(FleetSubmission),
+}
 
 #[derive(Debug)]
 pub(crate) struct JobServiceHandler {
@@ -67,17 +79,43 @@ impl JobService for JobServiceHandler {
             let bytes = request.encoded_len();
             let cost = job_validation_cost(&request.tool, &pipeline.catalog, bytes);
             let memory = bytes + request.params.as_ref().map_or(0, params::struct_overhead_bytes);
+            // A request for the fleet is validated as a copy.
+            let memory = if request.fleet { 2 * memory } else { memory };
             let validate = {
                 let pipeline = Arc::clone(&self.pipeline);
                 move |context: &CallContext| {
                     let method = "jig.v1.JobService/SubmitJob";
                     let call = pipeline.identify_call(context, method, &request)?;
-                    Ok((call, pipeline.validate_job_request(context, request)?))
+                    if !request.fleet && request.retry_if_lost {
+                        let text =
+                            "must not be set without fleet: a job of one daemon never runs again";
+                        return Err(Error::invalid_field("retry_if_lost", text));
+                    }
+                    let published = request.fleet.then(|| request.clone());
+                    let validated = pipeline.validate_job_request(context, request)?;
+                    Ok((
+                        call,
+                        match published {
+                            Some(request) => {
+                                validated.require_access()?;
+                                Submission::Fleet(parse_fleet_submission(
+                                    &pipeline, context, request,
+                                )?)
+                            }
+                            None => Submission::Local(validated),
+                        },
+                    ))
                 }
             };
             let (call, submission) =
                 self.pipeline.validate_maybe_offloaded(&context, (memory, cost), validate).await?;
 
+            let submission = match submission {
+                Submission::Local(submission) => submission,
+                Submission::Fleet(submission) => {
+                    return submit_fleet_job(pipeline, context, call, submission).await;
+                }
+            };
             let work = async move |is_unfinished: bool| {
                 let submitted = pipeline.submit_job(&context, submission, is_unfinished).await?;
                 let id = submitted.id.clone();
@@ -96,6 +134,10 @@ impl JobService for JobServiceHandler {
     ) -> Result<Response<GetJobResponse>, Status> {
         handle(request, async |context, request| {
             let request = self.pipeline.catalog.check("jig.v1.GetJobRequest", request)?;
+            if is_fleet_job_id(&request.job_id) {
+                let (fleet, job) = self.pipeline.find_fleet_job(&context, &request.job_id).await?;
+                return Ok(GetJobResponse { job: Some(fleet.load_result(job).await?) });
+            }
             let snapshot = match self.find_job(&context, &request.job_id).await? {
                 LiveOrEndedJob::Live(job) => job.snapshot(),
                 LiveOrEndedJob::Ended(snapshot) => *snapshot,
@@ -140,17 +182,20 @@ impl JobService for JobServiceHandler {
     ) -> Result<Response<WaitJobResponse>, Status> {
         handle(request, async |context, request| {
             let request = self.pipeline.catalog.check("jig.v1.WaitJobRequest", request)?;
+            let wait = request.wait_ms.map(u64::from).map(Duration::from_millis);
+            let until = wait.map(|wait| Instant::now() + wait);
+            if is_fleet_job_id(&request.job_id) {
+                let (fleet, job) = self.pipeline.find_fleet_job(&context, &request.job_id).await?;
+                let job = wait_for_fleet_job(&self.pipeline, fleet, job, until).await?;
+                return Ok(WaitJobResponse { job: Some(job) });
+            }
             let snapshot = match self.find_job(&context, &request.job_id).await? {
                 LiveOrEndedJob::Ended(snapshot) => *snapshot,
-                LiveOrEndedJob::Live(job) => {
-                    let wait = request.wait_ms.map(u64::from).map(Duration::from_millis);
-                    let until = wait.map(|wait| Instant::now() + wait);
-                    tokio::select! {
-                        biased;
-                        snapshot = wait_until_ended(&self.pipeline, &job) => snapshot?,
-                        () = task::sleep_until(until) => job.snapshot(),
-                    }
-                }
+                LiveOrEndedJob::Live(job) => tokio::select! {
+                    biased;
+                    snapshot = wait_until_ended(&self.pipeline, &job) => snapshot?,
+                    () = task::sleep_until(until) => job.snapshot(),
+                },
             };
             Ok(WaitJobResponse { job: Some(wire_job(snapshot, &self.pipeline.jobs)?) })
         })
@@ -169,6 +214,11 @@ impl JobService for JobServiceHandler {
             let pipeline = Arc::clone(&self.pipeline);
             // Cancelling twice has the same effect, so a repeat after a crash needs no check.
             let work = async move |_is_unfinished: bool| {
+                if is_fleet_job_id(&request.job_id) {
+                    let (fleet, job) = pipeline.find_fleet_job(&context, &request.job_id).await?;
+                    let job = cancel_fleet_job(&pipeline, fleet, job).await?;
+                    return Ok(CancelJobResponse { job: Some(job) });
+                }
                 let snapshot = match pipeline.find_job(&context, &request.job_id).await? {
                     LiveOrEndedJob::Ended(snapshot) => *snapshot,
                     LiveOrEndedJob::Live(job) => {
@@ -189,11 +239,19 @@ impl JobService for JobServiceHandler {
     ) -> Result<Response<Self::WatchJobStream>, Status> {
         handle_stream(request, async |context, request| {
             let request = self.pipeline.catalog.check("jig.v1.WatchJobRequest", request)?;
-            let job = self.find_job(&context, &request.job_id).await?;
-            let permit = self.limits.acquire_watch(&context.principal)?;
             let (sender, terminator, responses) =
                 response_channel(STREAM_BUFFER_MESSAGES, &context.call_id);
             let pipeline = Arc::clone(&self.pipeline);
+            if is_fleet_job_id(&request.job_id) {
+                let (fleet, _job) = self.pipeline.find_fleet_job(&context, &request.job_id).await?;
+                let permit = self.limits.acquire_watch(&context.principal)?;
+                let stream =
+                    FleetJobStream::new(pipeline, &context, fleet, &request, permit).await?;
+                task::spawn_tracked("watch of a fleet job", stream.run(sender, terminator));
+                return Ok(responses);
+            }
+            let job = self.find_job(&context, &request.job_id).await?;
+            let permit = self.limits.acquire_watch(&context.principal)?;
             let stream = JobStream::new(pipeline, context, job, &request, permit)?;
             task::spawn_tracked("watch of a job", stream.run(sender, terminator));
             Ok(responses)
@@ -219,8 +277,13 @@ async fn wait_until_ended(pipeline: &Pipeline, job: &JobHandle) -> Result<JobSna
         biased;
         snapshot = job.wait_for_end() => Ok(snapshot),
         () = pipeline.shutdown.terminate_token().cancelled_owned() => {
-            let text = "the daemon is shutting down, and the job has not ended: wait again when the daemon is back";
-            Err(Error::new(Reason::Draining, text))
+            Err(shutdown_error())
         }
     }
+}
+
+/// The error of a call that waits for the end of a job when the daemon ends.
+fn shutdown_error() -> Error {
+    let text = "the daemon is shutting down, and the job has not ended: wait again when the daemon is back";
+    Error::new(Reason::Draining, text)
 }

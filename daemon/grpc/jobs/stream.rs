@@ -62,6 +62,12 @@ enum JobStreamEnd {
     Failed(Error),
 }
 
+impl From<Option<Error>> for JobStreamEnd {
+    fn from(error: Option<Error>) -> Self {
+        error.map_or(Self::Closed, Self::Failed)
+    }
+}
+
 impl JobStream {
     pub(super) fn new(
         pipeline: Arc<Pipeline>,
@@ -132,8 +138,8 @@ impl JobStream {
             let state = (snapshot.job.state, snapshot.approval_id.clone());
             if !has_ended && sent_state.as_ref() != Some(&state) {
                 let event = Event::Job(wire_live_job(&snapshot, &self.pipeline.jobs));
-                if let Err(end) = send_event(sender, event).await {
-                    return end;
+                if let Err(error) = send_event(sender, event).await {
+                    return error.into();
                 }
                 sent_state = Some(state);
             }
@@ -144,7 +150,7 @@ impl JobStream {
                 return match wire_job(snapshot, &self.pipeline.jobs) {
                     Ok(job) => match send_event(sender, Event::Job(job)).await {
                         Ok(()) => JobStreamEnd::Closed,
-                        Err(end) => end,
+                        Err(error) => error.into(),
                     },
                     Err(error) => JobStreamEnd::Failed(error),
                 };
@@ -158,8 +164,8 @@ impl JobStream {
                 }
                 _changed = self.output_written.changed() => {}
                 () = sleep(self.keep_alive_interval) => {
-                    if let Err(end) = send_event(sender, Event::KeepAlive(JobKeepAlive {})).await {
-                        return end;
+                    if let Err(error) = send_event(sender, Event::KeepAlive(JobKeepAlive {})).await {
+                        return error.into();
                     }
                 }
                 () = sender.closed() => return JobStreamEnd::Closed,
@@ -190,13 +196,12 @@ impl JobStream {
     }
 }
 
-async fn send_event(
+/// Sends an event. Returns the error that ends the stream; `None` if the client has gone.
+pub(super) async fn send_event(
     sender: &Sender<StreamItem<WatchJobResponse>>,
     event: Event,
-) -> Result<(), JobStreamEnd> {
+) -> Result<(), Option<Error>> {
     let message = WatchJobResponse { event: Some(event) };
     let hint = "watch again from the last offsets when you can";
-    response_stream::send_or_timeout(sender, message, CLIENT_READ_TIMEOUT, hint)
-        .await
-        .map_err(|error| error.map_or(JobStreamEnd::Closed, JobStreamEnd::Failed))
+    response_stream::send_or_timeout(sender, message, CLIENT_READ_TIMEOUT, hint).await
 }

@@ -1,0 +1,187 @@
+//! Jobs of the fleet: each RPC of a fleet job, as [`super`] has it for jobs of this daemon.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{sync::mpsc::Sender, time::sleep};
+use ulid::Ulid;
+
+use super::{shutdown_error, stream::send_event};
+use crate::{
+    api::v1::{
+        Job, JobKeepAlive, SubmitJobRequest, SubmitJobResponse, WatchJobRequest, WatchJobResponse,
+        watch_job_response::Event,
+    },
+    daemon::{
+        error::{Error, Reason},
+        grpc::response_stream::{StreamItem, StreamTerminator, keep_alive_interval},
+        pipeline::{
+            self, Pipeline,
+            context::CallContext,
+            fleet_jobs::{FleetJob, FleetJobEvents, FleetJobs, FleetSubmission},
+            job_submission::DEFAULT_QUEUE_NAME,
+            once::IdempotentCall,
+        },
+        queue::Permit,
+        task,
+        telemetry::propagation::to_traceparent,
+    },
+};
+
+/// How often the daemon asks again for the end of a job that it cancels, whose daemon may have given
+/// it back in the meantime.
+const CANCEL_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Checks a submission to the fleet, except its parameters.
+pub(super) fn parse_fleet_submission(
+    pipeline: &Pipeline,
+    context: &CallContext,
+    request: SubmitJobRequest,
+) -> Result<FleetSubmission, Error> {
+    pipeline.require_fleet()?;
+    let queue = request.queue.clone().unwrap_or_else(|| DEFAULT_QUEUE_NAME.to_owned());
+    if queue.contains('.') {
+        // Dots separate the parts of the names of queues in message servers.
+        return Err(Error::invalid_field("queue", "must have no dots, because of `fleet`"));
+    }
+
+    Ok(FleetSubmission {
+        queue,
+        workspace: pipeline.resolve_workspace(context)?.workspace.name().to_owned(),
+        request_id: context.request_id.clone().unwrap_or_else(|| Ulid::generate().to_string()),
+        principal: context.principal.name().to_owned(),
+        session: context.session.as_str().to_owned(),
+        traceparent: to_traceparent(&context.parent_span),
+        request,
+    })
+}
+
+/// Publishes a job to its queue.
+pub(super) async fn submit_fleet_job(
+    pipeline: Arc<Pipeline>,
+    context: CallContext,
+    call: Option<IdempotentCall>,
+    submission: FleetSubmission,
+) -> Result<SubmitJobResponse, Error> {
+    let work = {
+        let pipeline = Arc::clone(&pipeline);
+        // A repeat after a crash finds the record of the job, so it needs no check.
+        async move |_is_unfinished: bool| {
+            pipeline.shutdown.check_accepting()?;
+            let submitted = pipeline.require_fleet()?.submit(submission).await?.job;
+            let id = submitted.job_id.clone();
+            context.access_log_entry.update(|fields| fields.job_id = Some(id));
+            Ok(SubmitJobResponse { job: Some(Job { result: None, ..submitted }) })
+        }
+    };
+    pipeline.run_once_detached(call, work).await
+}
+
+/// Waits until a job has ended or `until`. Fails if the drain timeout passes first.
+pub(super) async fn wait_for_fleet_job(
+    pipeline: &Pipeline,
+    fleet: &Arc<dyn FleetJobs>,
+    job: FleetJob,
+    until: Option<Instant>,
+) -> Result<Job, Error> {
+    let job = match job.job.end_time {
+        Some(_) => job,
+        None => tokio::select! {
+            biased;
+            waited = fleet.wait(&job.job.job_id, until) => waited?.unwrap_or(job),
+            () = pipeline.shutdown.terminate_token().cancelled_owned() => return Err(shutdown_error()),
+        },
+    };
+    fleet.load_result(job).await
+}
+
+/// Cancels a job, and waits until it has ended.
+pub(super) async fn cancel_fleet_job(
+    pipeline: &Pipeline,
+    fleet: &Arc<dyn FleetJobs>,
+    mut job: FleetJob,
+) -> Result<Job, Error> {
+    while job.job.end_time.is_none() {
+        fleet.cancel(&job.job.job_id).await?;
+        let until = Some(Instant::now() + CANCEL_INTERVAL);
+        let waited = tokio::select! {
+            biased;
+            waited = fleet.wait(&job.job.job_id, until) => waited?,
+            () = pipeline.shutdown.terminate_token().cancelled_owned() => return Err(shutdown_error()),
+        };
+        job = waited.unwrap_or(job);
+    }
+    fleet.load_result(job).await
+}
+
+/// A stream that watches a fleet job.
+pub(super) struct FleetJobStream {
+    pipeline: Arc<Pipeline>,
+    events: Box<dyn FleetJobEvents>,
+    deadline: Option<Instant>,
+    keep_alive_interval: Duration,
+    _permit: Permit,
+}
+
+impl FleetJobStream {
+    pub(super) async fn new(
+        pipeline: Arc<Pipeline>,
+        context: &CallContext,
+        fleet: &Arc<dyn FleetJobs>,
+        request: &WatchJobRequest,
+        permit: Permit,
+    ) -> Result<Self, Error> {
+        let offsets = [request.stdout_offset, request.stderr_offset];
+        Ok(Self {
+            pipeline,
+            events: fleet.watch(&request.job_id, offsets).await?,
+            deadline: context.deadline,
+            keep_alive_interval: keep_alive_interval(request.keep_alive_sec),
+            _permit: permit,
+        })
+    }
+
+    /// Sends events until the job has ended or the client has disconnected.
+    ///
+    /// Ends earlier at the client's deadline, or when the drain timeout has passed.
+    pub(super) async fn run(
+        mut self,
+        sender: Sender<StreamItem<WatchJobResponse>>,
+        terminator: StreamTerminator<WatchJobResponse>,
+    ) {
+        let deadline = self.deadline;
+        let terminate = self.pipeline.shutdown.terminate_token();
+        let sent = tokio::select! {
+            biased;
+            () = task::sleep_until(deadline) => Err(Some(pipeline::stream_deadline_error("WatchJob"))),
+            () = terminate.cancelled() => {
+                let text = "the daemon is shutting down: watch again when it is back";
+                Err(Some(Error::new(Reason::Draining, text)))
+            }
+            sent = self.forward_events(&sender) => sent,
+        };
+        if let Err(Some(error)) = sent {
+            terminator.fail(&error);
+        }
+    }
+
+    /// Returns the error that the client gets; `None` if the client has gone.
+    async fn forward_events(
+        &mut self,
+        sender: &Sender<StreamItem<WatchJobResponse>>,
+    ) -> Result<(), Option<Error>> {
+        loop {
+            let event = tokio::select! {
+                event = self.events.next() => match event? {
+                    Some(event) => event,
+                    None => return Ok(()),
+                },
+                () = sleep(self.keep_alive_interval) => Event::KeepAlive(JobKeepAlive {}),
+                () = sender.closed() => return Err(None),
+            };
+            send_event(sender, event).await?;
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The jobs of the fleet, as the services see them: jobs of queues that several daemons share.
+//!
+//! A source of the fleet implements [`FleetJobs`], and registers at the start. Without one, a daemon
+//! has no such jobs, and their ids are those of no job.
+
+use std::{fmt, sync::Arc, time::Instant};
+
+use super::{Pipeline, context::CallContext, jobs::job_not_found_error};
+use crate::{
+    api::v1::{Job, SubmitJobRequest, watch_job_response::Event},
+    daemon::{error::Error, task::BoxFuture},
+};
+
+/// Prefix of the ids of fleet jobs. No ULID and no UUID has it.
+pub(crate) const FLEET_JOB_ID_PREFIX: &str = "fleet-";
+/// Hexadecimal digits after the prefix: 128 bits, too many for accidental collisions.
+pub(crate) const FLEET_JOB_ID_DIGITS: usize = 32;
+
+/// The jobs that all daemons of a fleet know.
+pub(crate) trait FleetJobs: fmt::Debug + Send + Sync {
+    /// Publishes a job to its queue. Returns the job of an earlier submission with the same request
+    /// id, unless its request was another.
+    fn submit(&self, submission: FleetSubmission) -> BoxFuture<'_, Result<FleetJob, Error>>;
+
+    /// Finds a job by its id.
+    fn find<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<FleetJob>, Error>>;
+
+    /// Waits until a job has ended or `until`, and returns it.
+    fn wait<'a>(
+        &'a self,
+        id: &'a str,
+        until: Option<Instant>,
+    ) -> BoxFuture<'a, Result<Option<FleetJob>, Error>>;
+
+    /// Cancels a job, wherever it is. It may end later, and otherwise.
+    fn cancel<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<(), Error>>;
+
+    /// Returns a job with its result, which can be stored apart.
+    fn load_result(&self, job: FleetJob) -> BoxFuture<'_, Result<Job, Error>>;
+
+    /// Watches a job. The output begins at the offsets of standard output and standard error.
+    fn watch<'a>(
+        &'a self,
+        id: &'a str,
+        offsets: [u64; 2],
+    ) -> BoxFuture<'a, Result<Box<dyn FleetJobEvents>, Error>>;
+}
+
+/// The states and the output of a fleet job.
+pub(crate) trait FleetJobEvents: Send {
+    /// Returns the next event, or `None` after the ended job. Cancel safe.
+    fn next(&mut self) -> BoxFuture<'_, Result<Option<Event>, Error>>;
+}
+
+/// A call to publish to a queue of the fleet.
+#[derive(Debug, Clone)]
+pub(crate) struct FleetSubmission {
+    pub(crate) queue: String,
+    pub(crate) workspace: String,
+    pub(crate) request_id: String,
+    pub(crate) principal: String,
+    pub(crate) session: String,
+    pub(crate) traceparent: String,
+    /// The request, which was validated.
+    pub(crate) request: SubmitJobRequest,
+}
+
+/// A fleet job, with what its visibility depends on.
+#[derive(Debug, Clone)]
+pub(crate) struct FleetJob {
+    /// The job, without a result that is stored apart.
+    pub(crate) job: Job,
+    pub(crate) workspace: String,
+    /// Name of the object with the result. Empty if the job has its result, or none.
+    pub(crate) result_object: String,
+}
+
+/// Whether an id has the form of those of fleet jobs.
+pub(crate) fn is_fleet_job_id(id: &str) -> bool {
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let digits = id.strip_prefix(FLEET_JOB_ID_PREFIX);
+    digits.is_some_and(|digits| digits.len() == FLEET_JOB_ID_DIGITS && digits.bytes().all(is_digit))
+}
+
+impl Pipeline {
+    /// Registers the fleet, before the first call.
+    pub(crate) fn join_fleet(&self, fleet: Arc<dyn FleetJobs>) {
+        // The daemon joins at most once.
+        let _joined = self.fleet_jobs.set(fleet);
+    }
+
+    /// Returns the fleet. Fails if the daemon has none.
+    pub(crate) fn require_fleet(&self) -> Result<&Arc<dyn FleetJobs>, Error> {
+        self.fleet_jobs.get().ok_or_else(|| {
+            let text = "this daemon belongs to no fleet: submit without fleet, or the operator can configure [fleet]";
+            Error::invalid_field("fleet", text)
+        })
+    }
+
+    /// Finds a fleet job. Returns "not found" for a job of another workspace, and of a tool that the
+    /// caller may not use.
+    pub(crate) async fn find_fleet_job(
+        &self,
+        context: &CallContext,
+        id: &str,
+    ) -> Result<(&Arc<dyn FleetJobs>, FleetJob), Error> {
+        context.access_log_entry.update(|fields| fields.job_id = Some(id.to_owned()));
+        let workspace_context = self.resolve_workspace(context)?;
+        let workspace = workspace_context.workspace.name();
+        let Some(fleet) = self.fleet_jobs.get() else {
+            return Err(job_not_found_error(workspace, id));
+        };
+
+        let found = fleet.find(id).await?.filter(|found| {
+            let tool = self.require_job_tool(context, &found.job.dialect, &found.job.tool);
+            found.workspace == workspace && tool.is_ok()
+        });
+        match found {
+            Some(found) => Ok((fleet, found)),
+            None => Err(job_not_found_error(workspace, id)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_fleet_jobs_are_those_of_no_other_job() {
+        assert!(is_fleet_job_id("fleet-7a61ed7351f071be21e73060c62d236f"));
+        for other in [
+            "",
+            "fleet-",
+            "01HZZZZZZZZZZZZZZZZZZZZZZZ",
+            "550e8400-e29b-41d4-a716-446655440000",
+            "fleet-7a61ed7351f071be21e73060c62d236F",
+            "fleet-7a61ed7351f071be21e73060c62d236f0",
+        ] {
+            assert!(!is_fleet_job_id(other), "{other}");
+        }
+    }
+}
