@@ -1,0 +1,106 @@
+//! The records of fleet jobs: a key-value bucket, in which each change names the revision that it
+//! replaces.
+
+use async_nats::jetstream::kv::{self, CreateErrorKind, Operation, UpdateErrorKind};
+use prost::Message as _;
+use tokio_stream::StreamExt as _;
+
+use crate::{api::v1::FleetJobRecord, daemon::fleet::work_source::SourceUnavailable};
+
+/// The bucket of records.
+#[derive(Debug, Clone)]
+pub(crate) struct FleetRecords {
+    bucket: kv::Store,
+}
+
+/// Why a record was not changed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecordError {
+    /// There is a record already, or it has another revision.
+    #[error("the record of the job was changed by another daemon")]
+    Conflict,
+    /// Unknown: the change may have been stored.
+    #[error(transparent)]
+    Unavailable(#[from] SourceUnavailable),
+}
+
+impl FleetRecords {
+    pub(super) fn new(bucket: kv::Store) -> Self {
+        Self { bucket }
+    }
+
+    /// Reads a record with its revision.
+    pub(crate) async fn get(
+        &self,
+        id: &str,
+    ) -> Result<Option<(FleetJobRecord, u64)>, SourceUnavailable> {
+        match self.bucket.entry(id).await.map_err(SourceUnavailable::new)? {
+            Some(entry) if entry.operation == Operation::Put => {
+                Ok(Some((decode(entry.value)?, entry.revision)))
+            }
+            // Deleted, by the operator.
+            Some(_) | None => Ok(None),
+        }
+    }
+
+    /// Stores the first record of a job. Returns its revision.
+    pub(crate) async fn create(
+        &self,
+        id: &str,
+        record: &FleetJobRecord,
+    ) -> Result<u64, RecordError> {
+        let created = self.bucket.create(id, record.encode_to_vec().into()).await;
+        created.map_err(|error| match error.kind() {
+            CreateErrorKind::AlreadyExists => RecordError::Conflict,
+            CreateErrorKind::InvalidKey
+            | CreateErrorKind::Publish
+            | CreateErrorKind::Ack
+            | CreateErrorKind::Other => SourceUnavailable::new(error).into(),
+        })
+    }
+
+    /// Replaces the record of this revision. Returns the new revision.
+    pub(crate) async fn update(
+        &self,
+        id: &str,
+        record: &FleetJobRecord,
+        revision: u64,
+    ) -> Result<u64, RecordError> {
+        let updated = self.bucket.update(id, record.encode_to_vec().into(), revision).await;
+        updated.map_err(|error| match error.kind() {
+            UpdateErrorKind::WrongLastRevision => RecordError::Conflict,
+            UpdateErrorKind::InvalidKey | UpdateErrorKind::TimedOut | UpdateErrorKind::Other => {
+                SourceUnavailable::new(error).into()
+            }
+        })
+    }
+
+    /// Watches a record: first the current one, if there is one, then each change.
+    pub(crate) async fn watch(&self, id: &str) -> Result<RecordWatch, SourceUnavailable> {
+        let watch = self.bucket.watch_with_history(id).await;
+        Ok(RecordWatch(watch.map_err(SourceUnavailable::new)?))
+    }
+}
+
+/// The changes of a record.
+#[derive(Debug)]
+pub(crate) struct RecordWatch(kv::Watch);
+
+impl RecordWatch {
+    /// Waits for the next record. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Result<FleetJobRecord, SourceUnavailable> {
+        loop {
+            match self.0.next().await {
+                Some(Ok(entry)) if entry.operation == Operation::Put => return decode(entry.value),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(SourceUnavailable::new(error)),
+                None => return Err(SourceUnavailable::new("the watch of a record ended")),
+            }
+        }
+    }
+}
+
+fn decode(record: bytes::Bytes) -> Result<FleetJobRecord, SourceUnavailable> {
+    let malformed = |error| SourceUnavailable(format!("a record is malformed: {error}"));
+    FleetJobRecord::decode(record).map_err(malformed)
+}

@@ -1,0 +1,157 @@
+//! The seam between the runner and the queues of a fleet: where jobs come from, and where their
+//! results go.
+//!
+//! A source hands each piece of work to one daemon at a time, and again to some daemon if that one
+//! dies. It stores one result for each. What this daemon has begun is in its own database: a source
+//! is not asked about it.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    api::v1::{Job, SubmitJobRequest},
+    daemon::{
+        checksum::sha256,
+        error::{Error, Reason},
+        task::BoxFuture,
+    },
+};
+
+/// Prefix of the ids of fleet jobs, which distinguishes them from those of one daemon.
+pub(crate) const FLEET_JOB_ID_PREFIX: &str = "fleet-";
+/// Hexadecimal digits after the prefix: 128 bits, too many for accidental collisions.
+const FLEET_JOB_ID_DIGITS: usize = 32;
+
+/// A queue of jobs that daemons share.
+pub(crate) trait WorkSource: Send + Sync + 'static {
+    /// Waits until there is work, and claims at most `max` pieces of it.
+    ///
+    /// Returns soon after `stop` is cancelled, with what was claimed until then. Not cancel safe:
+    /// claims of a dropped future are lost to this daemon until the source hands them out again.
+    fn claim<'a>(
+        &'a self,
+        max: usize,
+        stop: &'a CancellationToken,
+    ) -> BoxFuture<'a, Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable>>;
+}
+
+/// Work that this daemon has claimed. The source hands it to nobody else while the claim is kept.
+pub(crate) trait ClaimedWork: Send + Sync {
+    fn work(&self) -> &Work;
+
+    /// How often [`Self::progress`] must be called.
+    fn progress_interval(&self) -> Duration;
+
+    /// Keeps the claim. A failure is no reason to stop: the next call may succeed in time.
+    fn progress(&self) -> BoxFuture<'_, Result<(), SourceUnavailable>>;
+
+    /// Stores the ended job, then acknowledges the work. Repeats both until the source answers or
+    /// `stop` is cancelled.
+    ///
+    /// A job that was lost, or that the shutdown of this daemon has stopped, goes to another daemon
+    /// if its submission allows that.
+    fn finish<'a>(
+        &'a self,
+        end: JobEnd,
+        stop: &'a CancellationToken,
+    ) -> BoxFuture<'a, FinishOutcome>;
+
+    /// Gives work back that has not begun. The source hands it out again after `delay`.
+    fn release<'a>(
+        &'a self,
+        delay: Duration,
+        stop: &'a CancellationToken,
+    ) -> BoxFuture<'a, FinishOutcome>;
+
+    /// Stores that the job has failed with this error, and removes the work from the queue.
+    fn reject<'a>(
+        &'a self,
+        error: &'a Error,
+        stop: &'a CancellationToken,
+    ) -> BoxFuture<'a, FinishOutcome>;
+}
+
+/// A job from the queue of a fleet.
+#[derive(Debug, Clone)]
+pub(crate) struct Work {
+    /// Id of the fleet job: see [`fleet_job_id`].
+    pub(crate) id: String,
+    /// Request id of the submission.
+    pub(crate) request_id: String,
+    pub(crate) queue: String,
+    /// Workspace of this daemon that the job runs in.
+    pub(crate) workspace: String,
+    /// Principal whose rights the job has, by its name in records (`key:NAME`).
+    pub(crate) principal: String,
+    /// `None` for the default session.
+    pub(crate) session: Option<String>,
+    /// Trace context of the submission, if any.
+    pub(crate) traceparent: Option<String>,
+    /// Counts the claims that began the job, from 1.
+    pub(crate) attempt: u32,
+    pub(crate) request: SubmitJobRequest,
+}
+
+/// An ended job of this daemon.
+#[derive(Debug, Clone)]
+pub(crate) struct JobEnd {
+    /// The job with its result, as this daemon knows it.
+    pub(crate) job: Job,
+    /// Whether the shutdown of this daemon has stopped it.
+    pub(crate) stopped_by_shutdown: bool,
+}
+
+/// What became of claimed work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FinishOutcome {
+    /// The source has stored the result of this daemon.
+    Stored,
+    /// The source has another result, or another daemon has the work.
+    Superseded,
+    /// The work is in the queue again.
+    Requeued,
+    /// The source did not answer until the daemon stopped.
+    Unknown,
+}
+
+/// A source does not answer.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("the message server of the fleet does not answer: {0}")]
+pub(crate) struct SourceUnavailable(pub(crate) String);
+
+impl SourceUnavailable {
+    pub(crate) fn new(cause: impl std::fmt::Display) -> Self {
+        Self(cause.to_string())
+    }
+}
+
+impl From<SourceUnavailable> for Error {
+    fn from(error: SourceUnavailable) -> Self {
+        let text = "the message server of the fleet does not answer: retry later with the same request id";
+        Self::new(Reason::FleetUnavailable, text).with_cause(error)
+    }
+}
+
+/// Returns the id of the fleet job that was submitted to `queue` with `request_id`.
+///
+/// Programs that publish jobs without a daemon compute it too, to find the result.
+pub(crate) fn fleet_job_id(queue: &str, request_id: &str) -> String {
+    let mut digest = sha256(format!("{queue}/{request_id}").as_bytes());
+    digest.truncate(FLEET_JOB_ID_DIGITS);
+    format!("{FLEET_JOB_ID_PREFIX}{digest}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn job_ids_are_those_of_other_programs() {
+        // printf '%s' build/request-1 | sha256sum
+        assert_eq!(
+            fleet_job_id("build", "request-1"),
+            "fleet-7a61ed7351f071be21e73060c62d236f"
+        );
+    }
+}
