@@ -12,16 +12,10 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     api::v1::{Job, SubmitJobRequest},
     daemon::{
-        checksum::sha256,
         error::{Error, Reason},
         task::BoxFuture,
     },
 };
-
-/// Prefix of the ids of fleet jobs, which distinguishes them from those of one daemon.
-pub(crate) const FLEET_JOB_ID_PREFIX: &str = "fleet-";
-/// Hexadecimal digits after the prefix: 128 bits, too many for accidental collisions.
-const FLEET_JOB_ID_DIGITS: usize = 32;
 
 /// A queue of jobs that daemons share.
 pub(crate) trait WorkSource: Send + Sync + 'static {
@@ -75,7 +69,7 @@ pub(crate) trait ClaimedWork: Send + Sync {
 /// A job from the queue of a fleet.
 #[derive(Debug, Clone)]
 pub(crate) struct Work {
-    /// Id of the fleet job: see [`fleet_job_id`].
+    /// Id of the fleet job.
     pub(crate) id: String,
     /// Request id of the submission.
     pub(crate) request_id: String,
@@ -90,6 +84,8 @@ pub(crate) struct Work {
     pub(crate) traceparent: Option<String>,
     /// Counts the claims that began the job, from 1.
     pub(crate) attempt: u32,
+    /// Whether a daemon has published the job. It has counted it against the caller's rate limit.
+    pub(crate) is_rate_counted: bool,
     pub(crate) request: SubmitJobRequest,
 }
 
@@ -130,28 +126,5 @@ impl From<SourceUnavailable> for Error {
     fn from(error: SourceUnavailable) -> Self {
         let text = "the message server of the fleet does not answer: retry later with the same request id";
         Self::new(Reason::FleetUnavailable, text).with_cause(error)
-    }
-}
-
-/// Returns the id of the fleet job that was submitted to `queue` with `request_id`.
-///
-/// Programs that publish jobs without a daemon compute it too, to find the result.
-pub(crate) fn fleet_job_id(queue: &str, request_id: &str) -> String {
-    let mut digest = sha256(format!("{queue}/{request_id}").as_bytes());
-    digest.truncate(FLEET_JOB_ID_DIGITS);
-    format!("{FLEET_JOB_ID_PREFIX}{digest}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn job_ids_are_those_of_other_programs() {
-        // printf '%s' build/request-1 | sha256sum
-        assert_eq!(
-            fleet_job_id("build", "request-1"),
-            "fleet-7a61ed7351f071be21e73060c62d236f"
-        );
     }
 }
