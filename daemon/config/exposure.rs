@@ -8,7 +8,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{WorkspaceConfig, listen::ListenAddr, tls::TlsFiles, trusted_path::MAX_SYMLINKS};
+use super::{WorkspaceConfig, file::FleetTable, listen::ListenAddr, tls::TlsFiles, trusted_path::MAX_SYMLINKS};
 use crate::daemon::sandbox::plan::{BindMount, SANDBOX_HOME, SYSTEM_DIRECTORIES};
 
 /// Bind destinations that are rejected, because the sandbox mounts these itself.
@@ -105,6 +105,11 @@ impl<'a> CredentialFile<'a> {
                 .chain(client_ca.map(|path| file(path, "--tls-client-ca", true)))
         });
         own.chain(tls).collect()
+    }
+
+    /// The files of a fleet.
+    pub(super) fn of_fleet(table: &'a FleetTable) -> impl Iterator<Item = Self> {
+        table.files().map(|(path, flag, is_public)| Self { path, flag, is_public })
     }
 }
 

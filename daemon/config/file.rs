@@ -63,6 +63,7 @@ pub(super) struct ConfigFile {
     pub(super) limits: LimitsTable,
     pub(super) requests: RequestsTable,
     pub(super) jobs: JobsTable,
+    pub(super) fleet: Option<FleetTable>,
     pub(super) sessions: SessionsTable,
     pub(super) audit: AuditTable,
     pub(super) proxy: Option<ProxyTable>,
@@ -108,6 +109,7 @@ pub(super) struct ReloadableConfigFile {
     limits: IgnoredAny,
     requests: IgnoredAny,
     jobs: IgnoredAny,
+    fleet: IgnoredAny,
     sessions: IgnoredAny,
     audit: IgnoredAny,
     proxy: IgnoredAny,
@@ -266,6 +268,35 @@ pub(super) struct JobsTable {
     pub(super) concurrency: Option<u32>,
     pub(super) queue_concurrency: Option<u32>,
     pub(super) queues: BTreeMap<String, u32>,
+}
+
+/// The `[fleet]` table. Its presence is the request to join the fleet.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct FleetTable {
+    pub(super) nats: Vec<String>,
+    pub(super) credentials_file: Option<PathBuf>,
+    pub(super) nkey_file: Option<PathBuf>,
+    pub(super) ca_file: Option<PathBuf>,
+    pub(super) stream: Option<String>,
+    pub(super) signing_key_file: Option<PathBuf>,
+    pub(super) daemon_id: Option<String>,
+    pub(super) ack_wait: Option<String>,
+    pub(super) lost_after: Option<String>,
+    pub(super) max_deliver: Option<u32>,
+    pub(super) result_retention: Option<String>,
+    pub(super) queues: Vec<FleetQueueTable>,
+}
+
+/// One `[[fleet.queues]]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FleetQueueTable {
+    pub(super) name: String,
+    pub(super) key: Option<String>,
+    #[serde(default)]
+    pub(super) workspaces: Vec<String>,
+    pub(super) places: Option<u32>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -4,24 +4,22 @@ use std::{
     collections::BTreeMap,
     mem,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use super::{
-    Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS,
-    DEFAULT_CONCURRENT_FILE_OPERATIONS, DEFAULT_CONCURRENT_PROCESSES, DEFAULT_CONCURRENT_RUNS,
-    DEFAULT_PROCESS_RETENTION, DEFAULT_QUEUE_TIMEOUT, DEFAULT_QUEUED_CALLS, DEFAULT_REPLAY_BYTES,
-    DEFAULT_STOP_GRACE, WorkspaceConfig,
+    Config, ConfigError, DEFAULT_STOP_GRACE, WorkspaceConfig,
     agent_sandbox::{AgentSandboxSettings, parse_agent_sandbox},
     args::Args,
     created_workspaces::{
         CommonSettings, OtherDirectories, parse_created_workspaces, sandbox_id_count,
     },
+    daemon_limits::parse_daemon_limits,
     default_state_dir,
     duration::duration_or_default,
     exposure::{CredentialFile, check_chown, check_exposure, exposes_host, parse_binds},
     fetch::parse_fetch,
-    file::{self, AgentSandboxTable, ConfigFile, LimitsTable, MAX_CONFIGURED_LIMIT, ParsedFile},
+    file::{self, AgentSandboxTable, ConfigFile, FleetTable, ParsedFile},
+    fleet::{FleetConfig, FleetContext, parse_fleet},
     http::parse_http,
     jobs::parse_jobs,
     keys::KeyFile,
@@ -51,9 +49,6 @@ use crate::daemon::{
     },
 };
 
-/// Valid values of `limits.replay_bytes`. The minimum is twice what a process can write at once.
-const REPLAY_BYTES_RANGE: std::ops::RangeInclusive<usize> = 128 * 1024..=256 << 20;
-
 impl Config {
     /// Reads the file that `args` names, if any, and merges both.
     pub(crate) fn load(args: Args) -> Result<Self, ConfigError> {
@@ -67,19 +62,6 @@ impl Config {
         let config = merge(args, content)?;
         Ok(Self { config_path, restart_only, renamed_keys, ..config })
     }
-}
-
-/// The limits of `[limits]` that do not apply to single runs.
-struct DaemonLimits {
-    artifact_bytes: u64,
-    replay_bytes: usize,
-    process_retention: Duration,
-    concurrent_calls: usize,
-    concurrent_runs: usize,
-    concurrent_processes: usize,
-    concurrent_file_operations: usize,
-    queued_calls: usize,
-    queue_timeout: Duration,
 }
 
 /// Settings that are checked against each other: who can reach the daemon, and what its commands
@@ -120,7 +102,7 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
     };
     let created_workspaces =
         parse_created_workspaces(file.workspaces_on_demand, exposure.common, others, &mut problems);
-    let config = Config {
+    let mut config = Config {
         listeners: exposure.listeners,
         health_listener: exposure.health_listener,
         metrics_listener: exposure.metrics_listener,
@@ -167,6 +149,7 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
         process_retention: daemon_limits.process_retention,
         requests: parse_requests(&file.requests, &mut problems),
         jobs: parse_jobs(file.jobs, &mut problems),
+        fleet: None,
         sessions: parse_sessions(&file.sessions, &mut problems),
         sync_files: file.files.fsync,
         concurrent_calls: daemon_limits.concurrent_calls,
@@ -177,8 +160,24 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
         queue_timeout: daemon_limits.queue_timeout,
     };
     check_search_path(&config.search_path, &mut problems);
+    config.fleet = file.fleet.map(|table| merge_fleet(table, &config, &mut problems));
 
     if problems.is_empty() { Ok(config) } else { Err(ConfigError(problems)) }
+}
+
+/// Checks the fleet, with the workspaces, keys and queues that it shares.
+fn merge_fleet(table: FleetTable, config: &Config, problems: &mut Vec<String>) -> FleetConfig {
+    let keys = config.keys.as_ref();
+    let keys: Option<Vec<_>> =
+        keys.map(|keys| keys.keys.iter().map(|key| key.name.as_str()).collect());
+    let context = FleetContext {
+        jobs: &config.jobs,
+        workspaces: &config.workspace_names(),
+        creates_workspaces: config.created_workspaces.is_some(),
+        keys: keys.as_deref(),
+        allow_plaintext: config.remote_access.allow_plaintext,
+    };
+    parse_fleet(table, context, problems)
 }
 
 /// Merges the settings of [`Exposure`], and checks that they fit together.
@@ -213,7 +212,8 @@ fn merge_exposure(args: &mut Args, file: &mut ConfigFile, problems: &mut Vec<Str
     let state_dir =
         args.state_dir.take().or(file.state_dir.take()).unwrap_or_else(default_state_dir);
     let tls_files = listeners.iter().filter_map(|listener| listener.tls.as_ref()).chain(&tls);
-    let files = CredentialFile::all(key_file.as_deref(), args.config.as_deref(), tls_files);
+    let mut files = CredentialFile::all(key_file.as_deref(), args.config.as_deref(), tls_files);
+    files.extend(file.fleet.iter().flat_map(CredentialFile::of_fleet));
     let probes = health_listener.iter().map(|address| (address, ListenerProtocol::Health));
     let metrics = metrics_listener.iter().map(|address| (address, ListenerProtocol::Metrics));
     let addresses = addresses_by_setting(&listeners, probes.chain(metrics));
@@ -378,60 +378,6 @@ fn check_search_path(search_path: &[String], problems: &mut Vec<String>) {
         if !directory.starts_with('/') || directory.contains(':') {
             problems.push(format!("--path {directory}: give absolute paths without colons"));
         }
-    }
-}
-
-fn parse_daemon_limits(table: &LimitsTable, problems: &mut Vec<String>) -> DaemonLimits {
-    let replay_bytes = table.replay_bytes.unwrap_or(DEFAULT_REPLAY_BYTES);
-    if !REPLAY_BYTES_RANGE.contains(&replay_bytes) {
-        problems.push(format!(
-            "limits.replay_bytes {replay_bytes}: give {} to {} bytes",
-            REPLAY_BYTES_RANGE.start(),
-            REPLAY_BYTES_RANGE.end()
-        ));
-    }
-    let process_retention = duration_or_default(
-        DEFAULT_PROCESS_RETENTION,
-        table.process_retention.as_deref(),
-        "limits.process_retention",
-        problems,
-    );
-    let queue_timeout = duration_or_default(
-        DEFAULT_QUEUE_TIMEOUT,
-        table.queue_timeout.as_deref(),
-        "limits.queue_timeout",
-        problems,
-    );
-
-    let mut count = |value: Option<usize>, default: usize, key: &str| {
-        let count = value.unwrap_or(default);
-        if !(1..=MAX_CONFIGURED_LIMIT as usize).contains(&count) {
-            problems.push(format!("limits.{key} must be from 1 to {MAX_CONFIGURED_LIMIT}"));
-        }
-        count
-    };
-    DaemonLimits {
-        artifact_bytes: table.artifact_bytes.unwrap_or(DEFAULT_ARTIFACT_BYTES),
-        replay_bytes,
-        process_retention,
-        concurrent_calls: count(
-            table.concurrent_calls,
-            DEFAULT_CONCURRENT_CALLS,
-            "concurrent_calls",
-        ),
-        concurrent_runs: count(table.concurrent_runs, DEFAULT_CONCURRENT_RUNS, "concurrent_runs"),
-        concurrent_processes: count(
-            table.concurrent_processes,
-            DEFAULT_CONCURRENT_PROCESSES,
-            "concurrent_processes",
-        ),
-        concurrent_file_operations: count(
-            table.concurrent_file_operations,
-            DEFAULT_CONCURRENT_FILE_OPERATIONS,
-            "concurrent_file_operations",
-        ),
-        queued_calls: count(table.queued_calls, DEFAULT_QUEUED_CALLS, "queued_calls"),
-        queue_timeout,
     }
 }
 

@@ -8,10 +8,12 @@ pub(crate) mod agent_sandbox;
 pub(crate) mod args;
 pub(crate) mod client_certificate;
 pub(crate) mod created_workspaces;
+mod daemon_limits;
 mod duration;
 pub(crate) mod exposure;
 pub(crate) mod fetch;
 mod file;
+pub(crate) mod fleet;
 pub(crate) mod http;
 pub(crate) mod jobs;
 pub(crate) mod keys;
@@ -39,6 +41,7 @@ use std::{collections::BTreeMap, env, path::PathBuf, time::Duration};
 
 use self::{
     created_workspaces::CreatedWorkspacesConfig,
+    fleet::FleetConfig,
     jobs::JobsConfig,
     keys::KeyFile,
     lifetimes::{ConnectionAge, ShutdownTimes},
@@ -149,6 +152,8 @@ pub(crate) struct Config {
     /// Retention of results of calls with a request id.
     pub(crate) requests: RequestsConfig,
     pub(crate) jobs: JobsConfig,
+    /// The queues that this daemon shares with others. `None`: it belongs to no fleet.
+    pub(crate) fleet: Option<FleetConfig>,
     pub(crate) sessions: SessionsConfig,
     /// Whether a file change is answered only after the disk has written it (fsync).
     pub(crate) sync_files: bool,

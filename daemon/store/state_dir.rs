@@ -68,6 +68,11 @@ impl StateDir {
         self.path.join("life")
     }
 
+    /// Path of the file with the name of this daemon in its fleet: see [`super::fleet_id`].
+    pub(crate) fn fleet_id_path(&self) -> PathBuf {
+        self.path.join("fleet-id")
+    }
+
     /// Returns the files to watch for removal. Call it once the database is open.
     pub(crate) fn state_files(&self) -> io::Result<StateFiles> {
         let names = ["lock", "jig.db", "jig.db-wal"];

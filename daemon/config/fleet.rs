@@ -1,0 +1,516 @@
+//! The `[fleet]` table: the queues that several daemons share, and the servers that have them.
+
+use std::{
+    collections::HashSet,
+    fs::File,
+    io::Read as _,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use url::{Host, Url};
+
+use super::{
+    duration::{age_or_default, duration_or_default},
+    file::{FleetQueueTable, FleetTable},
+    jobs::{JobsConfig, is_queue_name},
+    trusted_path::{GROUP_OTHER_WRITE, open_trusted},
+};
+
+const DEFAULT_STREAM: &str = "JIG_JOBS";
+/// Characters of the name of the stream. Names of buckets add to it.
+const MAX_STREAM_NAME_BYTES: usize = 64;
+const MAX_DAEMON_ID_BYTES: usize = 64;
+const DEFAULT_ACK_WAIT: Duration = Duration::from_secs(30);
+/// A shorter time would hand jobs out twice when a daemon is busy.
+const MIN_ACK_WAIT: Duration = Duration::from_secs(1);
+const DEFAULT_LOST_AFTER: Duration = Duration::from_secs(60);
+/// A shorter time would take a daemon for dead while it reconnects.
+const MIN_LOST_AFTER: Duration = Duration::from_secs(3);
+const DEFAULT_MAX_DELIVER: u32 = 20;
+const DEFAULT_RESULT_RETENTION: Duration = Duration::from_secs(24 * 3600);
+const MAX_QUEUES: usize = 64;
+/// Size of a credentials file, or of a key. NATS credentials have about 1 KiB.
+const MAX_SECRET_FILE_BYTES: u64 = 64 << 10;
+/// As long as the output of the hash of the signatures.
+const MIN_SIGNING_KEY_BYTES: usize = 32;
+/// Permissions of others, none of which a file with a secret may give.
+const OTHER_PERMISSIONS: u32 = 0o007;
+
+/// The checked `[fleet]` table.
+#[derive(Debug, Clone)]
+pub(crate) struct FleetConfig {
+    pub(crate) nats: NatsConfig,
+    /// Key of the signatures of jobs. `None`: this daemon accepts no submissions to the fleet, and
+    /// runs only jobs without a signature.
+    pub(crate) signing_key: Option<FleetSecret>,
+    /// Name of this daemon in the fleet. `None`: one that it keeps in its state directory.
+    pub(crate) daemon_id: Option<String>,
+    /// Time without a sign of life after which a job is handed out again.
+    pub(crate) ack_wait: Duration,
+    /// Time without a heartbeat after which a daemon is dead.
+    pub(crate) lost_after: Duration,
+    /// Attempts to run a job before it is a dead letter.
+    pub(crate) max_deliver: u32,
+    /// Time that the servers store jobs and their results.
+    pub(crate) result_retention: Duration,
+    /// The queues that this daemon takes jobs from. Empty: it only submits.
+    pub(crate) queues: Vec<FleetQueueConfig>,
+}
+
+/// Connection to the NATS servers.
+#[derive(Debug, Clone)]
+pub(crate) struct NatsConfig {
+    /// URLs of the servers. Never empty.
+    pub(crate) servers: Vec<String>,
+    pub(crate) credentials: NatsCredentials,
+    /// CA certificates of the servers. `None`: those of the system.
+    pub(crate) ca_file: Option<PathBuf>,
+    /// Name of the stream of jobs, and prefix of the names of buckets.
+    pub(crate) stream: String,
+}
+
+/// How the daemon authenticates to the servers.
+#[derive(Debug, Clone)]
+pub(crate) enum NatsCredentials {
+    None,
+    /// Content of a credentials file: a JWT and the seed of its key.
+    File(FleetSecret),
+    /// Seed of an nkey.
+    Nkey(FleetSecret),
+}
+
+/// A queue that this daemon takes jobs from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FleetQueueConfig {
+    pub(crate) name: String,
+    /// Name of the key whose rights jobs without a signature have. `None`: they are rejected.
+    pub(crate) key: Option<String>,
+    /// Workspaces whose jobs this daemon takes. Never empty. Jobs without a workspace run in the
+    /// first.
+    pub(crate) workspaces: Vec<String>,
+    /// Jobs of the queue that this daemon runs at once.
+    pub(crate) places: u32,
+}
+
+/// A secret that was read from a file. Debug output does not contain it.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct FleetSecret(Vec<u8>);
+
+/// What the rest of the configuration says about queues and servers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FleetContext<'a> {
+    pub(super) jobs: &'a JobsConfig,
+    /// Names of the configured workspaces.
+    pub(super) workspaces: &'a [&'a str],
+    /// Whether callers can create workspaces, so that other names may exist later.
+    pub(super) creates_workspaces: bool,
+    /// Names of the keys, if there is a key file.
+    pub(super) keys: Option<&'a [&'a str]>,
+    /// Whether connections may be unencrypted.
+    pub(super) allow_plaintext: bool,
+}
+
+impl FleetSecret {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Returns the secret as text. Credentials of NATS are ASCII.
+    pub(crate) fn text(&self) -> std::borrow::Cow<'_, str> {
+        String::from_utf8_lossy(&self.0)
+    }
+}
+
+impl std::fmt::Debug for FleetSecret {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("FleetSecret")
+    }
+}
+
+impl FleetTable {
+    /// The files of the table, each with its key and whether commands may read it.
+    pub(super) fn files(&self) -> impl Iterator<Item = (&Path, &'static str, bool)> {
+        [
+            (&self.credentials_file, "fleet.credentials_file", false),
+            (&self.nkey_file, "fleet.nkey_file", false),
+            (&self.signing_key_file, "fleet.signing_key_file", false),
+            (&self.ca_file, "fleet.ca_file", true),
+        ]
+        .into_iter()
+        .filter_map(|(path, key, is_public)| Some((path.as_deref()?, key, is_public)))
+    }
+}
+
+/// Checks the table, and reads the secrets.
+pub(super) fn parse_fleet(
+    table: FleetTable,
+    context: FleetContext<'_>,
+    problems: &mut Vec<String>,
+) -> FleetConfig {
+    if !cfg!(feature = "fleet") {
+        problems.push("fleet: this jigd was built without fleets: build it with the feature fleet, or remove the table".to_owned());
+    }
+    let ack_wait =
+        duration_or_default(DEFAULT_ACK_WAIT, table.ack_wait.as_deref(), "fleet.ack_wait", problems);
+    let lost_after = duration_or_default(
+        DEFAULT_LOST_AFTER,
+        table.lost_after.as_deref(),
+        "fleet.lost_after",
+        problems,
+    );
+    for (key, value, minimum) in
+        [("ack_wait", ack_wait, MIN_ACK_WAIT), ("lost_after", lost_after, MIN_LOST_AFTER)]
+    {
+        if value < minimum {
+            problems.push(format!("fleet.{key} must be at least {}s", minimum.as_secs()));
+        }
+    }
+    let max_deliver = table.max_deliver.unwrap_or(DEFAULT_MAX_DELIVER);
+    if max_deliver == 0 {
+        problems.push("fleet.max_deliver must be at least 1".to_owned());
+    }
+    let signing_key = table.signing_key_file.as_deref();
+    let signing_key = signing_key.and_then(|path| read_signing_key(path, problems));
+
+    FleetConfig {
+        signing_key,
+        daemon_id: parse_daemon_id(table.daemon_id.clone(), problems),
+        ack_wait,
+        lost_after,
+        max_deliver,
+        result_retention: age_or_default(
+            DEFAULT_RESULT_RETENTION,
+            table.result_retention.as_deref(),
+            "fleet.result_retention",
+            problems,
+        ),
+        queues: parse_queues(&table.queues, context, problems),
+        nats: parse_nats(table, context.allow_plaintext, problems),
+    }
+}
+
+fn parse_nats(table: FleetTable, allow_plaintext: bool, problems: &mut Vec<String>) -> NatsConfig {
+    if table.nats.is_empty() {
+        problems.push("fleet.nats: give the URLs of the NATS servers, such as tls://nats.example.com:4222".to_owned());
+    }
+    // A server at a nats:// URL can require TLS too, and a CA file says that it does.
+    let allow_plaintext = allow_plaintext || table.ca_file.is_some();
+    for url in &table.nats {
+        if let Err(problem) = check_server_url(url, allow_plaintext) {
+            problems.push(format!("fleet.nats {url:?}: {problem}"));
+        }
+    }
+
+    let credentials = match (&table.credentials_file, &table.nkey_file) {
+        (Some(_), Some(_)) => {
+            problems.push("fleet.credentials_file and fleet.nkey_file: give one of the two".to_owned());
+            NatsCredentials::None
+        }
+        (Some(path), None) => read_secret(path, "fleet.credentials_file", problems)
+            .map_or(NatsCredentials::None, NatsCredentials::File),
+        (None, Some(path)) => read_secret(path, "fleet.nkey_file", problems)
+            .map_or(NatsCredentials::None, NatsCredentials::Nkey),
+        (None, None) => NatsCredentials::None,
+    };
+    if let Some(path) = &table.ca_file
+        && let Err(error) = open_trusted(path)
+    {
+        let explained = error.explain("give the PEM file of the CA of the NATS servers");
+        problems.push(format!("fleet.ca_file {}: {explained}", path.display()));
+    }
+
+    let stream = table.stream.unwrap_or_else(|| DEFAULT_STREAM.to_owned());
+    if !is_token(&stream, MAX_STREAM_NAME_BYTES) {
+        problems.push(format!(
+            "fleet.stream {stream:?}: give 1 to {MAX_STREAM_NAME_BYTES} letters, digits, _ and -"
+        ));
+    }
+    NatsConfig { servers: table.nats, credentials, ca_file: table.ca_file, stream }
+}
+
+/// Checks the URL of a server. Credentials are in files of their own, which the daemon protects.
+fn check_server_url(text: &str, allow_plaintext: bool) -> Result<(), String> {
+    let url = Url::parse(text).map_err(|error| format!("{error}: give tls://HOST:PORT"))?;
+    if !["tls", "nats"].contains(&url.scheme()) || url.host().is_none() {
+        return Err("give tls://HOST:PORT or nats://HOST:PORT".to_owned());
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("remove user and password: use fleet.credentials_file or fleet.nkey_file".to_owned());
+    }
+
+    let is_loopback = match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
+    };
+    // The parser keeps addresses of schemes that it does not know as text.
+    let is_loopback = is_loopback
+        || url.host_str().is_some_and(|host| {
+            host.parse().is_ok_and(|address: std::net::Ipv4Addr| address.is_loopback())
+        });
+    if url.scheme() == "nats" && !is_loopback && !allow_plaintext {
+        return Err("jobs, and their results, would cross the network unencrypted: use tls://, or allow_plaintext if the network is trusted".to_owned());
+    }
+    Ok(())
+}
+
+fn parse_daemon_id(id: Option<String>, problems: &mut Vec<String>) -> Option<String> {
+    let id = id.filter(|id| !id.is_empty())?;
+    if !is_token(&id, MAX_DAEMON_ID_BYTES) {
+        problems.push(format!(
+            "fleet.daemon_id {id:?}: give 1 to {MAX_DAEMON_ID_BYTES} letters, digits, _ and -"
+        ));
+    }
+    Some(id)
+}
+
+fn parse_queues(
+    tables: &[FleetQueueTable],
+    context: FleetContext<'_>,
+    problems: &mut Vec<String>,
+) -> Vec<FleetQueueConfig> {
+    if tables.len() > MAX_QUEUES {
+        problems.push(format!("fleet.queues: {} are given, of at most {MAX_QUEUES}", tables.len()));
+    }
+    let mut names = HashSet::new();
+    tables
+        .iter()
+        .map(|table| {
+            if !names.insert(&table.name) {
+                problems.push(format!("fleet.queues: two queues are named {:?}", table.name));
+            }
+            parse_queue(table, context, problems)
+        })
+        .collect()
+}
+
+fn parse_queue(
+    table: &FleetQueueTable,
+    context: FleetContext<'_>,
+    problems: &mut Vec<String>,
+) -> FleetQueueConfig {
+    let FleetQueueTable { name, key, workspaces, places } = table;
+    let mut report = |problem: String| problems.push(format!("fleet.queues {name:?}: {problem}"));
+    if !is_queue_name(name) || name.contains('.') {
+        report("is not the name of a fleet's queue: give 1 to 80 lower-case letters, digits and _ : -".to_owned());
+    }
+
+    let workspaces = match (workspaces.as_slice(), context.workspaces) {
+        ([], [first, ..]) => vec![(*first).to_owned()],
+        (given, _) => given.to_vec(),
+    };
+    for workspace in &workspaces {
+        if !is_subject_token(workspace) {
+            report(format!("workspaces: {workspace:?} cannot be part of a subject: it has a dot, a * or a >"));
+        } else if !context.creates_workspaces && !context.workspaces.contains(&workspace.as_str()) {
+            report(format!("workspaces: {workspace:?} is no workspace of this daemon"));
+        }
+    }
+    if workspaces.iter().collect::<HashSet<_>>().len() < workspaces.len() {
+        report("workspaces: give each once".to_owned());
+    }
+
+    if let Some(key) = key {
+        match context.keys {
+            Some(keys) if !keys.contains(&key.as_str()) => {
+                report(format!("key: the key file has no key {key:?}"));
+            }
+            None => report("key: names a key of a key file: give --keys".to_owned()),
+            Some(_) => {}
+        }
+    }
+
+    // The daemon's own queue of this name runs the jobs, in each of the workspaces.
+    let own = context.jobs.queues.get(name).copied();
+    let own = own.unwrap_or(context.jobs.queue_concurrency);
+    let default = own.min(context.jobs.concurrency);
+    let places = places.unwrap_or(default);
+    let maximum = u32::try_from(workspaces.len()).unwrap_or(u32::MAX).saturating_mul(own);
+    let maximum = maximum.min(context.jobs.concurrency);
+    if places == 0 || places > maximum {
+        report(format!(
+            "places must be from 1 to {maximum}: jobs.concurrency, and the limit of the daemon's own queue of this name (jobs.queues, jobs.queue_concurrency) in each of its workspaces, allow no more"
+        ));
+    }
+    FleetQueueConfig { name: name.clone(), key: key.clone(), workspaces, places }
+}
+
+/// Whether a text can be a name on the servers, and a part of names.
+fn is_token(text: &str, max_bytes: usize) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
+    (1..=max_bytes).contains(&text.len()) && text.bytes().all(allowed)
+}
+
+/// Whether a text can be one token of a subject, and part of the name of a consumer.
+pub(crate) fn is_subject_token(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_graphic() && !b".*>/\\".contains(&byte);
+    !text.is_empty() && text.bytes().all(allowed)
+}
+
+fn read_signing_key(path: &Path, problems: &mut Vec<String>) -> Option<FleetSecret> {
+    let key = read_secret(path, "fleet.signing_key_file", problems)?;
+    if key.0.len() < MIN_SIGNING_KEY_BYTES {
+        problems.push(format!(
+            "fleet.signing_key_file {}: has {} bytes, of at least {MIN_SIGNING_KEY_BYTES}: create it with: openssl rand -hex 32",
+            path.display(),
+            key.0.len()
+        ));
+        return None;
+    }
+    Some(key)
+}
+
+/// Reads a secret, without the white space around it.
+fn read_secret(path: &Path, key: &str, problems: &mut Vec<String>) -> Option<FleetSecret> {
+    let read = open_trusted(path)
+        .map_err(|error| error.explain("give the path of the file"))
+        .and_then(read_private_file);
+    match read {
+        Ok(content) => Some(FleetSecret(content.trim_ascii().to_vec())),
+        Err(problem) => {
+            problems.push(format!("{key} {}: {problem}", path.display()));
+            None
+        }
+    }
+}
+
+fn read_private_file(file: File) -> Result<Vec<u8>, String> {
+    let metadata = file.metadata().map_err(|error| error.to_string())?;
+    if metadata.mode() & (GROUP_OTHER_WRITE | OTHER_PERMISSIONS) != 0 {
+        return Err(format!(
+            "other users can read or change it (mode {:04o}): chmod o-rwx,g-w it",
+            metadata.mode() & 0o7777
+        ));
+    }
+    let mut content = Vec::new();
+    let mut limited = file.take(MAX_SECRET_FILE_BYTES + 1);
+    limited.read_to_end(&mut content).map_err(|error| error.to_string())?;
+    match content.len() as u64 {
+        0 => Err("is empty".to_owned()),
+        1..=MAX_SECRET_FILE_BYTES => Ok(content),
+        _ => Err(format!("is larger than {MAX_SECRET_FILE_BYTES} bytes")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+    use crate::daemon::config::jobs::parse_jobs;
+
+    fn parse(text: &str, allow_plaintext: bool) -> (FleetConfig, Vec<String>) {
+        let mut problems = Vec::new();
+        let jobs = parse_jobs(Default::default(), &mut problems);
+        let context = FleetContext {
+            jobs: &jobs,
+            workspaces: &["main", "other"],
+            creates_workspaces: false,
+            keys: Some(&["ci"]),
+            allow_plaintext,
+        };
+        let config = parse_fleet(toml::from_str(text).unwrap(), context, &mut problems);
+        (config, problems)
+    }
+
+    #[test]
+    fn a_short_table_has_defaults() {
+        let text = "nats = [\"tls://nats.example.com:4222\"]\n[[queues]]\nname = \"build\"\n";
+        let (fleet, problems) = parse(text, false);
+        assert_eq!(problems, [""; 0]);
+        assert_eq!(fleet.nats.stream, "JIG_JOBS");
+        assert_eq!((fleet.ack_wait, fleet.lost_after), (DEFAULT_ACK_WAIT, DEFAULT_LOST_AFTER));
+        let queue = FleetQueueConfig {
+            name: "build".to_owned(),
+            key: None,
+            workspaces: vec!["main".to_owned()],
+            places: 20,
+        };
+        assert_eq!(fleet.queues, [queue]);
+    }
+
+    #[test]
+    fn every_problem_is_reported() {
+        let text = r#"
+            nats = ["http://x", "nats://nats.example.com", "tls://u:p@h"]
+            stream = "a.b"
+            daemon_id = "a b"
+            ack_wait = "10ms"
+            lost_after = "soon"
+            max_deliver = 0
+            result_retention = "0s"
+            credentials_file = "/nowhere/creds"
+            nkey_file = "/nowhere/nkey"
+            signing_key_file = "/nowhere/key"
+            [[queues]]
+            name = "a.b"
+            key = "unknown"
+            workspaces = ["none", "a.b", "main", "main"]
+            places = 1000
+            [[queues]]
+            name = "build"
+            [[queues]]
+            name = "build"
+        "#;
+        let (_, problems) = parse(text, false);
+        for part in [
+            "http://x",
+            "unencrypted",
+            "remove user and password",
+            "fleet.stream",
+            "fleet.daemon_id",
+            "fleet.ack_wait",
+            "fleet.lost_after",
+            "fleet.max_deliver",
+            "fleet.result_retention",
+            "one of the two",
+            "fleet.signing_key_file",
+            "not the name",
+            "no key \"unknown\"",
+            "no workspace of this daemon",
+            "part of a subject",
+            "give each once",
+            "places must be",
+            "two queues",
+        ] {
+            assert!(problems.iter().any(|problem| problem.contains(part)), "{part}: {problems:#?}");
+        }
+    }
+
+    #[test]
+    fn plaintext_is_for_this_machine_and_trusted_networks() {
+        for url in ["nats://127.0.0.1:4222", "nats://localhost:4222", "nats://[::1]:4222"] {
+            assert_eq!(parse(&format!("nats = [{url:?}]"), false).1, [""; 0]);
+        }
+        let remote = "nats = [\"nats://192.0.2.1:4222\"]";
+        assert_eq!(parse(remote, false).1.len(), 1);
+        assert_eq!(parse(remote, true).1, [""; 0]);
+    }
+
+    #[test]
+    fn secrets_are_private_and_long() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        let text = format!("nats = [\"tls://h\"]\nsigning_key_file = {path:?}");
+        let write = |content: &str, mode| {
+            fs::write(&path, content).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+
+        let long = "k".repeat(32);
+        write(&format!("{long}\n"), 0o600);
+        let (fleet, problems) = parse(&text, false);
+        assert_eq!(problems, [""; 0]);
+        assert_eq!(fleet.signing_key.unwrap().bytes(), long.as_bytes());
+
+        write(&long, 0o644);
+        assert!(parse(&text, false).1[0].contains("chmod"));
+        write("short", 0o600);
+        assert!(parse(&text, false).1[0].contains("at least 32"));
+        write("", 0o600);
+        assert!(parse(&text, false).1[0].contains("is empty"));
+    }
+}

@@ -1,0 +1,144 @@
+//! The connection to the NATS servers. It connects by itself, and again after each failure.
+
+use std::time::{Duration, Instant};
+
+use async_nats::{
+    Client, ConnectOptions, Event, ServerAddr,
+    jetstream::{self, context::ContextBuilder},
+};
+use tokio::sync::watch;
+
+use crate::daemon::config::fleet::{NatsConfig, NatsCredentials};
+
+/// Time limit of one attempt to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit of one request. A server that is well answers in milliseconds.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval of pings. A connection is dead after two without a reply.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// Delay before the first attempt to connect again. It doubles with each attempt.
+const MIN_RECONNECT_DELAY: Duration = Duration::from_millis(50);
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(5);
+
+/// A connection that lives as long as the daemon.
+#[derive(Debug, Clone)]
+pub(super) struct NatsConnection {
+    client: Client,
+    jetstream: jetstream::Context,
+    /// Since when the connection stands. `None` while it does not.
+    connected_since: watch::Receiver<Option<Instant>>,
+}
+
+/// Why the daemon cannot begin to connect: the configuration is invalid.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NatsSetupError {
+    #[error("fleet.credentials_file: {0}")]
+    Credentials(#[source] std::io::Error),
+    #[error("fleet.nats: {0}")]
+    Servers(#[source] std::io::Error),
+    #[error("fleet: {0}")]
+    Connect(#[from] async_nats::ConnectError),
+}
+
+impl NatsConnection {
+    /// Begins to connect in the background. `name` shows in the server's list of connections.
+    pub(super) async fn start(config: &NatsConfig, name: &str) -> Result<Self, NatsSetupError> {
+        let servers: Result<Vec<ServerAddr>, _> =
+            config.servers.iter().map(|url| url.parse()).collect();
+        let servers = servers.map_err(NatsSetupError::Servers)?;
+
+        let options = match &config.credentials {
+            NatsCredentials::None => ConnectOptions::new(),
+            NatsCredentials::File(secret) => ConnectOptions::with_credentials(&secret.text())
+                .map_err(NatsSetupError::Credentials)?,
+            NatsCredentials::Nkey(seed) => ConnectOptions::with_nkey(seed.text().into_owned()),
+        };
+        let options = match &config.ca_file {
+            Some(path) => options.add_root_certificates(path.clone()).require_tls(true),
+            None => options,
+        };
+
+        let (state, connected_since) = watch::channel(None);
+        let options = options
+            .name(name)
+            .connection_timeout(CONNECT_TIMEOUT)
+            .request_timeout(Some(REQUEST_TIMEOUT))
+            .ping_interval(PING_INTERVAL)
+            .retry_on_initial_connect()
+            .max_reconnects(None)
+            .reconnect_delay_callback(reconnect_delay)
+            .event_callback(move |event| {
+                observe_event(&event, &state);
+                std::future::ready(())
+            });
+        let client = options.connect(servers).await?;
+        let jetstream = ContextBuilder::new()
+            .timeout(REQUEST_TIMEOUT)
+            .ack_timeout(REQUEST_TIMEOUT)
+            .build(client.clone());
+        Ok(Self { client, jetstream, connected_since })
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(super) fn jetstream(&self) -> &jetstream::Context {
+        &self.jetstream
+    }
+
+    /// How long the connection has stood without a break.
+    pub(super) fn connected_for(&self) -> Duration {
+        self.connected_since.borrow().map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Watches the state of the connection. The receiver is marked as changed at each break and at
+    /// each new connection.
+    pub(super) fn subscribe(&self) -> watch::Receiver<Option<Instant>> {
+        self.connected_since.clone()
+    }
+}
+
+fn reconnect_delay(attempts: usize) -> Duration {
+    let doublings = u32::try_from(attempts).unwrap_or(u32::MAX).min(16);
+    (MIN_RECONNECT_DELAY * 2_u32.pow(doublings)).min(MAX_RECONNECT_DELAY)
+}
+
+/// Logs an event of the connection, and notes whether the connection stands.
+fn observe_event(event: &Event, state: &watch::Sender<Option<Instant>>) {
+    match event {
+        Event::Connected => {
+            tracing::info!("connected to the NATS server of the fleet");
+            state.send_replace(Some(Instant::now()));
+        }
+        Event::Disconnected => {
+            tracing::warn!("lost the connection to the NATS server of the fleet: connecting again");
+            state.send_replace(None);
+        }
+        Event::ServerError(error) => {
+            tracing::warn!(%error, "the NATS server of the fleet reports an error");
+        }
+        Event::ClientError(error) => {
+            tracing::warn!(%error, "cannot connect to the NATS server of the fleet");
+        }
+        Event::SlowConsumer(subscription) => {
+            tracing::warn!(subscription, "the daemon reads messages of the fleet too slowly");
+        }
+        Event::LameDuckMode => {
+            tracing::info!("the NATS server of the fleet is shutting down");
+        }
+        Event::Draining | Event::Closed => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_maximum() {
+        assert_eq!(reconnect_delay(0), MIN_RECONNECT_DELAY);
+        assert_eq!(reconnect_delay(1), MIN_RECONNECT_DELAY * 2);
+        assert_eq!(reconnect_delay(usize::MAX), MAX_RECONNECT_DELAY);
+    }
+}

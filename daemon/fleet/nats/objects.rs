@@ -1,0 +1,190 @@
+//! The streams, buckets and consumers of the fleet on its servers. The daemon creates what is
+//! missing, and changes nothing that is there.
+
+use std::time::Duration;
+
+use async_nats::jetstream::{
+    self,
+    consumer::{AckPolicy, PullConsumer, pull},
+    kv,
+    object_store::{self, ObjectStore},
+    stream::{self, DiscardPolicy, RetentionPolicy, StorageType, Stream},
+};
+
+use super::names::{
+    ALL_DEAD_LETTERS_SUBJECT, ALL_JOBS_SUBJECT, consumer_name, daemons_bucket, dead_letter_stream,
+    job_subject, records_bucket, results_bucket,
+};
+use crate::daemon::{
+    config::fleet::{FleetConfig, FleetQueueConfig},
+    fleet::work_source::SourceUnavailable,
+};
+
+/// Time in which the stream drops a second message with the same request id. Later, the record of
+/// the job has its end.
+const DUPLICATE_WINDOW: Duration = Duration::from_secs(600);
+/// Messages of a consumer that daemons have and have not acknowledged: the running jobs of a queue
+/// in the whole fleet.
+const MAX_ACK_PENDING: i64 = 100_000;
+
+/// Handles of what the fleet has on its servers.
+#[derive(Debug, Clone)]
+pub(super) struct NatsObjects {
+    stream: Stream,
+    pub(super) records: kv::Store,
+    pub(super) daemons: kv::Store,
+    pub(super) results: ObjectStore,
+}
+
+impl NatsObjects {
+    /// Opens everything, and creates what is missing.
+    pub(super) async fn open(
+        jetstream: &jetstream::Context,
+        config: &FleetConfig,
+    ) -> Result<Self, SourceUnavailable> {
+        let name = &config.nats.stream;
+        let stream = open_stream(jetstream, job_stream(config)).await?;
+        open_stream(jetstream, dead_letters(config)).await?;
+        Ok(Self {
+            stream,
+            records: open_bucket(jetstream, records_bucket(name), config.result_retention).await?,
+            daemons: open_bucket(jetstream, daemons_bucket(name), config.lost_after).await?,
+            results: open_results(jetstream, results_bucket(name), config.result_retention).await?,
+        })
+    }
+
+    /// Opens the consumers of a queue: that of jobs without a workspace, and one for each workspace.
+    ///
+    /// A stream whose messages are removed when they are acknowledged has one consumer for each
+    /// subject. All daemons share it.
+    pub(super) async fn open_consumers(
+        &self,
+        queue: &FleetQueueConfig,
+        ack_wait: Duration,
+    ) -> Result<Vec<PullConsumer>, SourceUnavailable> {
+        let workspaces = queue.workspaces.iter().map(|workspace| Some(workspace.as_str()));
+        let mut consumers = Vec::new();
+        for workspace in [None].into_iter().chain(workspaces) {
+            let name = consumer_name(&queue.name, workspace);
+            let wanted = pull::Config {
+                durable_name: Some(name.clone()),
+                ack_policy: AckPolicy::Explicit,
+                ack_wait,
+                // The records of jobs count their attempts.
+                max_deliver: -1,
+                filter_subject: job_subject(&queue.name, workspace),
+                max_ack_pending: MAX_ACK_PENDING,
+                ..pull::Config::default()
+            };
+            let consumer = self.stream.get_or_create_consumer(&name, wanted.clone()).await;
+            let consumer: PullConsumer = consumer.map_err(SourceUnavailable::new)?;
+
+            let found = &consumer.cached_info().config;
+            require_same(&name, "filter_subject", &found.filter_subject, &wanted.filter_subject)?;
+            require_same(&name, "ack_wait", &found.ack_wait, &wanted.ack_wait)?;
+            require_same(&name, "max_deliver", &found.max_deliver, &wanted.max_deliver)?;
+            consumers.push(consumer);
+        }
+        Ok(consumers)
+    }
+}
+
+fn job_stream(config: &FleetConfig) -> stream::Config {
+    stream::Config {
+        name: config.nats.stream.clone(),
+        description: Some("Jobs of the jig fleet".to_owned()),
+        subjects: vec![ALL_JOBS_SUBJECT.to_owned()],
+        retention: RetentionPolicy::WorkQueue,
+        storage: StorageType::File,
+        duplicate_window: DUPLICATE_WINDOW.min(config.result_retention),
+        // A full stream rejects new jobs, and loses none of those that it has acknowledged.
+        discard: DiscardPolicy::New,
+        max_age: config.result_retention,
+        ..stream::Config::default()
+    }
+}
+
+fn dead_letters(config: &FleetConfig) -> stream::Config {
+    stream::Config {
+        name: dead_letter_stream(&config.nats.stream),
+        description: Some("Jobs of the jig fleet that no daemon runs".to_owned()),
+        subjects: vec![ALL_DEAD_LETTERS_SUBJECT.to_owned()],
+        retention: RetentionPolicy::Limits,
+        storage: StorageType::File,
+        duplicate_window: DUPLICATE_WINDOW.min(config.result_retention),
+        max_age: config.result_retention,
+        ..stream::Config::default()
+    }
+}
+
+/// Opens a stream, and creates it if it is missing. A stream of another shape is an error.
+async fn open_stream(
+    jetstream: &jetstream::Context,
+    wanted: stream::Config,
+) -> Result<Stream, SourceUnavailable> {
+    let name = wanted.name.clone();
+    let stream = jetstream.get_or_create_stream(wanted.clone()).await;
+    let stream = stream.map_err(SourceUnavailable::new)?;
+
+    let found = &stream.cached_info().config;
+    require_same(&name, "subjects", &found.subjects, &wanted.subjects)?;
+    require_same(&name, "retention", &found.retention, &wanted.retention)?;
+    require_same(&name, "max_age", &found.max_age, &wanted.max_age)?;
+    Ok(stream)
+}
+
+async fn open_bucket(
+    jetstream: &jetstream::Context,
+    bucket: String,
+    max_age: Duration,
+) -> Result<kv::Store, SourceUnavailable> {
+    let store = match jetstream.get_key_value(&bucket).await {
+        Ok(store) => store,
+        Err(_) => {
+            let config = kv::Config {
+                bucket: bucket.clone(),
+                history: 1,
+                max_age,
+                storage: StorageType::File,
+                ..kv::Config::default()
+            };
+            // Succeeds too if another daemon creates it at the same time.
+            jetstream.create_key_value(config).await.map_err(SourceUnavailable::new)?
+        }
+    };
+
+    require_same(&bucket, "max_age", &store.stream.cached_info().config.max_age, &max_age)?;
+    Ok(store)
+}
+
+async fn open_results(
+    jetstream: &jetstream::Context,
+    bucket: String,
+    max_age: Duration,
+) -> Result<ObjectStore, SourceUnavailable> {
+    if let Ok(store) = jetstream.get_object_store(&bucket).await {
+        return Ok(store);
+    }
+    let config = object_store::Config {
+        bucket,
+        max_age,
+        storage: StorageType::File,
+        ..object_store::Config::default()
+    };
+    jetstream.create_object_store(config).await.map_err(SourceUnavailable::new)
+}
+
+/// Returns an error that names the difference between what there is and what this daemon needs.
+fn require_same<T: PartialEq + std::fmt::Debug>(
+    object: &str,
+    field: &str,
+    found: &T,
+    wanted: &T,
+) -> Result<(), SourceUnavailable> {
+    if found == wanted {
+        return Ok(());
+    }
+    Err(SourceUnavailable(format!(
+        "{object} on the server has {field} {found:?}, and this daemon needs {wanted:?}: give all daemons the same [fleet] settings, or another fleet.stream, or delete {object}"
+    )))
+}
