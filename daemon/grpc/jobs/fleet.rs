@@ -34,7 +34,7 @@ use crate::{
 /// it back in the meantime.
 const CANCEL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Checks a submission to the fleet, except its parameters.
+/// Validates a submission to the fleet, as the daemon that will run the job does.
 pub(super) fn parse_fleet_submission(
     pipeline: &Pipeline,
     context: &CallContext,
@@ -44,8 +44,13 @@ pub(super) fn parse_fleet_submission(
     let queue = request.queue.clone().unwrap_or_else(|| DEFAULT_QUEUE_NAME.to_owned());
     if queue.contains('.') {
         // Dots separate the parts of the names of queues in message servers.
-        return Err(Error::invalid_field("queue", "must have no dots, because of `fleet`"));
+        return Err(Error::invalid_field(
+            "queue",
+            "must have no dots in the name of a queue of the fleet",
+        ));
     }
+
+    pipeline.validate_job_request(context, request.clone())?.require_access()?;
 
     Ok(FleetSubmission {
         queue,

@@ -60,6 +60,23 @@ enum Submission {
     Fleet(FleetSubmission),
 }
 
+impl Submission {
+    fn parse(
+        pipeline: &Pipeline,
+        context: &CallContext,
+        request: SubmitJobRequest,
+    ) -> Result<Self, Error> {
+        if request.fleet {
+            return parse_fleet_submission(pipeline, context, request).map(Self::Fleet);
+        }
+        if request.retry_if_lost {
+            let text = "must not be set without `fleet`: a job of one daemon never runs twice";
+            return Err(Error::invalid_field("retry_if_lost", text));
+        }
+        pipeline.validate_job_request(context, request).map(Self::Local)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct JobServiceHandler {
     pipeline: Arc<Pipeline>,
@@ -86,25 +103,7 @@ impl JobService for JobServiceHandler {
                 move |context: &CallContext| {
                     let method = "jig.v1.JobService/SubmitJob";
                     let call = pipeline.identify_call(context, method, &request)?;
-                    if !request.fleet && request.retry_if_lost {
-                        let text =
-                            "must not be set without fleet: a job of one daemon never runs again";
-                        return Err(Error::invalid_field("retry_if_lost", text));
-                    }
-                    let published = request.fleet.then(|| request.clone());
-                    let validated = pipeline.validate_job_request(context, request)?;
-                    Ok((
-                        call,
-                        match published {
-                            Some(request) => {
-                                validated.require_access()?;
-                                Submission::Fleet(parse_fleet_submission(
-                                    &pipeline, context, request,
-                                )?)
-                            }
-                            None => Submission::Local(validated),
-                        },
-                    ))
+                    Ok((call, Submission::parse(&pipeline, context, request)?))
                 }
             };
             let (call, submission) =
