@@ -36,6 +36,11 @@ impl OutputCursor {
         Self { offset, file: None }
     }
 
+    /// Returns the offset of the next byte to send.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
     /// Reads the next bytes of the artifact `path` of the call's session. Returns `None` if there
     /// are none yet.
     pub(crate) async fn read(

@@ -412,6 +412,22 @@ impl Pipeline {
         job: &Job,
         approval: &Option<JobApproval>,
     ) -> Result<CallContext, Error> {
+        let context = self.job_context(job)?;
+        let approval = approval
+            .as_ref()
+            .filter(|approval| Arc::ptr_eq(&approval.granted_to, &context.principal))
+            .map(|approval| approval.approved.clone());
+        let job_context = JobContext {
+            id: job.id.clone(),
+            output_written: handle.output_notifier().clone(),
+            pending_approval: CancellationToken::new(),
+            approval,
+        };
+        Ok(CallContext { job: Some(job_context), ..context })
+    }
+
+    /// Returns the context of a job, with the rights of its principal now.
+    pub(crate) fn job_context(&self, job: &Job) -> Result<CallContext, Error> {
         let principal = self.access.find_principal(&job.principal).ok_or_else(|| {
             let text = format!(
                 "{}, which submitted this job, is no longer authorized: submit the job again with a valid key",
@@ -422,10 +438,6 @@ impl Pipeline {
 
         let session = SessionId::parse(&job.session)
             .ok_or_else(|| Error::internal("a job has no session"))?;
-        let approval = approval
-            .as_ref()
-            .filter(|approval| Arc::ptr_eq(&approval.granted_to, &principal))
-            .map(|approval| approval.approved.clone());
 
         Ok(CallContext {
             call_id: Ulid::generate().to_string(),
@@ -435,12 +447,7 @@ impl Pipeline {
             found_workspace: Arc::default(),
             session,
             request_id: None,
-            job: Some(JobContext {
-                id: job.id.clone(),
-                output_written: handle.output_notifier().clone(),
-                pending_approval: CancellationToken::new(),
-                approval,
-            }),
+            job: None,
             invoke_origin: (!job.model_call_id.is_empty()).then(|| {
                 Arc::new(InvokeOrigin {
                     model_call_id: job.model_call_id.clone(),

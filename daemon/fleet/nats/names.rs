@@ -53,6 +53,16 @@ pub(super) fn consumer_name(queue: &str, workspace: Option<&str>) -> String {
     }
 }
 
+/// Returns the subject on which a daemon is asked for the output of its jobs.
+pub(super) fn watch_subject(daemon_id: &str) -> String {
+    format!("jig.watch.{daemon_id}")
+}
+
+/// Returns the subject on which a daemon is asked to cancel a job.
+pub(super) fn cancel_subject(daemon_id: &str) -> String {
+    format!("jig.cancel.{daemon_id}")
+}
+
 /// Returns the subject of the dead letters of a queue.
 pub(super) fn dead_letter_subject(queue: &str) -> String {
     format!("jig.dead.{queue}")

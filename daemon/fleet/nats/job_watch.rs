@@ -1,0 +1,385 @@
+//! Watches a fleet job from any daemon: its states by its record, and its output from the daemon
+//! that runs it.
+
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, Message, StatusCode, Subscriber};
+use prost::Message as _;
+use tokio_stream::StreamExt as _;
+
+use super::{
+    job_output::{OUTPUT_KEEP_ALIVE_INTERVAL, OUTPUT_WINDOW_BYTES},
+    names::watch_subject,
+    nats_jobs::NatsJobs,
+    record_job::to_fleet_job,
+    records::RecordWatch,
+};
+use crate::{
+    api::v1::{
+        FleetJobRecord, FleetJobState, FleetWatchRequest, JobOutput, WatchJobResponse,
+        watch_job_response::Event,
+    },
+    daemon::{
+        error::Error,
+        fleet::work_source::SourceUnavailable,
+        pipeline::fleet_jobs::{FleetJobEvents, FleetJobs as _},
+        task::{self, BoxFuture},
+    },
+};
+
+/// How often a request is repeated. The other daemon sends nothing more after three times as long.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(15);
+/// Time without a message after which the daemon of a running job is asked again.
+const SILENCE: Duration = Duration::from_secs(4 * OUTPUT_KEEP_ALIVE_INTERVAL.as_secs());
+/// The same for an ended job, whose watcher waits for the rest of its output.
+const SILENCE_AFTER_END: Duration = Duration::from_secs(2 * OUTPUT_KEEP_ALIVE_INTERVAL.as_secs());
+/// Delay before a daemon that did not respond is asked again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The events of one watched job.
+#[derive(Debug)]
+pub(super) struct FleetJobWatch {
+    jobs: NatsJobs,
+    id: String,
+    records: RecordWatch,
+    /// The current record. `None` before the first one.
+    record: Option<FleetJobRecord>,
+    /// State and daemon of the last job that was sent.
+    sent: Option<(FleetJobState, String)>,
+    /// Next bytes of standard output and standard error.
+    offsets: [u64; 2],
+    output: OutputSource,
+    is_finished: bool,
+}
+
+/// Where the output comes from.
+#[derive(Debug)]
+enum OutputSource {
+    /// Nowhere until this time.
+    Pending(Instant),
+    Open(OutputFeed),
+    /// A daemon has sent everything.
+    Complete(LocalJob),
+}
+
+/// A fleet job in the daemon that runs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct LocalJob {
+    daemon_id: String,
+    job_id: String,
+}
+
+/// Output that another daemon sends, or this one.
+#[derive(Debug)]
+struct OutputFeed {
+    client: Client,
+    source: LocalJob,
+    id: String,
+    reply: String,
+    messages: Subscriber,
+    last_message: Instant,
+    last_request: Instant,
+    /// Offsets of the last request.
+    requested: [u64; 2],
+}
+
+/// What the other daemon has sent.
+enum Received {
+    Output(Event),
+    /// All output of the job was sent.
+    Complete,
+    /// Nothing new.
+    Nothing,
+    /// It does not run, or messages were lost.
+    Broken(Duration),
+}
+
+impl FleetJobWatch {
+    pub(super) async fn new(
+        jobs: NatsJobs,
+        id: String,
+        offsets: [u64; 2],
+    ) -> Result<Self, SourceUnavailable> {
+        Ok(Self {
+            records: jobs.records().watch(&id).await?,
+            jobs,
+            id,
+            record: None,
+            sent: None,
+            offsets,
+            output: OutputSource::Pending(Instant::now()),
+            is_finished: false,
+        })
+    }
+
+    async fn next_event(&mut self) -> Result<Option<Event>, Error> {
+        while !self.is_finished {
+            let Some(record) = &self.record else {
+                self.record = Some(self.records.next().await?);
+                continue;
+            };
+            let has_ended = record.state() == FleetJobState::Ended;
+            let state = (record.state(), record.daemon_id.clone());
+            if !has_ended && self.sent.as_ref() != Some(&state) {
+                let job = to_fleet_job(&self.id, record.clone(), self.jobs.retention()).job;
+                self.sent = Some(state);
+                return Ok(Some(Event::Job(job)));
+            }
+
+            let local_job = LocalJob::of(record);
+            if has_ended && self.is_output_complete(local_job.as_ref()) {
+                let job = to_fleet_job(&self.id, record.clone(), self.jobs.retention());
+                let job = self.jobs.load_result(job).await?;
+                self.is_finished = true;
+                return Ok(Some(Event::Job(job)));
+            }
+            if let Some(event) = self.follow(local_job, has_ended).await? {
+                return Ok(Some(event));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether no output of an ended job follows.
+    fn is_output_complete(&self, local_job: Option<&LocalJob>) -> bool {
+        let Some(local_job) = local_job else { return true };
+        match &self.output {
+            OutputSource::Complete(source) => source == local_job,
+            OutputSource::Pending(_) | OutputSource::Open(_) => false,
+        }
+    }
+
+    /// Waits for the next change or output.
+    async fn follow(
+        &mut self,
+        local_job: Option<LocalJob>,
+        has_ended: bool,
+    ) -> Result<Option<Event>, Error> {
+        // Where the job is may have changed.
+        match (&self.output, &local_job) {
+            (OutputSource::Open(feed), local_job) if Some(&feed.source) != local_job.as_ref() => {
+                self.output = OutputSource::Pending(Instant::now());
+            }
+            (OutputSource::Complete(source), Some(local_job)) if source != local_job => {
+                self.output = OutputSource::Pending(Instant::now());
+            }
+            (OutputSource::Pending(since), Some(local_job)) if *since <= Instant::now() => {
+                let client = self.jobs.client().clone();
+                let feed = OutputFeed::open(client, &self.id, local_job.clone(), self.offsets);
+                self.output = OutputSource::Open(feed.await?);
+            }
+            _ => {}
+        }
+
+        let retry = match &self.output {
+            OutputSource::Pending(time) if local_job.is_some() => Some(*time),
+            _ => None,
+        };
+        let feed = match &mut self.output {
+            OutputSource::Open(feed) => Some(feed),
+            OutputSource::Pending(_) | OutputSource::Complete(_) => None,
+        };
+        let received = tokio::select! {
+            record = self.records.next(), if !has_ended => {
+                self.record = Some(record?);
+                return Ok(None);
+            }
+            () = task::sleep_until(retry) => return Ok(None),
+            received = receive(feed, &mut self.offsets, has_ended) => received?,
+        };
+        match received {
+            Received::Output(event) => return Ok(Some(event)),
+            Received::Nothing => {}
+            Received::Broken(delay) if !has_ended || delay.is_zero() => {
+                self.output = OutputSource::Pending(Instant::now() + delay);
+            }
+            // The daemon of an ended job may be gone for good.
+            Received::Complete | Received::Broken(_) => {
+                if let Some(local_job) = local_job {
+                    self.output = OutputSource::Complete(local_job);
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl FleetJobEvents for FleetJobWatch {
+    fn next(&mut self) -> BoxFuture<'_, Result<Option<Event>, Error>> {
+        Box::pin(self.next_event())
+    }
+}
+
+impl LocalJob {
+    /// `None` before a daemon has begun the job.
+    fn of(record: &FleetJobRecord) -> Option<Self> {
+        let is_known = !record.daemon_id.is_empty() && !record.local_job_id.is_empty();
+        is_known.then(|| Self {
+            daemon_id: record.daemon_id.clone(),
+            job_id: record.local_job_id.clone(),
+        })
+    }
+}
+
+/// Receives from a feed; never without one. Cancel safe.
+async fn receive(
+    feed: Option<&mut OutputFeed>,
+    offsets: &mut [u64; 2],
+    has_ended: bool,
+) -> Result<Received, SourceUnavailable> {
+    match feed {
+        Some(feed) => feed.next(offsets, has_ended).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl OutputFeed {
+    async fn open(
+        client: Client,
+        id: &str,
+        source: LocalJob,
+        offsets: [u64; 2],
+    ) -> Result<Self, SourceUnavailable> {
+        let reply = client.new_inbox();
+        let messages = client.subscribe(reply.clone()).await.map_err(SourceUnavailable::new)?;
+        let now = Instant::now();
+        let mut feed = Self {
+            client,
+            source,
+            id: id.to_owned(),
+            reply,
+            messages,
+            last_message: now,
+            last_request: now,
+            requested: offsets,
+        };
+        feed.request(offsets).await?;
+        Ok(feed)
+    }
+
+    /// Asks for output from the offsets, or repeats that.
+    async fn request(&mut self, offsets: [u64; 2]) -> Result<(), SourceUnavailable> {
+        let [stdout_offset, stderr_offset] = offsets;
+        let job_id = self.id.clone();
+        let request = FleetWatchRequest { job_id, stdout_offset, stderr_offset, end: false };
+        let subject = watch_subject(&self.source.daemon_id);
+        let reply = self.reply.clone();
+        let published =
+            self.client.publish_with_reply(subject, reply, request.encode_to_vec().into()).await;
+        published.map_err(SourceUnavailable::new)?;
+        self.last_request = Instant::now();
+        self.requested = offsets;
+        Ok(())
+    }
+
+    /// Waits for output, and advances the offsets. Cancel safe.
+    async fn next(
+        &mut self,
+        offsets: &mut [u64; 2],
+        has_ended: bool,
+    ) -> Result<Received, SourceUnavailable> {
+        let received = offsets.iter().zip(self.requested).map(|(now, then)| now - then);
+        if received.max().unwrap_or_default() >= OUTPUT_WINDOW_BYTES / 2 {
+            self.request(*offsets).await?;
+        }
+
+        let silence = if has_ended { SILENCE_AFTER_END } else { SILENCE };
+        tokio::select! {
+            biased;
+            message = self.messages.next() => {
+                let Some(message) = message else { return Ok(Received::Broken(RETRY_INTERVAL)) };
+                self.last_message = Instant::now();
+                Ok(read_message(message, offsets))
+            }
+            () = task::sleep_until(Some(self.last_message + silence)) => {
+                Ok(Received::Broken(RETRY_INTERVAL))
+            }
+            () = task::sleep_until(Some(self.last_request + RENEWAL_INTERVAL)) => {
+                self.request(*offsets).await?;
+                Ok(Received::Nothing)
+            }
+        }
+    }
+}
+
+impl Drop for OutputFeed {
+    /// Frees the place at the other daemon, which would otherwise wait for another request.
+    fn drop(&mut self) {
+        let request = FleetWatchRequest {
+            job_id: self.id.clone(),
+            end: true,
+            ..FleetWatchRequest::default()
+        };
+        let (client, reply) = (self.client.clone(), self.reply.clone());
+        let subject = watch_subject(&self.source.daemon_id);
+        task::spawn("end of a watch of a fleet job", async move {
+            let request = request.encode_to_vec().into();
+            if let Err(error) = client.publish_with_reply(subject, reply, request).await {
+                tracing::debug!(%error, "another daemon sends output for some time that is not needed");
+            }
+        });
+    }
+}
+
+/// Reads a message, and advances the offset of its output.
+fn read_message(message: Message, offsets: &mut [u64; 2]) -> Received {
+    if message.status == Some(StatusCode::NO_RESPONDERS) {
+        return Received::Broken(RETRY_INTERVAL);
+    }
+    let event = match WatchJobResponse::decode(message.payload) {
+        Ok(response) => response.event,
+        Err(_) => return Received::Broken(RETRY_INTERVAL),
+    };
+    let [stdout, stderr] = offsets;
+    match event {
+        Some(Event::Stdout(output)) => accept_output(output, stdout, Event::Stdout),
+        Some(Event::Stderr(output)) => accept_output(output, stderr, Event::Stderr),
+        Some(Event::Job(_)) => Received::Complete,
+        Some(Event::KeepAlive(_)) | None => Received::Nothing,
+    }
+}
+
+/// Accepts the next bytes. Without the bytes before them, the daemon must be asked again.
+fn accept_output(output: JobOutput, next: &mut u64, event: fn(JobOutput) -> Event) -> Received {
+    let end = output.offset.saturating_add(output.data.len() as u64);
+    if output.offset > *next {
+        return Received::Broken(Duration::ZERO);
+    }
+    if end <= *next {
+        return Received::Nothing;
+    }
+    let known = usize::try_from(*next - output.offset).unwrap_or(usize::MAX);
+    let data = output.data.slice(known.min(output.data.len())..);
+    let output = JobOutput { offset: *next, data };
+    *next = end;
+    Received::Output(event(output))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accepted(offset: u64, data: &'static [u8], next: &mut u64) -> Option<(u64, Vec<u8>)> {
+        let output = JobOutput { offset, data: data.into() };
+        match accept_output(output, next, Event::Stdout) {
+            Received::Output(Event::Stdout(output)) => Some((output.offset, output.data.to_vec())),
+            Received::Output(_) | Received::Complete | Received::Nothing | Received::Broken(_) => {
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn output_is_accepted_once_and_in_order() {
+        let mut next = 2;
+        assert_eq!(accepted(0, b"abcd", &mut next), Some((2, b"cd".to_vec())));
+        assert_eq!(accepted(0, b"abcd", &mut next), None);
+        assert_eq!(next, 4);
+
+        let gap = JobOutput { offset: 5, data: b"f".as_slice().into() };
+        let received = accept_output(gap, &mut next, Event::Stdout);
+        assert!(matches!(received, Received::Broken(delay) if delay.is_zero()));
+        assert_eq!(next, 4);
+        assert_eq!(accepted(4, b"e", &mut next), Some((4, b"e".to_vec())));
+    }
+}

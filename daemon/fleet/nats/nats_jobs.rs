@@ -1,0 +1,332 @@
+//! Fleet jobs on NATS, for the services of every daemon: submits them, finds them by their records,
+//! waits for their ends and cancels them.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use async_nats::{Client, Request, RequestErrorKind};
+use prost::Message as _;
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    job_watch::FleetJobWatch,
+    jobs::{JobPublisher, OutgoingJob},
+    names::cancel_subject,
+    record_job::{cancelled_in_queue, to_fleet_job},
+    records::{FleetRecords, RecordError},
+    results::FleetResults,
+};
+use crate::{
+    api::v1::{
+        FleetCancelRequest, FleetCancelResponse, FleetJobRecord, FleetJobState, Job,
+        SubmitJobRequest,
+    },
+    daemon::{
+        error::{Error, Reason},
+        fleet::work_source::{SourceUnavailable, fleet_job_id},
+        pipeline::fleet_jobs::{FleetJob, FleetJobEvents, FleetJobs, FleetSubmission},
+        task::{self, BoxFuture},
+    },
+};
+
+/// How long the daemon that runs a job has to respond to a request.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Attempts to change a record that another daemon changes at the same time.
+const MAX_ATTEMPTS: usize = 10;
+/// Delay before a watch of a record that has failed begins again.
+const WATCH_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Attempts to watch a record, which is about the time that a server takes to restart.
+const MAX_WATCH_ATTEMPTS: usize = 10;
+
+/// The jobs of a fleet, by the records on its NATS servers.
+#[derive(Debug, Clone)]
+pub(crate) struct NatsJobs {
+    client: Client,
+    records: FleetRecords,
+    results: FleetResults,
+    publisher: JobPublisher,
+    /// Time that records and results are kept.
+    retention: Duration,
+}
+
+impl NatsJobs {
+    pub(crate) fn new(
+        client: Client,
+        records: FleetRecords,
+        results: FleetResults,
+        publisher: JobPublisher,
+        retention: Duration,
+    ) -> Self {
+        Self { client, records, results, publisher, retention }
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(super) fn records(&self) -> &FleetRecords {
+        &self.records
+    }
+
+    pub(super) fn retention(&self) -> Duration {
+        self.retention
+    }
+
+    /// Stores the record of a job, then publishes its message.
+    ///
+    /// In this order, a job that was published has a record. If the daemon dies between the two, a
+    /// repetition of the submission publishes the message.
+    async fn submit_job(&self, submission: FleetSubmission) -> Result<FleetJob, Error> {
+        let FleetSubmission {
+            queue,
+            workspace,
+            request_id,
+            principal,
+            session,
+            traceparent,
+            request,
+        } = submission;
+        let id = fleet_job_id(&queue, &request_id);
+        let body = request.encode_to_vec();
+        let new = FleetJobRecord {
+            state: FleetJobState::Queued.into(),
+            request_sha256: Sha256::digest(&body).to_vec().into(),
+            submit_time: Some(SystemTime::now().into()),
+            queue,
+            workspace,
+            request_id,
+            principal,
+            session,
+            ..record_of(request)
+        };
+        let record = match self.records.create(&id, &new).await {
+            Ok(_revision) => new,
+            Err(RecordError::Unavailable(error)) => return Err(error.into()),
+            Err(RecordError::Conflict) => {
+                let existing = self.records.get(&id).await?;
+                let (existing, _revision) = existing.ok_or_else(|| {
+                    SourceUnavailable::new("the record of a job expired while it was read")
+                })?;
+                require_same_submission(&existing, &new)?;
+                existing
+            }
+        };
+
+        // Also for a record of an earlier submission: its message may not have been stored. The
+        // stream drops a second one, and daemons run one job for both.
+        if record.state() == FleetJobState::Queued {
+            let job = OutgoingJob {
+                queue: &record.queue,
+                workspace: &record.workspace,
+                request_id: &record.request_id,
+                principal: &record.principal,
+                session: &record.session,
+                traceparent: &traceparent,
+                body: body.into(),
+            };
+            self.publisher.publish(&job).await?;
+        }
+        Ok(to_fleet_job(&id, record, self.retention))
+    }
+
+    /// Waits for the end of a job. A failed watch is repeated for some time.
+    async fn wait_for_end(
+        &self,
+        id: &str,
+        until: Option<Instant>,
+    ) -> Result<Option<FleetJob>, Error> {
+        let mut last = None;
+        let mut attempts = 0;
+        loop {
+            let error = tokio::select! {
+                biased;
+                watched = self.watch_until_end(id, &mut last) => match watched {
+                    Ok(()) => break,
+                    Err(error) => error,
+                },
+                () = task::sleep_until(until) => break,
+            };
+            attempts += 1;
+            if attempts == MAX_WATCH_ATTEMPTS {
+                return Err(error.into());
+            }
+            let retry = Instant::now() + WATCH_RETRY_INTERVAL;
+            task::sleep_until(Some(until.map_or(retry, |until| retry.min(until)))).await;
+        }
+        Ok(last.map(|record| to_fleet_job(id, record, self.retention)))
+    }
+
+    /// Updates `last` until the job has ended.
+    async fn watch_until_end(
+        &self,
+        id: &str,
+        last: &mut Option<FleetJobRecord>,
+    ) -> Result<(), SourceUnavailable> {
+        let mut records = self.records.watch(id).await?;
+        loop {
+            let record = records.next().await?;
+            let has_ended = record.state() == FleetJobState::Ended;
+            *last = Some(record);
+            if has_ended {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends a queued job, or asks the daemon that runs it to cancel it.
+    async fn cancel_job(&self, id: &str) -> Result<(), Error> {
+        for _ in 0..MAX_ATTEMPTS {
+            let Some((record, revision)) = self.records.get(id).await? else { return Ok(()) };
+            match record.state() {
+                FleetJobState::Ended | FleetJobState::Unspecified => return Ok(()),
+                FleetJobState::Claimed => {
+                    return self.cancel_at_daemon(id, &record.daemon_id).await;
+                }
+                FleetJobState::Queued => {
+                    let cancelled = cancelled_in_queue(record, SystemTime::now().into());
+                    match self.records.update(id, &cancelled, revision).await {
+                        Ok(_revision) => return Ok(()),
+                        Err(RecordError::Unavailable(error)) => return Err(error.into()),
+                        // A daemon has just claimed it.
+                        Err(RecordError::Conflict) => {}
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn cancel_at_daemon(&self, id: &str, daemon_id: &str) -> Result<(), Error> {
+        let payload = FleetCancelRequest { job_id: id.to_owned() }.encode_to_vec();
+        let request = Request::new().payload(payload.into()).timeout(Some(RESPONSE_TIMEOUT));
+        match self.client.send_request(cancel_subject(daemon_id), request).await {
+            Ok(response) => {
+                let response = FleetCancelResponse::decode(response.payload).unwrap_or_default();
+                tracing::debug!(job_id = id, daemon_id, response.found, "cancelled a fleet job");
+                Ok(())
+            }
+            Err(error) if is_daemon_error(error.kind()) => {
+                let text = format!(
+                    "the daemon {daemon_id}, which runs this job, does not answer: cancel again; if the daemon has died, another one ends the job"
+                );
+                Err(Error::new(Reason::FleetUnavailable, text)
+                    .with_metadata("daemon_id", daemon_id)
+                    .with_cause(error))
+            }
+            Err(error) => Err(SourceUnavailable::new(error).into()),
+        }
+    }
+}
+
+impl FleetJobs for NatsJobs {
+    fn submit(&self, submission: FleetSubmission) -> BoxFuture<'_, Result<FleetJob, Error>> {
+        Box::pin(self.submit_job(submission))
+    }
+
+    fn find<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<FleetJob>, Error>> {
+        Box::pin(async move {
+            let found = self.records.get(id).await?;
+            Ok(found.map(|(record, _revision)| to_fleet_job(id, record, self.retention)))
+        })
+    }
+
+    fn wait<'a>(
+        &'a self,
+        id: &'a str,
+        until: Option<Instant>,
+    ) -> BoxFuture<'a, Result<Option<FleetJob>, Error>> {
+        Box::pin(self.wait_for_end(id, until))
+    }
+
+    fn cancel<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(self.cancel_job(id))
+    }
+
+    fn load_result(&self, found: FleetJob) -> BoxFuture<'_, Result<Job, Error>> {
+        Box::pin(async move {
+            let FleetJob { mut job, result_object, .. } = found;
+            if !result_object.is_empty() {
+                let mut result = self.results.get(&result_object).await?;
+                if !result.pending {
+                    result.job_id.clone_from(&job.job_id);
+                }
+                job.result = Some(result);
+            }
+            Ok(job)
+        })
+    }
+
+    fn watch<'a>(
+        &'a self,
+        id: &'a str,
+        offsets: [u64; 2],
+    ) -> BoxFuture<'a, Result<Box<dyn FleetJobEvents>, Error>> {
+        Box::pin(async move {
+            let watch = FleetJobWatch::new(self.clone(), id.to_owned(), offsets).await?;
+            Ok(Box::new(watch) as Box<dyn FleetJobEvents>)
+        })
+    }
+}
+
+/// Returns the part of a new record that its request determines.
+fn record_of(request: SubmitJobRequest) -> FleetJobRecord {
+    FleetJobRecord {
+        tool: request.tool,
+        dialect: request.dialect,
+        priority: request.priority.unwrap_or_default(),
+        retry_if_lost: request.retry_if_lost,
+        ..FleetJobRecord::default()
+    }
+}
+
+/// Requires that a submission with a known request id is a repetition.
+fn require_same_submission(existing: &FleetJobRecord, new: &FleetJobRecord) -> Result<(), Error> {
+    let identity = |record: &FleetJobRecord| {
+        let FleetJobRecord { principal, workspace, session, request_sha256, .. } = record.clone();
+        (principal, workspace, session, request_sha256)
+    };
+    if identity(existing) == identity(new) {
+        return Ok(());
+    }
+    let text = "the queue has another job with this jig-request-id: give each job an id of its own";
+    Err(Error::new(Reason::RequestIdReused, text))
+}
+
+/// Whether a request reached the server, but no daemon responded.
+fn is_daemon_error(kind: RequestErrorKind) -> bool {
+    match kind {
+        RequestErrorKind::TimedOut | RequestErrorKind::NoResponders => true,
+        RequestErrorKind::InvalidSubject
+        | RequestErrorKind::MaxPayloadExceeded
+        | RequestErrorKind::Other => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repetition_has_the_same_caller_and_request() {
+        let record = FleetJobRecord {
+            principal: "key:ci".to_owned(),
+            workspace: "main".to_owned(),
+            request_sha256: vec![1].into(),
+            ..FleetJobRecord::default()
+        };
+        let running = FleetJobRecord {
+            state: FleetJobState::Claimed.into(),
+            daemon_id: "a".to_owned(),
+            ..record.clone()
+        };
+        assert!(require_same_submission(&running, &record).is_ok());
+
+        for other in [
+            FleetJobRecord { principal: "key:other".to_owned(), ..record.clone() },
+            FleetJobRecord { workspace: "other".to_owned(), ..record.clone() },
+            FleetJobRecord { request_sha256: vec![2].into(), ..record.clone() },
+        ] {
+            let error = require_same_submission(&other, &record).unwrap_err();
+            assert_eq!(error.reason, Reason::RequestIdReused);
+        }
+    }
+}
