@@ -1,5 +1,5 @@
 //! Load with faults: `jig bench load` on a daemon of its own, with a state directory on a small
-//! disk.
+//! disk. The simulation of fleets, in `fleet_simulation`, has tests of its own, in Python.
 //!
 //! The command checks every answer; client/bench/load says how. The tests check its report, and
 //! that the faults happened. `JIG_FULL=1` runs it for 30 minutes instead of 80 seconds. A virtual
@@ -59,6 +59,17 @@ async fn clock_that_is_set_back_loses_nothing() {
     let faults: BTreeSet<_> = names(&report["faults"], "fault");
     assert!(faults.contains("clock set back"), "{faults:?}");
     assert!(report["checks"].as_u64().unwrap() > 20, "{report:#}");
+}
+
+#[test]
+fn simulation_of_fleets_agrees_with_theory_and_measurements() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bench/fleet_simulation");
+    let mut command = Command::new("python3");
+    // Without files of bytecode beside the sources.
+    command.args(["-B", "-m", "unittest", "discover", "-s", directory]).stdin(Stdio::null());
+
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Runs a load, and checks that it reports no problem. Returns its report.
