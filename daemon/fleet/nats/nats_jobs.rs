@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     job_watch::FleetJobWatch,
-    jobs::{JobPublisher, OutgoingJob},
+    jobs::{JobPublisher, OutgoingJob, PublishJobError},
     names::cancel_subject,
     record_job::{cancelled_in_queue, to_fleet_job},
     records::{FleetRecords, RecordError},
@@ -28,6 +28,8 @@ use crate::{
     },
 };
 
+/// Bytes of the headers of a job, which count for the maximum size of a message.
+const MAX_HEADER_BYTES: usize = 4096;
 /// How long the daemon that runs a job has to respond to a request.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Attempts to change a record that another daemon changes at the same time.
@@ -87,6 +89,13 @@ impl NatsJobs {
         } = submission;
         let id = fleet_job_id(&queue, &request_id);
         let body = request.encode_to_vec();
+        // Before there is a record of a job that cannot be published.
+        if self.publisher.signing_key().is_none() {
+            return Err(PublishJobError::NoSigningKey.into());
+        }
+        if body.len() + MAX_HEADER_BYTES > self.client.max_payload() {
+            return Err(PublishJobError::TooLarge.into());
+        }
         let new = FleetJobRecord {
             state: FleetJobState::Queued.into(),
             request_sha256: Sha256::digest(&body).to_vec().into(),
