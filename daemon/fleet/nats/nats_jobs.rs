@@ -254,7 +254,7 @@ impl FleetJobs for NatsJobs {
         Box::pin(async move {
             let FleetJob { mut job, result_object, .. } = found;
             if !result_object.is_empty() {
-                let mut result = self.results.get(&result_object).await?;
+                let mut result = self.results.read(&result_object).await?;
                 if !result.pending {
                     result.job_id.clone_from(&job.job_id);
                 }

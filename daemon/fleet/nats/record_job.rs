@@ -22,6 +22,10 @@ fn to_job(id: &str, record: FleetJobRecord, retention: Duration) -> Job {
             .as_ref()
             .map_or(JobState::Lost, |job| JobState::try_from(job.state).unwrap_or(JobState::Lost)),
     };
+    let start_time = match &record.job {
+        Some(ended) => ended.start_time,
+        None => record.claim_time,
+    };
     let ended = record.job.unwrap_or_default();
     let mut result = ended.result;
     if let Some(result) = &mut result
@@ -42,7 +46,7 @@ fn to_job(id: &str, record: FleetJobRecord, retention: Duration) -> Job {
         principal: record.principal,
         step: ended.step,
         submit_time: record.submit_time,
-        start_time: ended.start_time.or(record.claim_time),
+        start_time,
         end_time: record.end_time,
         result,
         approval_id: String::new(),
@@ -62,7 +66,6 @@ pub(super) fn cancelled_in_queue(
         state: FleetJobState::Ended.into(),
         job: Some(job),
         end_time: Some(now),
-        claim_time: None,
         ..record
     }
 }
