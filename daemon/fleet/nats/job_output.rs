@@ -14,7 +14,7 @@
 //! another reply subject.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -67,7 +67,7 @@ pub(crate) struct JobOutputServer {
     records: FleetRecords,
     daemon_id: String,
     /// The watchers, by their reply subjects.
-    watchers: Mutex<HashMap<Subject, Watcher>>,
+    watchers: Mutex<BTreeMap<Subject, Watcher>>,
 }
 
 /// A daemon that watches a job.
@@ -277,7 +277,7 @@ impl JobOutputServer {
         }
     }
 
-    fn watchers(&self) -> MutexGuard<'_, HashMap<Subject, Watcher>> {
+    fn watchers(&self) -> MutexGuard<'_, BTreeMap<Subject, Watcher>> {
         self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -37,7 +37,6 @@ const SILENCE_AFTER_END: Duration = Duration::from_secs(2 * OUTPUT_KEEP_ALIVE_IN
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The events of one watched job.
-#[derive(Debug)]
 pub(super) struct FleetJobWatch {
     jobs: NatsJobs,
     id: String,
@@ -84,7 +83,7 @@ struct OutputFeed {
 }
 
 /// What the other daemon has sent.
-enum Received {
+enum FeedMessage {
     Output(Event),
     /// All output of the job was sent.
     Complete,
@@ -188,13 +187,13 @@ impl FleetJobWatch {
             received = receive(feed, &mut self.offsets, has_ended) => received?,
         };
         match received {
-            Received::Output(event) => return Ok(Some(event)),
-            Received::Nothing => {}
-            Received::Broken(delay) if !has_ended || delay.is_zero() => {
+            FeedMessage::Output(event) => return Ok(Some(event)),
+            FeedMessage::Nothing => {}
+            FeedMessage::Broken(delay) if !has_ended || delay.is_zero() => {
                 self.output = OutputSource::Pending(Instant::now() + delay);
             }
             // The daemon of an ended job may be gone for good.
-            Received::Complete | Received::Broken(_) => {
+            FeedMessage::Complete | FeedMessage::Broken(_) => {
                 if let Some(local_job) = local_job {
                     self.output = OutputSource::Complete(local_job);
                 }
@@ -226,7 +225,7 @@ async fn receive(
     feed: Option<&mut OutputFeed>,
     offsets: &mut [u64; 2],
     has_ended: bool,
-) -> Result<Received, SourceUnavailable> {
+) -> Result<FeedMessage, SourceUnavailable> {
     match feed {
         Some(feed) => feed.next(offsets, has_ended).await,
         None => std::future::pending().await,
@@ -277,7 +276,7 @@ impl OutputFeed {
         &mut self,
         offsets: &mut [u64; 2],
         has_ended: bool,
-    ) -> Result<Received, SourceUnavailable> {
+    ) -> Result<FeedMessage, SourceUnavailable> {
         let received = offsets.iter().zip(self.requested).map(|(now, then)| now - then);
         if received.max().unwrap_or_default() >= OUTPUT_WINDOW_BYTES / 2 {
             self.request(*offsets).await?;
@@ -287,16 +286,16 @@ impl OutputFeed {
         tokio::select! {
             biased;
             message = self.messages.next() => {
-                let Some(message) = message else { return Ok(Received::Broken(RETRY_INTERVAL)) };
+                let Some(message) = message else { return Ok(FeedMessage::Broken(RETRY_INTERVAL)) };
                 self.last_message = Instant::now();
                 Ok(read_message(message, offsets))
             }
             () = task::sleep_until(Some(self.last_message + silence)) => {
-                Ok(Received::Broken(RETRY_INTERVAL))
+                Ok(FeedMessage::Broken(RETRY_INTERVAL))
             }
             () = task::sleep_until(Some(self.last_request + RENEWAL_INTERVAL)) => {
                 self.request(*offsets).await?;
-                Ok(Received::Nothing)
+                Ok(FeedMessage::Nothing)
             }
         }
     }
@@ -322,37 +321,37 @@ impl Drop for OutputFeed {
 }
 
 /// Reads a message, and advances the offset of its output.
-fn read_message(message: Message, offsets: &mut [u64; 2]) -> Received {
+fn read_message(message: Message, offsets: &mut [u64; 2]) -> FeedMessage {
     if message.status == Some(StatusCode::NO_RESPONDERS) {
-        return Received::Broken(RETRY_INTERVAL);
+        return FeedMessage::Broken(RETRY_INTERVAL);
     }
     let event = match WatchJobResponse::decode(message.payload) {
         Ok(response) => response.event,
-        Err(_) => return Received::Broken(RETRY_INTERVAL),
+        Err(_) => return FeedMessage::Broken(RETRY_INTERVAL),
     };
     let [stdout, stderr] = offsets;
     match event {
         Some(Event::Stdout(output)) => accept_output(output, stdout, Event::Stdout),
         Some(Event::Stderr(output)) => accept_output(output, stderr, Event::Stderr),
-        Some(Event::Job(_)) => Received::Complete,
-        Some(Event::KeepAlive(_)) | None => Received::Nothing,
+        Some(Event::Job(_)) => FeedMessage::Complete,
+        Some(Event::KeepAlive(_)) | None => FeedMessage::Nothing,
     }
 }
 
 /// Accepts the next bytes. Without the bytes before them, the daemon must be asked again.
-fn accept_output(output: JobOutput, next: &mut u64, event: fn(JobOutput) -> Event) -> Received {
+fn accept_output(output: JobOutput, next: &mut u64, event: fn(JobOutput) -> Event) -> FeedMessage {
     let end = output.offset.saturating_add(output.data.len() as u64);
     if output.offset > *next {
-        return Received::Broken(Duration::ZERO);
+        return FeedMessage::Broken(Duration::ZERO);
     }
     if end <= *next {
-        return Received::Nothing;
+        return FeedMessage::Nothing;
     }
     let known = usize::try_from(*next - output.offset).unwrap_or(usize::MAX);
     let data = output.data.slice(known.min(output.data.len())..);
     let output = JobOutput { offset: *next, data };
     *next = end;
-    Received::Output(event(output))
+    FeedMessage::Output(event(output))
 }
 
 #[cfg(test)]
@@ -362,8 +361,8 @@ mod tests {
     fn accepted(offset: u64, data: &'static [u8], next: &mut u64) -> Option<(u64, Vec<u8>)> {
         let output = JobOutput { offset, data: data.into() };
         match accept_output(output, next, Event::Stdout) {
-            Received::Output(Event::Stdout(output)) => Some((output.offset, output.data.to_vec())),
-            Received::Output(_) | Received::Complete | Received::Nothing | Received::Broken(_) => {
+            FeedMessage::Output(Event::Stdout(output)) => Some((output.offset, output.data.to_vec())),
+            FeedMessage::Output(_) | FeedMessage::Complete | FeedMessage::Nothing | FeedMessage::Broken(_) => {
                 None
             }
         }
@@ -378,7 +377,7 @@ mod tests {
 
         let gap = JobOutput { offset: 5, data: b"f".as_slice().into() };
         let received = accept_output(gap, &mut next, Event::Stdout);
-        assert!(matches!(received, Received::Broken(delay) if delay.is_zero()));
+        assert!(matches!(received, FeedMessage::Broken(delay) if delay.is_zero()));
         assert_eq!(next, 4);
         assert_eq!(accepted(4, b"e", &mut next), Some((4, b"e".to_vec())));
     }
