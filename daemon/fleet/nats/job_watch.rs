@@ -170,13 +170,10 @@ impl FleetJobWatch {
             _ => {}
         }
 
-        let retry = match &self.output {
-            OutputSource::Pending(time) if local_job.is_some() => Some(*time),
-            _ => None,
-        };
-        let feed = match &mut self.output {
-            OutputSource::Open(feed) => Some(feed),
-            OutputSource::Pending(_) | OutputSource::Complete(_) => None,
+        let (retry, feed) = match &mut self.output {
+            OutputSource::Pending(time) => (local_job.is_some().then_some(*time), None),
+            OutputSource::Open(feed) => (None, Some(feed)),
+            OutputSource::Complete(_) => (None, None),
         };
         let received = tokio::select! {
             record = self.records.next(), if !has_ended => {
@@ -361,10 +358,13 @@ mod tests {
     fn accepted(offset: u64, data: &'static [u8], next: &mut u64) -> Option<(u64, Vec<u8>)> {
         let output = JobOutput { offset, data: data.into() };
         match accept_output(output, next, Event::Stdout) {
-            FeedMessage::Output(Event::Stdout(output)) => Some((output.offset, output.data.to_vec())),
-            FeedMessage::Output(_) | FeedMessage::Complete | FeedMessage::Nothing | FeedMessage::Broken(_) => {
-                None
+            FeedMessage::Output(Event::Stdout(output)) => {
+                Some((output.offset, output.data.to_vec()))
             }
+            FeedMessage::Output(_)
+            | FeedMessage::Complete
+            | FeedMessage::Nothing
+            | FeedMessage::Broken(_) => None,
         }
     }
 
