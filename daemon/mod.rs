@@ -9,6 +9,8 @@ mod egress;
 mod error;
 mod fd_exhaustion;
 mod fetch;
+#[cfg(feature = "fleet")]
+mod fleet;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod grpc;

@@ -4,6 +4,8 @@
 mod created_workspaces;
 mod embedded;
 mod error;
+#[cfg(feature = "fleet")]
+mod fleet;
 mod host_sockets;
 mod isolation;
 mod observed_metrics;

@@ -37,6 +37,7 @@ const LAYERS: &[&[&str]] = &[
     &["daemon/agent_sandbox"],
     &["daemon/http"],
     &["daemon/grpc"],
+    &["daemon/fleet"],
     &["daemon/pipeline"],
     &["daemon/dialect"],
     &["daemon/tool"],
@@ -86,6 +87,7 @@ const WIRE_TYPES: &[(&str, &str)] = &[
     ("daemon/pipeline/", "generic over requests and responses"),
     ("daemon/catalog/", "reads the descriptors and their options"),
     ("daemon/grpc/", "translates"),
+    ("daemon/fleet/", "stores records of jobs, and reads requests from queues"),
     ("daemon/http/", "translates"),
     ("daemon/agent_sandbox/", "translates"),
     (

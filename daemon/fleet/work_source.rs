@@ -54,6 +54,7 @@ pub(crate) trait ClaimedWork: Send + Sync {
     /// Gives work back that has not begun. The source hands it out again after `delay`.
     fn release<'a>(
         &'a self,
+        reason: ReleaseReason,
         delay: Duration,
         stop: &'a CancellationToken,
     ) -> BoxFuture<'a, FinishOutcome>;
@@ -84,9 +85,21 @@ pub(crate) struct Work {
     pub(crate) traceparent: Option<String>,
     /// Counts the claims that began the job, from 1.
     pub(crate) attempt: u32,
+    /// Whether this daemon had the same claim before, and its queue has handed the work out too
+    /// often since. It may be what kills the daemon, so it must not begin.
+    pub(crate) is_exhausted: bool,
     /// Whether a daemon has published the job. It has counted it against the caller's rate limit.
     pub(crate) is_rate_counted: bool,
     pub(crate) request: SubmitJobRequest,
+}
+
+/// Why work is given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReleaseReason {
+    /// The daemon has no place for it, or is shutting down. It does not count as an attempt.
+    NoPlace,
+    /// The daemon could not begin it. After too many attempts, the job fails.
+    Failure,
 }
 
 /// An ended job of this daemon.
@@ -111,9 +124,9 @@ pub(crate) enum FinishOutcome {
     Unknown,
 }
 
-/// A source does not answer.
+/// A source does not answer, or not as it should.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("the message server of the fleet does not answer: {0}")]
+#[error("the message server of the fleet cannot be used: {0}")]
 pub(crate) struct SourceUnavailable(pub(crate) String);
 
 impl SourceUnavailable {

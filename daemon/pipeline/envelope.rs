@@ -64,6 +64,11 @@ pub(super) fn build(
     }
 }
 
+/// Builds the response of a call that no tool began, because of this error.
+pub(crate) fn rejected_response(tool: &str, error: &Error) -> InvokeResponse {
+    error_response(InvokeResponse { tool: tool.to_owned(), ..InvokeResponse::default() }, error)
+}
+
 /// Builds the response of a call in a dialect. `contract_error` is the same error in the contract's
 /// terms. It gives suggestion and details; without it, the exit of a command does.
 fn dialect_response(

@@ -138,6 +138,8 @@ pub(super) async fn serve(
         source: io::Error::other(error),
     })?;
     pipeline.start_queued_jobs();
+    #[cfg(feature = "fleet")]
+    super::fleet::join(&config, &pipeline).await?;
     if let Some(reload) = reload {
         reload.spawn(Arc::clone(&pipeline), listeners.tls());
     }

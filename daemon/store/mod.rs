@@ -4,6 +4,7 @@
 //! STATE_DIR/
 //!   lock                                  locked by the running daemon; holds its process id
 //!   jig.db                                the database: request ids, jobs, approvals, rules
+//!   fleet-id                              name of the daemon in its fleet
 //!   life                                  generation of the daemon that wrote to the database last
 //!   sessions/ID/workspace                 the session's workspace; ID@WORKSPACE if several have this id
 //!   sessions/ID/events.jsonl              a record for each call that starts, and for each that ends
@@ -29,6 +30,8 @@ pub(crate) mod artifact_writer;
 pub(crate) mod database;
 mod directory;
 pub(crate) mod failure;
+#[cfg(feature = "fleet")]
+pub(crate) mod fleet_id;
 pub(crate) mod follower;
 pub(crate) mod generation;
 pub(crate) mod job_params;

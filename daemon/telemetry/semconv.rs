@@ -78,6 +78,8 @@ pub(crate) const STREAM: &str = "jig.stream";
 pub(crate) const SANDBOX_STATE: &str = "jig.sandbox.state";
 pub(crate) const SANDBOX_SLOT: &str = "jig.sandbox.slot";
 pub(crate) const JOB_STATE: &str = "jig.job.state";
+pub(crate) const FLEET_QUEUE: &str = "jig.fleet.queue";
+pub(crate) const FLEET_EVENT: &str = "jig.fleet.event";
 pub(crate) const STORE_PART: &str = "jig.store.part";
 pub(crate) const SIGNAL: &str = "jig.telemetry.signal";
 

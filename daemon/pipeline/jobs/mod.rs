@@ -36,7 +36,10 @@ use bytes::Bytes;
 use tokio::sync::{RwLock, oneshot};
 use ulid::{Generator, Ulid};
 
-pub(crate) use self::handle::{JobHandle, JobSnapshot};
+pub(crate) use self::{
+    handle::{JobHandle, JobSnapshot},
+    response::lost_response,
+};
 use self::{
     counts::EndedJobCounts,
     pending_budget::{PendingJobsBudget, PendingJobsUsage},

@@ -1,5 +1,7 @@
 //! Results of jobs as `InvokeResponse`.
 
+use std::time::SystemTime;
+
 use prost::Message as _;
 
 use super::handle::JobSnapshot;
@@ -7,7 +9,7 @@ use crate::{
     api::v1::{InvokeResponse, InvokeStatus, ToolError},
     daemon::{
         error::{Error, Reason},
-        store::jobs::{Job, JobState},
+        store::jobs::JobState,
     },
 };
 
@@ -19,7 +21,7 @@ impl JobSnapshot {
                 let response = InvokeResponse::decode(result.clone());
                 Some(response.map_err(Error::internal)?)
             }
-            (None, JobState::Lost) => Some(lost_response(&self.job)),
+            (None, JobState::Lost) => Some(lost_response(&self.job.tool, self.job.started)),
             (None, _) => None,
         };
         Ok(response.map(|response| InvokeResponse {
@@ -31,12 +33,12 @@ impl JobSnapshot {
 }
 
 /// The result of a job whose daemon died.
-fn lost_response(job: &Job) -> InvokeResponse {
+pub(crate) fn lost_response(tool: &str, started: Option<SystemTime>) -> InvokeResponse {
     let text = "the daemon died while this job ran, so its progress is unknown: check what it has done, then submit it again";
     InvokeResponse {
-        tool: job.tool.clone(),
+        tool: tool.to_owned(),
         status: InvokeStatus::Error.into(),
-        started_at: job.started.map(Into::into),
+        started_at: started.map(Into::into),
         text: text.to_owned(),
         error: Some(ToolError {
             error_type: Reason::DaemonLost.name().to_lowercase(),

@@ -139,6 +139,10 @@ metrics! {
         "jobs that have not ended";
     JOBS_ENDED = "jig.job.ended", Counter, "{job}", [semconv::JOB_STATE],
         "jobs that ended";
+    FLEET_JOBS = "jig.fleet.jobs", Counter, "{job}", [semconv::FLEET_QUEUE, semconv::FLEET_EVENT],
+        "jobs of the fleet that this daemon claimed, finished, released or rejected, or that were superseded";
+    FLEET_FREE_PLACES = "jig.fleet.free_places", UpDownCounter, "{job}", [semconv::FLEET_QUEUE],
+        "jobs of the fleet that this daemon would begin now";
     SESSIONS_OPEN = "jig.session.open", UpDownCounter, "{session}", [],
         "sessions with open files";
     STORE_SIZE = "jig.store.size", UpDownCounter, "By", [semconv::STORE_PART],

@@ -1,0 +1,92 @@
+//! Submits a job of the fleet as a job of this daemon. From then on it survives the death of the
+//! daemon, and repeating the submission finds it.
+
+use std::{sync::Arc, time::Instant};
+
+use http::{HeaderMap, HeaderValue};
+use ulid::Ulid;
+
+use super::work_source::Work;
+use crate::daemon::{
+    config::keys::AccessRole,
+    error::{Error, Reason},
+    pipeline::{
+        Pipeline,
+        access::principal::Principal,
+        context::CallContext,
+        jobs::LiveOrEndedJob,
+    },
+    telemetry::access_log::AccessLogEntry,
+};
+
+/// Name of the submission in errors about the role of a key.
+const METHOD: &str = "jig.v1.JobService/SubmitJob";
+
+/// Finds the job of this daemon for a piece of work, or submits it.
+pub(super) async fn find_or_submit(
+    pipeline: &Arc<Pipeline>,
+    work: &Work,
+) -> Result<LiveOrEndedJob, Error> {
+    let principal = find_principal(pipeline, &work.principal)?;
+    let context = call_context(pipeline, work, Arc::clone(&principal))?;
+    let workspace = pipeline.resolve_workspace(&context)?.workspace.name().to_owned();
+
+    let request_id = local_request_id(work);
+    let found = pipeline.jobs.find_submitted(principal.name(), &workspace, request_id).await?;
+    if let Some(job) = found {
+        return pipeline.jobs.find(&workspace, &job.id).await;
+    }
+
+    if work.is_exhausted {
+        let text = "the daemon died each time before it could begin the job";
+        return Err(Error::new(Reason::DaemonLost, text));
+    }
+    principal.require_role(AccessRole::Invoke, METHOD)?;
+    if !work.is_rate_counted {
+        principal.check_rate(Instant::now())?;
+    }
+    let submission = pipeline.validate_job_request(&context, work.request.clone())?;
+    let job = pipeline.submit_job(&context, submission, false).await?;
+    pipeline.jobs.find(&workspace, &job.id).await
+}
+
+/// The request id of the job at this daemon. Callers cannot give it: theirs have visible characters
+/// only. An attempt after the job was lost is another job.
+fn local_request_id(work: &Work) -> String {
+    format!("fleet\u{1f}{}\u{1f}{}", work.id, work.attempt)
+}
+
+/// Finds the key of a job. The job has the rights that it has at this daemon.
+fn find_principal(pipeline: &Pipeline, name: &str) -> Result<Arc<Principal>, Error> {
+    pipeline.access.find_principal(name).ok_or_else(|| {
+        let text = format!(
+            "this daemon has no key for {name}, or it has expired: give all daemons of the fleet the keys of its callers"
+        );
+        Error::new(Reason::Forbidden, text).with_metadata("principal", name)
+    })
+}
+
+/// Builds the context of the submission, as if its caller had called this daemon.
+fn call_context(
+    pipeline: &Pipeline,
+    work: &Work,
+    principal: Arc<Principal>,
+) -> Result<CallContext, Error> {
+    let mut headers = HeaderMap::new();
+    let traceparent = work.traceparent.as_deref().map(HeaderValue::from_str);
+    if let Some(Ok(traceparent)) = traceparent {
+        headers.insert("traceparent", traceparent);
+    }
+    let parent_span = pipeline.telemetry.caller_context(&headers).parent;
+    let request_id = local_request_id(work);
+    let get = |key: &str| match key {
+        "jig-session" => work.session.as_deref(),
+        "jig-request-id" => Some(request_id.as_str()),
+        "jig-workspace" => Some(work.workspace.as_str()),
+        _ => None,
+    };
+
+    let span_and_entry = (parent_span, AccessLogEntry::default());
+    CallContext::new(Ulid::generate().to_string(), principal, None, span_and_entry, get)
+        .map_err(Error::invalid)
+}

@@ -1,0 +1,253 @@
+//! A job of the NATS queue that this daemon has claimed.
+
+use std::{sync::Arc, time::Duration};
+
+use async_nats::jetstream::{self, AckKind};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    acknowledgement::acknowledge,
+    claims::{JobClaims, exhausted_error, failed},
+    in_flight::InFlightClaim,
+    records::RecordError,
+    transition::{ended, is_same_claim, may_run_again, requeued},
+};
+use crate::{
+    api::v1::{FleetJobRecord, FleetJobState, JobState},
+    daemon::{
+        error::Error,
+        fleet::{
+            backoff::Backoff,
+            work_source::{
+                ClaimedWork, FinishOutcome, JobEnd, ReleaseReason, SourceUnavailable, Work,
+            },
+        },
+        task::BoxFuture,
+    },
+};
+
+/// Part of the time for an acknowledgement after which the claim is renewed.
+const PROGRESS_FRACTION: u32 = 3;
+
+#[derive(Debug)]
+pub(super) struct NatsClaim {
+    claims: Arc<JobClaims>,
+    work: Work,
+    /// The record of the claim, and its revision.
+    record: FleetJobRecord,
+    revision: u64,
+    message: jetstream::Message,
+    _in_flight: InFlightClaim,
+}
+
+/// What a record has become when this daemon wanted to replace its claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Replaced {
+    /// It is the new record of this daemon.
+    Stored,
+    /// It is the end that another daemon has stored.
+    EndedElsewhere,
+    /// Another daemon has claimed the job.
+    ClaimedElsewhere,
+    /// The server did not answer until the daemon stopped.
+    Unknown,
+}
+
+impl NatsClaim {
+    pub(super) fn new(
+        claims: Arc<JobClaims>,
+        work: Work,
+        record: FleetJobRecord,
+        revision: u64,
+        message: jetstream::Message,
+        in_flight: InFlightClaim,
+    ) -> Self {
+        Self { claims, work, record, revision, message, _in_flight: in_flight }
+    }
+
+    async fn finish_job(&self, end: JobEnd, stop: &CancellationToken) -> FinishOutcome {
+        let JobEnd { job, stopped_by_shutdown } = end;
+        let is_lost = job.state() == JobState::Lost;
+        let max_deliver = self.claims.max_deliver;
+        if (is_lost || stopped_by_shutdown) && may_run_again(&self.record, max_deliver) {
+            return self.requeue(self.record.attempts, Duration::ZERO, stop).await;
+        }
+
+        if is_lost && self.record.retry_if_lost {
+            let error = exhausted_error(self.record.attempts);
+            if !self.publish_dead_letter(&error, stop).await {
+                return FinishOutcome::Unknown;
+            }
+        }
+        self.end(ended(&self.work.id, &self.record, job), AckKind::Ack, stop).await
+    }
+
+    /// Stores the end of the job, and settles its message.
+    async fn end(
+        &self,
+        mut record: FleetJobRecord,
+        kind: AckKind,
+        stop: &CancellationToken,
+    ) -> FinishOutcome {
+        let mut backoff = Backoff::default();
+        while let Err(error) = self.claims.results.detach_large(&self.work.id, &mut record).await {
+            tracing::warn!(%error, job = self.work.id, "cannot store the result of a fleet job yet");
+            if !backoff.wait(stop).await {
+                return FinishOutcome::Unknown;
+            }
+        }
+
+        match self.replace_claim(&record, stop).await {
+            Replaced::Stored => {
+                acknowledge(&self.message, kind).await;
+                FinishOutcome::Stored
+            }
+            Replaced::EndedElsewhere => {
+                acknowledge(&self.message, kind).await;
+                FinishOutcome::Superseded
+            }
+            Replaced::ClaimedElsewhere => FinishOutcome::Superseded,
+            Replaced::Unknown => FinishOutcome::Unknown,
+        }
+    }
+
+    /// Puts the job into the queue again. `attempts` are those that count.
+    async fn requeue(
+        &self,
+        attempts: u32,
+        delay: Duration,
+        stop: &CancellationToken,
+    ) -> FinishOutcome {
+        match self.replace_claim(&requeued(&self.record, attempts), stop).await {
+            Replaced::Stored => {
+                acknowledge(&self.message, AckKind::Nak(Some(delay))).await;
+                FinishOutcome::Requeued
+            }
+            Replaced::EndedElsewhere => {
+                acknowledge(&self.message, AckKind::Ack).await;
+                FinishOutcome::Superseded
+            }
+            Replaced::ClaimedElsewhere => FinishOutcome::Superseded,
+            Replaced::Unknown => FinishOutcome::Unknown,
+        }
+    }
+
+    /// Replaces the record of the claim, until the server has answered or `stop` is cancelled.
+    async fn replace_claim(&self, record: &FleetJobRecord, stop: &CancellationToken) -> Replaced {
+        let id = &self.work.id;
+        let mut revision = Some(self.revision);
+        let mut backoff = Backoff::default();
+        loop {
+            let unavailable = match self.claims.store(id, record, revision).await {
+                Ok(_) => return Replaced::Stored,
+                Err(RecordError::Unavailable(error)) => error,
+                Err(RecordError::Conflict) => match self.claims.records.get(id).await {
+                    // An earlier attempt was stored, and its acknowledgement was lost.
+                    Ok(Some((found, _))) if found == *record => return Replaced::Stored,
+                    Ok(Some((found, found_revision))) if is_same_claim(&found, &self.record) => {
+                        revision = Some(found_revision);
+                        continue;
+                    }
+                    Ok(Some((found, _))) if found.state() == FleetJobState::Ended => {
+                        tracing::warn!(
+                            job = id,
+                            daemon = found.daemon_id,
+                            "another daemon has ended a fleet job: the result of this one is dropped"
+                        );
+                        return Replaced::EndedElsewhere;
+                    }
+                    Ok(Some((found, _))) => {
+                        tracing::warn!(
+                            job = id,
+                            daemon = found.daemon_id,
+                            "another daemon has taken a fleet job over: the result of this one is dropped"
+                        );
+                        return Replaced::ClaimedElsewhere;
+                    }
+                    // Older than the bucket stores records, or deleted.
+                    Ok(None) => {
+                        revision = None;
+                        continue;
+                    }
+                    Err(error) => error,
+                },
+            };
+
+            tracing::warn!(error = %unavailable, job = id, "cannot store the state of a fleet job yet");
+            if !backoff.wait(stop).await {
+                return Replaced::Unknown;
+            }
+        }
+    }
+
+    async fn reject_job(&self, error: &Error, stop: &CancellationToken) -> FinishOutcome {
+        if !self.publish_dead_letter(error, stop).await {
+            return FinishOutcome::Unknown;
+        }
+        self.end(failed(&self.work.id, &self.record, error), AckKind::Term, stop).await
+    }
+
+    /// Publishes the message as a dead letter. Returns false if `stop` is cancelled first.
+    async fn publish_dead_letter(&self, error: &Error, stop: &CancellationToken) -> bool {
+        let (queue, id) = (&self.work.queue, Some(self.work.id.as_str()));
+        let mut backoff = Backoff::default();
+        loop {
+            let publisher = &self.claims.publisher;
+            match publisher.publish_dead_letter(queue, id, &self.message.message, error).await {
+                Ok(()) => return true,
+                Err(error) => {
+                    tracing::warn!(%error, job = self.work.id, "cannot publish a dead letter yet");
+                }
+            }
+            if !backoff.wait(stop).await {
+                return false;
+            }
+        }
+    }
+}
+
+impl ClaimedWork for NatsClaim {
+    fn work(&self) -> &Work {
+        &self.work
+    }
+
+    fn progress_interval(&self) -> Duration {
+        self.claims.ack_wait / PROGRESS_FRACTION
+    }
+
+    fn progress(&self) -> BoxFuture<'_, Result<(), SourceUnavailable>> {
+        Box::pin(async {
+            let sent = self.message.ack_with(AckKind::Progress).await;
+            sent.map_err(SourceUnavailable::new)
+        })
+    }
+
+    fn finish<'a>(
+        &'a self,
+        end: JobEnd,
+        stop: &'a CancellationToken,
+    ) -> BoxFuture<'a, FinishOutcome> {
+        Box::pin(self.finish_job(end, stop))
+    }
+
+    fn release<'a>(
+        &'a self,
+        reason: ReleaseReason,
+        delay: Duration,
+        stop: &'a CancellationToken,
+    ) -> BoxFuture<'a, FinishOutcome> {
+        let attempts = match reason {
+            ReleaseReason::NoPlace => self.record.attempts.saturating_sub(1),
+            ReleaseReason::Failure => self.record.attempts,
+        };
+        Box::pin(self.requeue(attempts, delay, stop))
+    }
+
+    fn reject<'a>(
+        &'a self,
+        error: &'a Error,
+        stop: &'a CancellationToken,
+    ) -> BoxFuture<'a, FinishOutcome> {
+        Box::pin(self.reject_job(error, stop))
+    }
+}

@@ -1,0 +1,410 @@
+//! Claims the jobs of messages: decides by the record of a job whether this daemon runs it.
+
+use std::{sync::Arc, time::Duration};
+
+use async_nats::jetstream::{self, AckKind};
+use prost::Message as _;
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    acknowledgement::acknowledge,
+    claimed_job::NatsClaim,
+    in_flight::{InFlightClaim, InFlightClaims},
+    jobs::JobPublisher,
+    liveness::{Heartbeats, Liveness},
+    message::{InvalidMessage, JobMessage},
+    records::{FleetRecords, RecordError},
+    results::FleetResults,
+    transition::{
+        ClaimDecision, Claimant, claimed, decide, ended, job_of_record, may_run_again,
+    },
+};
+use crate::{
+    api::v1::{FleetJobRecord, FleetJobState, Job, JobState, SubmitJobRequest},
+    daemon::{
+        config::fleet::FleetQueueConfig,
+        error::{Error, Reason},
+        fleet::work_source::{SourceUnavailable, Work},
+        pipeline::{
+            envelope::rejected_response, fleet_jobs::fleet_job_id, jobs::lost_response,
+        },
+        store::session::SessionId,
+    },
+};
+
+/// The queue of jobs that name no queue, in the contract.
+const DEFAULT_QUEUE_NAME: &str = "default";
+/// Delay of a message whose job could not be looked up.
+const UNAVAILABLE_DELAY: Duration = Duration::from_secs(1);
+
+/// Makes claims for all queues of this daemon.
+#[derive(Debug)]
+pub(super) struct JobClaims {
+    pub(super) records: FleetRecords,
+    pub(super) results: FleetResults,
+    pub(super) publisher: JobPublisher,
+    pub(super) heartbeats: Heartbeats,
+    pub(super) in_flight: Arc<InFlightClaims>,
+    pub(super) daemon_id: Arc<str>,
+    pub(super) max_deliver: u32,
+    pub(super) ack_wait: Duration,
+}
+
+/// A message whose job this daemon may claim.
+struct ReadMessage {
+    id: String,
+    message: JobMessage,
+    request: SubmitJobRequest,
+    /// The record that the job has before its first claim.
+    record: FleetJobRecord,
+    /// The workspace of this daemon that the job runs in.
+    workspace: String,
+    deliveries: u32,
+}
+
+/// A claim that was stored.
+struct StoredClaim {
+    record: FleetJobRecord,
+    revision: u64,
+    is_resumed: bool,
+}
+
+impl JobClaims {
+    /// Claims the job of a message. Returns `None` if there is nothing for this daemon to run; the
+    /// message is settled then, or will be delivered again.
+    pub(super) async fn claim(
+        self: &Arc<Self>,
+        queue: &FleetQueueConfig,
+        message: jetstream::Message,
+    ) -> Option<NatsClaim> {
+        let read = match self.read(queue, &message) {
+            Ok(read) => read,
+            Err(invalid) => {
+                self.reject_invalid(queue, &message, invalid).await;
+                return None;
+            }
+        };
+        // A second delivery: the first one keeps the claim, and settles the message.
+        let in_flight = self.in_flight.begin(&read.id)?;
+
+        match self.claim_record(&read, &message).await {
+            Ok(Some(stored)) => Some(self.build_claim(read, stored, message, in_flight)),
+            Ok(None) => None,
+            Err(error) => {
+                tracing::warn!(%error, job = read.id, "cannot claim a job of the fleet yet");
+                hand_back(&message, UNAVAILABLE_DELAY).await;
+                None
+            }
+        }
+    }
+
+    /// Reads and checks a message.
+    fn read(
+        &self,
+        queue: &FleetQueueConfig,
+        message: &jetstream::Message,
+    ) -> Result<ReadMessage, InvalidMessage> {
+        let deliveries = message.info().map_or(1, |info| info.delivered);
+        let parsed = JobMessage::parse(&message.message, self.publisher.signing_key())?;
+        let invalid = |error| InvalidMessage {
+            queue: Some(parsed.queue.clone()),
+            request_id: Some(parsed.request_id.clone()),
+            error,
+        };
+
+        let mut request = SubmitJobRequest::decode(parsed.body.clone()).map_err(|error| {
+            let text = format!("the body is no jig.v1.SubmitJobRequest: {error}");
+            invalid(Error::new(Reason::InvalidParams, text))
+        })?;
+        match request.queue.as_deref() {
+            None | Some("" | DEFAULT_QUEUE_NAME) => {}
+            Some(named) if named == queue.name => {}
+            Some(named) => {
+                let text = format!("must be the queue of the subject, {:?}, not {named:?}", queue.name);
+                return Err(invalid(Error::invalid_field("queue", text)));
+            }
+        }
+        if let Some(session) = &parsed.session
+            && SessionId::parse(session).is_none()
+        {
+            let text = "must have 1 to 64 letters, digits, dots, underscores and hyphens, and not begin with a dot";
+            return Err(invalid(Error::invalid_field("Jig-Session", text)));
+        }
+        let principal = parsed.signed_principal.clone();
+        let principal = principal.or_else(|| queue.key.as_ref().map(|key| format!("key:{key}")));
+        let Some(principal) = principal else {
+            let text = "the queue accepts only jobs with a signature: sign it, or the operator can set `key` in [[fleet.queues]]";
+            return Err(invalid(Error::new(Reason::Unauthenticated, text)));
+        };
+        let workspace = parsed.workspace.clone().or_else(|| queue.workspaces.first().cloned());
+
+        let record = FleetJobRecord {
+            state: FleetJobState::Queued.into(),
+            queue: queue.name.clone(),
+            workspace: parsed.workspace.clone().unwrap_or_default(),
+            request_id: parsed.request_id.clone(),
+            tool: request.tool.clone(),
+            dialect: request.dialect.clone(),
+            principal,
+            session: parsed.session.clone().unwrap_or_default(),
+            retry_if_lost: request.retry_if_lost,
+            submit_time: message.info().ok().map(|info| published_at(&info)),
+            request_sha256: Sha256::digest(&parsed.body).to_vec(),
+            priority: request.priority.unwrap_or_default(),
+            ..FleetJobRecord::default()
+        };
+        // Here it is a job of the daemon's own queue.
+        request.queue = Some(queue.name.clone());
+        (request.fleet, request.retry_if_lost) = (false, false);
+
+        Ok(ReadMessage {
+            id: fleet_job_id(&queue.name, &parsed.request_id),
+            request,
+            record,
+            workspace: workspace.unwrap_or_default(),
+            deliveries: u32::try_from(deliveries).unwrap_or(u32::MAX),
+            message: parsed,
+        })
+    }
+
+    /// Claims a job in its record. Returns `None` if another daemon has it, or nobody is to run it.
+    async fn claim_record(
+        &self,
+        read: &ReadMessage,
+        message: &jetstream::Message,
+    ) -> Result<Option<StoredClaim>, SourceUnavailable> {
+        let claimant = Claimant {
+            daemon_id: &self.daemon_id,
+            deliveries: read.deliveries,
+            max_deliver: self.max_deliver,
+        };
+        loop {
+            let found = self.records.get(&read.id).await?;
+            let (record, revision) = match &found {
+                Some((record, revision)) => (record, Some(*revision)),
+                None => (&read.record, None),
+            };
+
+            let decision = decide(found.as_ref().map(|(record, _)| record), &read.record, claimant);
+            let next = match decision {
+                ClaimDecision::Claim => claimed(record, &self.daemon_id, &read.workspace),
+                ClaimDecision::Resume => {
+                    return Ok(revision.map(|revision| StoredClaim {
+                        record: record.clone(),
+                        revision,
+                        is_resumed: true,
+                    }));
+                }
+                ClaimDecision::Ended => {
+                    acknowledge(message, AckKind::Ack).await;
+                    return Ok(None);
+                }
+                ClaimDecision::Conflict => {
+                    let text = "another job of this queue had the same request id: give each job its own";
+                    let error = Error::new(Reason::RequestIdReused, text);
+                    self.bury(&record.queue, None, message, &error).await?;
+                    return Ok(None);
+                }
+                ClaimDecision::Exhausted => {
+                    let error = exhausted_error(record.attempts);
+                    self.publish_dead_letter(read, message, &error).await?;
+                    failed(&read.id, record, &error)
+                }
+                ClaimDecision::CheckOwner => {
+                    match self.heartbeats.liveness(&record.daemon_id).await? {
+                        Liveness::Alive | Liveness::Unknown => {
+                            hand_back(message, self.ack_wait / 2).await;
+                            return Ok(None);
+                        }
+                        Liveness::Dead => self.take_over(read, record, message).await?,
+                    }
+                }
+            };
+
+            match self.store(&read.id, &next, revision).await {
+                Ok(_) if next.state() == FleetJobState::Ended => {
+                    acknowledge(message, AckKind::Ack).await;
+                    return Ok(None);
+                }
+                Ok(revision) => {
+                    return Ok(Some(StoredClaim { record: next, revision, is_resumed: false }));
+                }
+                // Another daemon was faster: its record decides.
+                Err(RecordError::Conflict) => {}
+                Err(RecordError::Unavailable(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// Returns the record that a job gets whose daemon is dead: a claim of this daemon, or its end.
+    async fn take_over(
+        &self,
+        read: &ReadMessage,
+        record: &FleetJobRecord,
+        message: &jetstream::Message,
+    ) -> Result<FleetJobRecord, SourceUnavailable> {
+        let runs_again = may_run_again(record, self.max_deliver);
+        tracing::warn!(
+            job = read.id,
+            daemon = record.daemon_id,
+            attempts = record.attempts,
+            runs_again,
+            "the daemon of a fleet job is dead"
+        );
+        if runs_again {
+            return Ok(claimed(record, &self.daemon_id, &read.workspace));
+        }
+
+        if record.retry_if_lost {
+            let error = exhausted_error(record.attempts);
+            self.publish_dead_letter(read, message, &error).await?;
+        }
+        Ok(lost(&read.id, record))
+    }
+
+    async fn publish_dead_letter(
+        &self,
+        read: &ReadMessage,
+        message: &jetstream::Message,
+        error: &Error,
+    ) -> Result<(), SourceUnavailable> {
+        let (queue, id) = (&read.record.queue, Some(read.id.as_str()));
+        self.publisher.publish_dead_letter(queue, id, &message.message, error).await
+    }
+
+    /// Stores a record in place of that of `revision`, or as the first one.
+    pub(super) async fn store(
+        &self,
+        id: &str,
+        record: &FleetJobRecord,
+        revision: Option<u64>,
+    ) -> Result<u64, RecordError> {
+        match revision {
+            Some(revision) => self.records.update(id, record, revision).await,
+            None => self.records.create(id, record).await,
+        }
+    }
+
+    fn build_claim(
+        self: &Arc<Self>,
+        read: ReadMessage,
+        stored: StoredClaim,
+        message: jetstream::Message,
+        in_flight: InFlightClaim,
+    ) -> NatsClaim {
+        let StoredClaim { record, revision, is_resumed } = stored;
+        let work = Work {
+            id: read.id,
+            request_id: read.message.request_id,
+            queue: record.queue.clone(),
+            workspace: read.workspace,
+            principal: record.principal.clone(),
+            session: read.message.session,
+            traceparent: read.message.traceparent,
+            attempt: record.attempts,
+            is_exhausted: is_resumed && read.deliveries > self.max_deliver,
+            is_rate_counted: read.message.signed_principal.is_some(),
+            request: read.request,
+        };
+        NatsClaim::new(Arc::clone(self), work, record, revision, message, in_flight)
+    }
+
+    /// Rejects a message whose job cannot be claimed. Its job fails, unless it has a record already:
+    /// whoever has forged a message must not end the job of another.
+    async fn reject_invalid(
+        &self,
+        queue: &FleetQueueConfig,
+        message: &jetstream::Message,
+        invalid: InvalidMessage,
+    ) {
+        let InvalidMessage { queue: named, request_id, error } = invalid;
+        tracing::warn!(
+            %error,
+            reason = error.reason.name(),
+            queue = queue.name,
+            request_id,
+            "rejected a message of the fleet"
+        );
+        let queue_name = named.as_deref().unwrap_or(&queue.name);
+        let id = request_id.as_ref().map(|id| fleet_job_id(queue_name, id));
+        if let (Some(id), Some(request_id)) = (&id, request_id) {
+            let record = FleetJobRecord {
+                queue: queue_name.to_owned(),
+                request_id,
+                submit_time: message.info().ok().map(|info| published_at(&info)),
+                request_sha256: Sha256::digest(&message.payload).to_vec(),
+                ..FleetJobRecord::default()
+            };
+            let failed = failed(id, &record, &error);
+            match self.records.create(id, &failed).await {
+                Ok(_) | Err(RecordError::Conflict) => {}
+                Err(RecordError::Unavailable(error)) => {
+                    tracing::warn!(%error, job = id, "cannot store that a job was rejected yet");
+                    return hand_back(message, UNAVAILABLE_DELAY).await;
+                }
+            }
+        }
+        if let Err(error) = self.bury(queue_name, id.as_deref(), message, &error).await {
+            tracing::warn!(%error, "cannot publish a dead letter yet");
+            hand_back(message, UNAVAILABLE_DELAY).await;
+        }
+    }
+
+    /// Moves a message to the dead letters.
+    pub(super) async fn bury(
+        &self,
+        queue: &str,
+        id: Option<&str>,
+        message: &jetstream::Message,
+        error: &Error,
+    ) -> Result<(), SourceUnavailable> {
+        self.publisher.publish_dead_letter(queue, id, &message.message, error).await?;
+        acknowledge(message, AckKind::Term).await;
+        Ok(())
+    }
+}
+
+/// Asks the server to deliver a message again after `delay`. Without an effect, it does so later.
+async fn hand_back(message: &jetstream::Message, delay: Duration) {
+    if let Err(error) = message.ack_with(AckKind::Nak(Some(delay))).await {
+        tracing::debug!(%error, "cannot hand a message of the fleet back");
+    }
+}
+
+fn published_at(info: &jetstream::message::Info<'_>) -> prost_types::Timestamp {
+    let nanos = info.published.unix_timestamp_nanos();
+    prost_types::Timestamp {
+        seconds: i64::try_from(nanos.div_euclid(1_000_000_000)).unwrap_or_default(),
+        nanos: i32::try_from(nanos.rem_euclid(1_000_000_000)).unwrap_or_default(),
+    }
+}
+
+/// The record of a job that failed before it began.
+pub(super) fn failed(id: &str, record: &FleetJobRecord, error: &Error) -> FleetJobRecord {
+    let job = Job {
+        state: JobState::Failed.into(),
+        result: Some(rejected_response(&record.tool, error)),
+        ..job_of_record(id, record)
+    };
+    ended(id, record, job)
+}
+
+/// The record of a job whose daemon died.
+fn lost(id: &str, record: &FleetJobRecord) -> FleetJobRecord {
+    let started = record.claim_time.and_then(|time| time.try_into().ok());
+    let job = Job {
+        state: JobState::Lost.into(),
+        start_time: record.claim_time,
+        result: Some(lost_response(&record.tool, started)),
+        ..job_of_record(id, record)
+    };
+    ended(id, record, job)
+}
+
+/// Why a job is a dead letter that no daemon could begin or complete.
+pub(super) fn exhausted_error(attempts: u32) -> Error {
+    let text = format!(
+        "no daemon of the fleet could begin or complete the job in {attempts} attempts (fleet.max_deliver): check what it has done, and the logs of the daemons"
+    );
+    Error::new(Reason::DaemonLost, text).with_metadata("attempts", attempts.to_string())
+}

@@ -1,0 +1,33 @@
+//! The fleet on NATS JetStream: a stream of jobs, which each queue reads by consumers that all daemons
+//! share, and buckets for records, results and heartbeats.
+//!
+//! | object | content |
+//! |---|---|
+//! | stream `JIG_JOBS` | jobs, until they have ended |
+//! | stream `JIG_JOBS_dead` | jobs that no daemon runs |
+//! | bucket `JIG_JOBS_records` | the state of each job, and its result |
+//! | object store `JIG_JOBS_results` | results that are too large for a record |
+//! | bucket `JIG_JOBS_daemons` | heartbeats |
+//!
+//! A message may be delivered twice, and to two daemons. The record of its job decides: each change
+//! of it names the revision that it replaces, so one of two daemons claims a job, and one of two ends
+//! is stored.
+
+mod acknowledgement;
+mod claimed_job;
+mod claims;
+mod connection;
+mod in_flight;
+pub(crate) mod jobs;
+mod liveness;
+mod message;
+mod names;
+mod objects;
+mod queue;
+pub(crate) mod records;
+pub(crate) mod results;
+mod session;
+mod signature;
+mod transition;
+
+pub(crate) use self::{connection::NatsSetupError, queue::NatsQueue, session::NatsSession};

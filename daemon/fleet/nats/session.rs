@@ -1,0 +1,206 @@
+//! What this daemon has on the NATS servers: one connection, and the objects that all parts use.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use async_nats::jetstream::consumer::PullConsumer;
+use tokio::sync::{OnceCell, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    claims::JobClaims,
+    connection::{NatsConnection, NatsSetupError},
+    in_flight::InFlightClaims,
+    jobs::JobPublisher,
+    liveness::Heartbeats,
+    objects::NatsObjects,
+    records::FleetRecords,
+    results::FleetResults,
+    signature::SigningKey,
+};
+use crate::{
+    api::v1::FleetDaemonRecord,
+    daemon::{
+        config::fleet::{FleetConfig, FleetQueueConfig},
+        fleet::work_source::SourceUnavailable,
+    },
+};
+
+/// Heartbeats in the time after which a daemon without one is dead.
+const HEARTBEATS_PER_LOST_AFTER: u32 = 3;
+
+/// The part of the fleet that is on NATS. Usable before the first connection: requests fail then.
+#[derive(Debug)]
+pub(crate) struct NatsSession {
+    config: FleetConfig,
+    daemon_id: Arc<str>,
+    connection: NatsConnection,
+    publisher: JobPublisher,
+    in_flight: Arc<InFlightClaims>,
+    /// Opened with the first connection.
+    objects: OnceCell<NatsObjects>,
+    /// When the last heartbeat was stored.
+    last_heartbeat: watch::Sender<Option<Instant>>,
+    claims: Mutex<Option<Arc<JobClaims>>>,
+}
+
+impl NatsSession {
+    /// Begins to connect in the background.
+    pub(crate) async fn start(
+        config: FleetConfig,
+        daemon_id: &str,
+    ) -> Result<Arc<Self>, NatsSetupError> {
+        let connection =
+            NatsConnection::start(&config.nats, &format!("jigd {daemon_id}")).await?;
+        let signing_key = config.signing_key.as_ref().map(|key| SigningKey::new(key.bytes()));
+        Ok(Arc::new(Self {
+            publisher: JobPublisher::new(connection.jetstream().clone(), signing_key),
+            connection,
+            config,
+            daemon_id: daemon_id.into(),
+            in_flight: Arc::default(),
+            objects: OnceCell::new(),
+            last_heartbeat: watch::Sender::new(None),
+            claims: Mutex::default(),
+        }))
+    }
+
+    /// Name of this daemon in the fleet.
+    pub(crate) fn daemon_id(&self) -> &str {
+        &self.daemon_id
+    }
+
+    /// The client, for subjects without a stream.
+    pub(crate) fn client(&self) -> &async_nats::Client {
+        self.connection.client()
+    }
+
+    pub(super) fn connection(&self) -> &NatsConnection {
+        &self.connection
+    }
+
+    pub(crate) fn publisher(&self) -> &JobPublisher {
+        &self.publisher
+    }
+
+    /// Time that the servers store ended jobs.
+    pub(crate) fn result_retention(&self) -> Duration {
+        self.config.result_retention
+    }
+
+    /// The records of jobs.
+    pub(crate) async fn records(&self) -> Result<FleetRecords, SourceUnavailable> {
+        Ok(FleetRecords::new(self.objects().await?.records.clone()))
+    }
+
+    /// The large results.
+    pub(crate) async fn results(&self) -> Result<FleetResults, SourceUnavailable> {
+        let objects = self.objects().await?;
+        Ok(FleetResults::new(objects.results.clone(), self.connection.client().max_payload()))
+    }
+
+    pub(super) async fn heartbeats(&self) -> Result<Heartbeats, SourceUnavailable> {
+        Ok(Heartbeats::new(
+            self.objects().await?.daemons.clone(),
+            self.connection.clone(),
+            self.config.lost_after,
+            Arc::clone(&self.daemon_id),
+        ))
+    }
+
+    /// What makes claims, for all queues.
+    pub(super) async fn claims(&self) -> Result<Arc<JobClaims>, SourceUnavailable> {
+        let made = self.claims.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(claims) = made {
+            return Ok(claims);
+        }
+        let claims = Arc::new(JobClaims {
+            records: self.records().await?,
+            results: self.results().await?,
+            publisher: self.publisher.clone(),
+            heartbeats: self.heartbeats().await?,
+            in_flight: Arc::clone(&self.in_flight),
+            daemon_id: Arc::clone(&self.daemon_id),
+            max_deliver: self.config.max_deliver,
+            ack_wait: self.config.ack_wait,
+        });
+        *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&claims));
+        Ok(claims)
+    }
+
+    /// Opens the consumers of a queue. Creates streams and buckets again, if the server has lost them.
+    pub(super) async fn open_consumers(
+        &self,
+        queue: &FleetQueueConfig,
+    ) -> Result<Vec<PullConsumer>, SourceUnavailable> {
+        let objects = NatsObjects::open(self.connection.jetstream(), &self.config).await?;
+        objects.open_consumers(queue, self.config.ack_wait).await
+    }
+
+    async fn objects(&self) -> Result<&NatsObjects, SourceUnavailable> {
+        let open = || NatsObjects::open(self.connection.jetstream(), &self.config);
+        self.objects.get_or_try_init(open).await
+    }
+
+    /// Renews the heartbeat, with the places that are free by queue, until `stop` is cancelled.
+    pub(crate) async fn keep_alive(
+        &self,
+        free_places: impl Fn() -> Vec<(String, u32)>,
+        stop: &CancellationToken,
+    ) {
+        let interval = self.config.lost_after / HEARTBEATS_PER_LOST_AFTER;
+        let mut connection = self.connection.subscribe();
+        loop {
+            connection.mark_unchanged();
+            let record = FleetDaemonRecord {
+                daemon_id: self.daemon_id.to_string(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                free_places: free_places().into_iter().collect(),
+                time: Some(SystemTime::now().into()),
+            };
+            match self.beat(&record).await {
+                Ok(()) => {
+                    self.last_heartbeat.send_replace(Some(Instant::now()));
+                }
+                Err(error) => tracing::warn!(%error, "cannot renew the heartbeat of this daemon"),
+            }
+
+            // After a break of the connection, other daemons may be about to take this one for dead.
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(interval) => {}
+                _changed = connection.changed() => {}
+            }
+        }
+    }
+
+    async fn beat(&self, record: &FleetDaemonRecord) -> Result<(), SourceUnavailable> {
+        self.heartbeats().await?.beat(record).await
+    }
+
+    /// Removes the heartbeat, so that other daemons need not wait until it is old.
+    pub(crate) async fn leave(&self) {
+        let left = match self.heartbeats().await {
+            Ok(heartbeats) => heartbeats.end().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = left {
+            tracing::debug!(%error, "cannot remove the heartbeat of this daemon");
+        }
+    }
+
+    /// Waits until other daemons know that this one is alive. Returns false if `stop` is cancelled
+    /// first.
+    pub(super) async fn wait_for_heartbeat(&self, stop: &CancellationToken) -> bool {
+        let lost_after = self.config.lost_after;
+        let is_fresh = |last: &Option<Instant>| last.is_some_and(|last| last.elapsed() < lost_after);
+        let mut heartbeats = self.last_heartbeat.subscribe();
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => false,
+            fresh = heartbeats.wait_for(is_fresh) => fresh.is_ok(),
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The states of a job's record, and what they mean for a daemon that has its message.
+//!
+//! ```text
+//! absent ──▶ QUEUED ──▶ CLAIMED by a daemon ──▶ ENDED
+//!    │         ▲  ▲        │  │   ▲    │
+//!    └─────────┼──┼───▶────┘  │   └────┘ another daemon, if the first is dead and the job may be
+//!              │  │           │          run again
+//!              │  └───────────┘ given back: not begun, or lost and to be run again
+//!              └ submitted by a daemon
+//! ```
+
+use std::time::SystemTime;
+
+use crate::api::v1::{FleetJobRecord, FleetJobState, Job};
+
+/// What a daemon does with the message of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ClaimDecision {
+    /// No daemon has the job.
+    Claim,
+    /// This daemon has the job: it was delivered again, or the daemon has restarted.
+    Resume,
+    /// Another daemon has the job, or had it when it died.
+    CheckOwner,
+    /// The job has ended.
+    Ended,
+    /// The record is of another request with the same request id.
+    Conflict,
+    /// The job was begun too often, or kills each daemon before it can be begun.
+    Exhausted,
+}
+
+/// The daemon that decides, and the message that it has.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Claimant<'a> {
+    pub(super) daemon_id: &'a str,
+    /// How often the queue has handed the message out.
+    pub(super) deliveries: u32,
+    pub(super) max_deliver: u32,
+}
+
+/// Decides by the record that there is, and by one that was made from the message.
+pub(super) fn decide(
+    found: Option<&FleetJobRecord>,
+    message: &FleetJobRecord,
+    claimant: Claimant<'_>,
+) -> ClaimDecision {
+    let Claimant { daemon_id, deliveries, max_deliver } = claimant;
+    let Some(found) = found else {
+        return if deliveries > max_deliver {
+            ClaimDecision::Exhausted
+        } else {
+            ClaimDecision::Claim
+        };
+    };
+    let in_other_workspace = !found.workspace.is_empty()
+        && !message.workspace.is_empty()
+        && found.workspace != message.workspace;
+    if found.request_sha256 != message.request_sha256
+        || found.principal != message.principal
+        || in_other_workspace
+    {
+        return ClaimDecision::Conflict;
+    }
+
+    match found.state() {
+        FleetJobState::Ended => ClaimDecision::Ended,
+        FleetJobState::Claimed if found.daemon_id == daemon_id => ClaimDecision::Resume,
+        FleetJobState::Claimed => ClaimDecision::CheckOwner,
+        FleetJobState::Queued | FleetJobState::Unspecified => {
+            if found.attempts >= max_deliver {
+                ClaimDecision::Exhausted
+            } else {
+                ClaimDecision::Claim
+            }
+        }
+    }
+}
+
+/// Whether a job whose daemon is dead may be run by another.
+pub(super) fn may_run_again(record: &FleetJobRecord, max_deliver: u32) -> bool {
+    record.retry_if_lost && record.attempts < max_deliver
+}
+
+/// The record after a claim.
+pub(super) fn claimed(record: &FleetJobRecord, daemon_id: &str, workspace: &str) -> FleetJobRecord {
+    FleetJobRecord {
+        state: FleetJobState::Claimed.into(),
+        daemon_id: daemon_id.to_owned(),
+        workspace: workspace.to_owned(),
+        local_job_id: String::new(),
+        attempts: record.attempts + 1,
+        claim_time: Some(SystemTime::now().into()),
+        ..record.clone()
+    }
+}
+
+/// The record after a job was given back. `attempts` are those that count.
+pub(super) fn requeued(record: &FleetJobRecord, attempts: u32) -> FleetJobRecord {
+    FleetJobRecord {
+        state: FleetJobState::Queued.into(),
+        daemon_id: String::new(),
+        local_job_id: String::new(),
+        attempts,
+        claim_time: None,
+        ..record.clone()
+    }
+}
+
+/// The record of an ended job, which has the fleet's names for it.
+pub(super) fn ended(id: &str, record: &FleetJobRecord, job: Job) -> FleetJobRecord {
+    let result = job.result.clone().map(|mut result| {
+        // A pending result names another job, which this one has submitted.
+        if !result.pending {
+            id.clone_into(&mut result.job_id);
+        }
+        result
+    });
+    let end_time = job.end_time.unwrap_or_else(|| SystemTime::now().into());
+    FleetJobRecord {
+        state: FleetJobState::Ended.into(),
+        end_time: Some(end_time),
+        local_job_id: if job.job_id == id { String::new() } else { job.job_id.clone() },
+        job: Some(Job {
+            job_id: id.to_owned(),
+            submit_time: record.submit_time,
+            end_time: Some(end_time),
+            fleet: true,
+            daemon_id: record.daemon_id.clone(),
+            result,
+            ..job
+        }),
+        ..record.clone()
+    }
+}
+
+/// A job without a result of its own, in the words of its record.
+pub(super) fn job_of_record(id: &str, record: &FleetJobRecord) -> Job {
+    Job {
+        job_id: id.to_owned(),
+        tool: record.tool.clone(),
+        dialect: record.dialect.clone(),
+        queue: record.queue.clone(),
+        priority: record.priority,
+        session: record.session.clone(),
+        principal: record.principal.clone(),
+        submit_time: record.submit_time,
+        fleet: true,
+        daemon_id: record.daemon_id.clone(),
+        ..Job::default()
+    }
+}
+
+/// Whether a record is still the claim that a daemon has made.
+pub(super) fn is_same_claim(found: &FleetJobRecord, claim: &FleetJobRecord) -> bool {
+    found.state() == FleetJobState::Claimed
+        && found.daemon_id == claim.daemon_id
+        && found.attempts == claim.attempts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX_DELIVER: u32 = 3;
+
+    fn message() -> FleetJobRecord {
+        FleetJobRecord {
+            state: FleetJobState::Queued.into(),
+            queue: "build".to_owned(),
+            principal: "key:ci".to_owned(),
+            request_sha256: vec![1],
+            ..FleetJobRecord::default()
+        }
+    }
+
+    fn decide_with(found: Option<&FleetJobRecord>, deliveries: u32) -> ClaimDecision {
+        let claimant = Claimant { daemon_id: "me", deliveries, max_deliver: MAX_DELIVER };
+        decide(found, &message(), claimant)
+    }
+
+    #[test]
+    fn each_state_has_a_decision() {
+        assert_eq!(decide_with(None, 1), ClaimDecision::Claim);
+        assert_eq!(decide_with(None, MAX_DELIVER + 1), ClaimDecision::Exhausted);
+
+        let queued = message();
+        assert_eq!(decide_with(Some(&queued), 100), ClaimDecision::Claim);
+        let mine = claimed(&queued, "me", "main");
+        assert_eq!((mine.attempts, mine.workspace.as_str()), (1, "main"));
+        assert_eq!(decide_with(Some(&mine), 1), ClaimDecision::Resume);
+        let other = claimed(&queued, "other", "main");
+        assert_eq!(decide_with(Some(&other), 1), ClaimDecision::CheckOwner);
+
+        let exhausted = requeued(&mine, MAX_DELIVER);
+        assert_eq!(decide_with(Some(&exhausted), 1), ClaimDecision::Exhausted);
+        let ended = ended("fleet-1", &mine, Job::default());
+        assert_eq!(decide_with(Some(&ended), 1), ClaimDecision::Ended);
+    }
+
+    #[test]
+    fn another_request_is_a_conflict_in_every_state() {
+        let mine = claimed(&message(), "me", "main");
+        for found in [message(), mine.clone(), ended("fleet-1", &mine, Job::default())] {
+            for other in [
+                FleetJobRecord { request_sha256: vec![2], ..found.clone() },
+                FleetJobRecord { principal: "key:other".to_owned(), ..found.clone() },
+            ] {
+                assert_eq!(decide_with(Some(&other), 1), ClaimDecision::Conflict);
+            }
+        }
+    }
+
+    #[test]
+    fn an_ended_job_has_the_names_of_the_fleet() {
+        let record = claimed(&message(), "me", "main");
+        let local = Job {
+            job_id: "01J".to_owned(),
+            result: Some(Default::default()),
+            ..Job::default()
+        };
+        let ended = ended("fleet-1", &record, local);
+        let job = ended.job.unwrap();
+        assert_eq!((job.job_id.as_str(), job.daemon_id.as_str()), ("fleet-1", "me"));
+        assert_eq!(job.result.unwrap().job_id, "fleet-1");
+        assert_eq!(ended.local_job_id, "01J");
+        assert!(ended.end_time.is_some());
+    }
+
+    #[test]
+    fn a_lost_job_is_run_again_if_its_submission_says_so() {
+        let lost = claimed(&message(), "dead", "main");
+        assert!(!may_run_again(&lost, MAX_DELIVER));
+        let retried = FleetJobRecord { retry_if_lost: true, ..lost };
+        assert!(may_run_again(&retried, MAX_DELIVER));
+        assert!(!may_run_again(&FleetJobRecord { attempts: MAX_DELIVER, ..retried }, MAX_DELIVER));
+    }
+}

@@ -1,0 +1,261 @@
+//! Runs the jobs of one queue: claims as many as there are free places, runs each as a job of this
+//! daemon, and returns its end to the source.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{MissedTickBehavior, interval, sleep},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    backoff::Backoff,
+    counts::{FleetJobEvent, FleetQueueState},
+    local_job::find_or_submit,
+    running::RunningFleetJobs,
+    work_source::{ClaimedWork, FinishOutcome, JobEnd, ReleaseReason, WorkSource},
+};
+use crate::daemon::{
+    error::{Error, Reason},
+    pipeline::{
+        Pipeline,
+        jobs::{JobHandle, JobSnapshot, LiveOrEndedJob, wire::wire_job},
+    },
+    store::jobs::JobState,
+    task,
+};
+
+/// Delay of work that this daemon has no place for, if the error names none.
+const NO_PLACE_DELAY: Duration = Duration::from_secs(1);
+/// Delay of work that this daemon could not begin. Another daemon may be able to.
+const FAILURE_DELAY: Duration = Duration::from_secs(5);
+/// How long the daemon tries to store the end of a job after its commands had to stop. Its own
+/// database has the end.
+const LAST_ATTEMPTS: Duration = Duration::from_secs(5);
+
+/// What the runners of all queues share.
+#[derive(Debug)]
+pub(super) struct FleetRunner {
+    pub(super) pipeline: Arc<Pipeline>,
+    pub(super) running: Arc<RunningFleetJobs>,
+    /// The tasks of queues and jobs.
+    pub(super) tasks: TaskTracker,
+    /// Cancelled when no more attempts to reach the source are made.
+    pub(super) give_up: CancellationToken,
+    /// Whether a claim remains that this daemon could not settle.
+    pub(super) has_unsettled: AtomicBool,
+}
+
+/// Why a job of this daemon has ended, or will not run.
+enum LocalEnd {
+    Ended(Box<JobSnapshot>),
+    /// It was cancelled before it began, because the daemon drains.
+    NotBegun,
+}
+
+impl FleetRunner {
+    /// Cancels `give_up` when running commands are killed, or a while after they had to stop.
+    pub(super) async fn watch_shutdown(&self) {
+        let shutdown = &self.pipeline.shutdown;
+        tokio::select! {
+            () = shutdown.kill_token().cancelled_owned() => {}
+            () = async {
+                shutdown.terminate_token().cancelled().await;
+                sleep(LAST_ATTEMPTS).await;
+            } => {}
+        }
+        self.give_up.cancel();
+    }
+
+    /// Runs the jobs of a queue until the daemon drains.
+    pub(super) async fn run_queue(
+        self: Arc<Self>,
+        queue: Arc<FleetQueueState>,
+        source: Arc<dyn WorkSource>,
+    ) {
+        let draining = self.pipeline.shutdown.draining_token();
+        let mut backoff = Backoff::default();
+        while let Some(mut places) = acquire_places(&queue.places, &draining).await {
+            let claimed = match source.claim(places.num_permits(), &draining).await {
+                Ok(claimed) => claimed,
+                Err(error) => {
+                    tracing::warn!(%error, queue = queue.name(), "cannot take jobs of the fleet");
+                    drop(places);
+                    backoff.wait(&draining).await;
+                    continue;
+                }
+            };
+
+            backoff = Backoff::default();
+            for claimed in claimed {
+                queue.count(FleetJobEvent::Claimed);
+                let place = places.split(1);
+                let (runner, queue) = (Arc::clone(&self), Arc::clone(&queue));
+                let job = async move {
+                    runner.run(&queue, &*claimed).await;
+                    // The place is free once the source has the end.
+                    drop((claimed, place));
+                };
+                task::spawn_tracked("fleet job", self.tasks.track_future(job));
+            }
+        }
+    }
+
+    /// Runs one job, and returns its end to the source.
+    async fn run(&self, queue: &FleetQueueState, claimed: &dyn ClaimedWork) {
+        let outcome = match keeping_claim(claimed, self.run_locally(claimed)).await {
+            Ok(LocalEnd::Ended(snapshot)) => self.finish(*snapshot, claimed).await,
+            Ok(LocalEnd::NotBegun) => {
+                self.release(claimed, ReleaseReason::NoPlace, Duration::ZERO).await
+            }
+            Err(error) => self.settle_error(queue, claimed, &error).await,
+        };
+
+        match outcome {
+            FinishOutcome::Stored => queue.count(FleetJobEvent::Finished),
+            FinishOutcome::Superseded => queue.count(FleetJobEvent::Superseded),
+            FinishOutcome::Requeued => queue.count(FleetJobEvent::Released),
+            FinishOutcome::Unknown => {
+                tracing::warn!(job = claimed.work().id, "a fleet job is unsettled: the next start of this daemon reports its end");
+                self.has_unsettled.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Runs a job at this daemon, and waits for its end.
+    async fn run_locally(&self, claimed: &dyn ClaimedWork) -> Result<LocalEnd, Error> {
+        let handle = match find_or_submit(&self.pipeline, claimed.work()).await? {
+            LiveOrEndedJob::Live(handle) => handle,
+            LiveOrEndedJob::Ended(snapshot) => return Ok(LocalEnd::Ended(snapshot)),
+        };
+
+        let _running = self.running.add(&claimed.work().id, Arc::clone(&handle));
+        tokio::select! {
+            biased;
+            snapshot = handle.wait_for_end() => return Ok(LocalEnd::Ended(Box::new(snapshot))),
+            () = self.pipeline.shutdown.draining_token().cancelled_owned() => {}
+        }
+        Ok(self.drain(&handle).await)
+    }
+
+    /// Waits for the end of a running job while the daemon drains. A job that has not begun is
+    /// cancelled here, so that another daemon can run it.
+    async fn drain(&self, handle: &JobHandle) -> LocalEnd {
+        let was_queued = handle.snapshot().job.state == JobState::Queued;
+        if was_queued {
+            self.pipeline.jobs.cancel(handle).await;
+        }
+        let snapshot = handle.wait_for_end().await;
+        let was_cancelled = was_queued && snapshot.job.state == JobState::Cancelled;
+        if was_cancelled && snapshot.job.step.is_none() {
+            LocalEnd::NotBegun
+        } else {
+            LocalEnd::Ended(Box::new(snapshot))
+        }
+    }
+
+    async fn finish(&self, snapshot: JobSnapshot, claimed: &dyn ClaimedWork) -> FinishOutcome {
+        let was_cancelled = snapshot.job.state == JobState::Cancelled;
+        let stopped_by_shutdown = was_cancelled && self.pipeline.shutdown.is_draining();
+        match wire_job(snapshot, &self.pipeline.jobs) {
+            Ok(job) => {
+                let end = JobEnd { job, stopped_by_shutdown };
+                claimed.finish(end, &self.give_up).await
+            }
+            Err(error) => claimed.reject(&error, &self.give_up).await,
+        }
+    }
+
+    /// Settles work that could not be submitted.
+    async fn settle_error(
+        &self,
+        queue: &FleetQueueState,
+        claimed: &dyn ClaimedWork,
+        error: &Error,
+    ) -> FinishOutcome {
+        let job = &claimed.work().id;
+        match release_reason(error) {
+            Some(reason) => {
+                tracing::warn!(%error, job, "cannot begin a fleet job: giving it back");
+                let delay = match reason {
+                    ReleaseReason::NoPlace => error.retry_after.unwrap_or(NO_PLACE_DELAY),
+                    ReleaseReason::Failure => FAILURE_DELAY,
+                };
+                self.release(claimed, reason, delay).await
+            }
+            None => {
+                tracing::warn!(%error, reason = error.reason.name(), job, "rejected a fleet job");
+                queue.count(FleetJobEvent::Rejected);
+                claimed.reject(error, &self.give_up).await
+            }
+        }
+    }
+
+    async fn release(
+        &self,
+        claimed: &dyn ClaimedWork,
+        reason: ReleaseReason,
+        delay: Duration,
+    ) -> FinishOutcome {
+        claimed.release(reason, delay, &self.give_up).await
+    }
+}
+
+/// Waits for a free place, and acquires all that are free. `None` once `stop` is cancelled.
+async fn acquire_places(
+    places: &Arc<Semaphore>,
+    stop: &CancellationToken,
+) -> Option<OwnedSemaphorePermit> {
+    let mut acquired = tokio::select! {
+        biased;
+        () = stop.cancelled() => return None,
+        // The semaphore is never closed.
+        first = Arc::clone(places).acquire_owned() => first.ok()?,
+    };
+    while let Ok(more) = Arc::clone(places).try_acquire_owned() {
+        acquired.merge(more);
+    }
+    Some(acquired)
+}
+
+/// Runs `work`, and keeps the claim meanwhile.
+async fn keeping_claim<T>(claimed: &dyn ClaimedWork, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    let mut ticks = interval(claimed.progress_interval());
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The first tick is immediate, and the claim is new.
+    ticks.tick().await;
+    loop {
+        tokio::select! {
+            biased;
+            result = &mut work => return result,
+            _now = ticks.tick() => {
+                if let Err(error) = claimed.progress().await {
+                    tracing::debug!(%error, job = claimed.work().id, "cannot keep the claim of a fleet job");
+                }
+            }
+        }
+    }
+}
+
+/// Why work is given back after this error of its submission. `None` if no daemon could begin it.
+fn release_reason(error: &Error) -> Option<ReleaseReason> {
+    let no_place =
+        [Reason::ResourceExhausted, Reason::NoSpace, Reason::Draining, Reason::StateLost];
+    if no_place.contains(&error.reason) {
+        Some(ReleaseReason::NoPlace)
+    } else if [Reason::Internal, Reason::Timeout].contains(&error.reason) {
+        Some(ReleaseReason::Failure)
+    } else {
+        None
+    }
+}
