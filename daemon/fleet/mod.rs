@@ -36,19 +36,28 @@ pub(crate) mod work_source;
 
 use std::{
     io,
-    sync::{Arc, atomic::AtomicBool, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
+    backoff::Backoff,
     counts::FleetQueueState,
-    nats::{NatsQueue, NatsSession, NatsSetupError},
+    nats::{DeferredJobs, JobOutputServer, NatsJobs, NatsQueue, NatsSession, NatsSetupError},
     runner::FleetRunner,
     running::RunningFleetJobs,
-    work_source::WorkSource,
+    work_source::{SourceUnavailable, WorkSource},
 };
-use super::{config::fleet::FleetConfig, pipeline::Pipeline, store::fleet_id, task};
+use super::{
+    config::fleet::{FleetConfig, FleetQueueConfig},
+    pipeline::Pipeline,
+    store::fleet_id,
+    task,
+};
 
 /// The fleet, as this daemon takes part in it.
 #[derive(Debug)]
@@ -81,7 +90,7 @@ impl Fleet {
         let session = NatsSession::start(config.clone(), &daemon_id).await?;
         tracing::info!(daemon_id, stream = config.nats.stream, "joined the fleet");
 
-        let state = |queue: &crate::daemon::config::fleet::FleetQueueConfig| {
+        let state = |queue: &FleetQueueConfig| {
             Arc::new(FleetQueueState::new(&queue.name, queue.places as usize))
         };
         let fleet = Arc::new(Self {
@@ -91,21 +100,6 @@ impl Fleet {
         });
         fleet.spawn(&config, pipeline);
         Ok(fleet)
-    }
-
-    /// Name of this daemon in the fleet.
-    pub(crate) fn daemon_id(&self) -> &str {
-        self.session.daemon_id()
-    }
-
-    /// The connection to the servers, with the records of jobs.
-    pub(crate) fn session(&self) -> &Arc<NatsSession> {
-        &self.session
-    }
-
-    /// The jobs of the fleet that run on this daemon.
-    pub(crate) fn running(&self) -> &Arc<RunningFleetJobs> {
-        &self.running
     }
 
     /// The queues that this daemon takes jobs from.
@@ -128,9 +122,48 @@ impl Fleet {
             task::spawn_tracked("queue of the fleet", runner.tasks.track_future(queue));
         }
 
+        let jobs = Arc::new(DeferredJobs::default());
+        pipeline.join_fleet(Arc::clone(&jobs) as _);
+        task::spawn("services of the fleet", Arc::clone(self).serve(Arc::clone(pipeline), jobs));
+
         let watching = Arc::clone(&runner);
         task::spawn("shutdown of the fleet", async move { watching.watch_shutdown().await });
         task::spawn_tracked("heartbeat", Arc::clone(self).keep_alive(runner));
+    }
+
+    /// Serves the jobs of the fleet to callers and other daemons, once the servers have answered.
+    async fn serve(self: Arc<Self>, pipeline: Arc<Pipeline>, jobs: Arc<DeferredJobs>) {
+        let terminate = pipeline.shutdown.terminate_token();
+        let mut backoff = Backoff::default();
+        let (opened, server) = loop {
+            match self.open(&pipeline).await {
+                Ok(opened) => break opened,
+                Err(error) => tracing::warn!(%error, "cannot open the fleet yet"),
+            }
+            if !backoff.wait(&terminate).await {
+                return;
+            }
+        };
+        jobs.open(opened);
+        server.run(terminate).await;
+    }
+
+    async fn open(
+        &self,
+        pipeline: &Arc<Pipeline>,
+    ) -> Result<(NatsJobs, Arc<JobOutputServer>), SourceUnavailable> {
+        let session = &self.session;
+        let (client, records) = (session.client().clone(), session.records().await?);
+        let jobs = NatsJobs::new(
+            client.clone(),
+            records.clone(),
+            session.results().await?,
+            session.publisher().clone(),
+            session.result_retention(),
+        );
+        let (pipeline, running) = (Arc::clone(pipeline), Arc::clone(&self.running));
+        let daemon_id = session.daemon_id().to_owned();
+        Ok((jobs, JobOutputServer::new(pipeline, client, records, running, daemon_id)))
     }
 
     /// Renews the heartbeat of this daemon until it drains and all of its claims are settled.

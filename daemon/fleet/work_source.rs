@@ -12,7 +12,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     api::v1::{Job, SubmitJobRequest},
     daemon::{
+        checksum::sha256,
         error::{Error, Reason},
+        pipeline::fleet_jobs::{FLEET_JOB_ID_DIGITS, FLEET_JOB_ID_PREFIX},
         task::BoxFuture,
     },
 };
@@ -139,5 +141,24 @@ impl From<SourceUnavailable> for Error {
     fn from(error: SourceUnavailable) -> Self {
         let text = "the message server of the fleet does not answer: retry later with the same request id";
         Self::new(Reason::FleetUnavailable, text).with_cause(error)
+    }
+}
+
+/// Returns the id of the fleet job that was submitted to `queue` with `request_id`.
+///
+/// Programs that publish jobs without a daemon compute it too, to find the result.
+pub(crate) fn fleet_job_id(queue: &str, request_id: &str) -> String {
+    let sum = sha256(format!("{queue}/{request_id}").as_bytes());
+    format!("{FLEET_JOB_ID_PREFIX}{}", &sum[..FLEET_JOB_ID_DIGITS])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn job_ids_are_those_of_other_programs() {
+        // printf '%s' build/request-1 | sha256sum
+        assert_eq!(fleet_job_id("build", "request-1"), "fleet-7a61ed7351f071be21e73060c62d236f");
     }
 }

@@ -24,9 +24,9 @@ use crate::{
     daemon::{
         config::fleet::FleetQueueConfig,
         error::{Error, Reason},
-        fleet::work_source::{SourceUnavailable, Work},
+        fleet::work_source::{SourceUnavailable, Work, fleet_job_id},
         pipeline::{
-            envelope::rejected_response, fleet_jobs::fleet_job_id, jobs::lost_response,
+            envelope::rejected_response, jobs::lost_response,
         },
         store::session::SessionId,
     },
@@ -149,7 +149,7 @@ impl JobClaims {
             session: parsed.session.clone().unwrap_or_default(),
             retry_if_lost: request.retry_if_lost,
             submit_time: message.info().ok().map(|info| published_at(&info)),
-            request_sha256: Sha256::digest(&parsed.body).to_vec(),
+            request_sha256: Sha256::digest(&parsed.body).to_vec().into(),
             priority: request.priority.unwrap_or_default(),
             ..FleetJobRecord::default()
         };
@@ -332,7 +332,7 @@ impl JobClaims {
                 queue: queue_name.to_owned(),
                 request_id,
                 submit_time: message.info().ok().map(|info| published_at(&info)),
-                request_sha256: Sha256::digest(&message.payload).to_vec(),
+                request_sha256: Sha256::digest(&message.payload).to_vec().into(),
                 ..FleetJobRecord::default()
             };
             let failed = failed(id, &record, &error);

@@ -36,7 +36,7 @@ use crate::{
     },
     daemon::{
         error::Error,
-        fleet::work_source::SourceUnavailable,
+        fleet::{running::RunningFleetJobs, work_source::SourceUnavailable},
         pipeline::{
             Pipeline,
             command_output::OutputCursor,
@@ -65,6 +65,7 @@ pub(crate) struct JobOutputServer {
     pipeline: Arc<Pipeline>,
     client: Client,
     records: FleetRecords,
+    running: Arc<RunningFleetJobs>,
     daemon_id: String,
     /// The watchers, by their reply subjects.
     watchers: Mutex<BTreeMap<Subject, Watcher>>,
@@ -89,9 +90,10 @@ impl JobOutputServer {
         pipeline: Arc<Pipeline>,
         client: Client,
         records: FleetRecords,
+        running: Arc<RunningFleetJobs>,
         daemon_id: String,
     ) -> Arc<Self> {
-        Arc::new(Self { pipeline, client, records, daemon_id, watchers: Mutex::default() })
+        Arc::new(Self { pipeline, client, records, running, daemon_id, watchers: Mutex::default() })
     }
 
     /// Serves requests until `stop`.
@@ -264,8 +266,12 @@ impl JobOutputServer {
         }
     }
 
-    /// Finds the job of this daemon that is the fleet job.
+    /// Finds the job of this daemon that is the fleet job: a running one, or the one that its record
+    /// names after its end.
     async fn find_job(&self, id: &str) -> Result<Option<LiveOrEndedJob>, Error> {
+        if let Some(running) = self.running.find(id) {
+            return Ok(Some(LiveOrEndedJob::Live(running)));
+        }
         let record = self.records.get(id).await?.map(|(record, _revision)| record);
         let is_here = |daemon_id: &str| daemon_id == self.daemon_id;
         match record.filter(|record| is_here(&record.daemon_id) && !record.local_job_id.is_empty())

@@ -17,17 +17,25 @@ mod acknowledgement;
 mod claimed_job;
 mod claims;
 mod connection;
+mod deferred_jobs;
 mod in_flight;
-pub(crate) mod jobs;
+mod job_output;
+mod job_watch;
+mod jobs;
 mod liveness;
 mod message;
 mod names;
+mod nats_jobs;
 mod objects;
 mod queue;
-pub(crate) mod records;
-pub(crate) mod results;
+mod record_job;
+mod records;
+mod results;
 mod session;
 mod signature;
 mod transition;
 
-pub(crate) use self::{connection::NatsSetupError, queue::NatsQueue, session::NatsSession};
+pub(super) use self::{
+    connection::NatsSetupError, deferred_jobs::DeferredJobs, job_output::JobOutputServer,
+    nats_jobs::NatsJobs, queue::NatsQueue, session::NatsSession,
+};

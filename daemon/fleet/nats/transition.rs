@@ -169,7 +169,7 @@ mod tests {
             state: FleetJobState::Queued.into(),
             queue: "build".to_owned(),
             principal: "key:ci".to_owned(),
-            request_sha256: vec![1],
+            request_sha256: vec![1].into(),
             ..FleetJobRecord::default()
         }
     }
@@ -203,7 +203,7 @@ mod tests {
         let mine = claimed(&message(), "me", "main");
         for found in [message(), mine.clone(), ended("fleet-1", &mine, Job::default())] {
             for other in [
-                FleetJobRecord { request_sha256: vec![2], ..found.clone() },
+                FleetJobRecord { request_sha256: vec![2].into(), ..found.clone() },
                 FleetJobRecord { principal: "key:other".to_owned(), ..found.clone() },
             ] {
                 assert_eq!(decide_with(Some(&other), 1), ClaimDecision::Conflict);
