@@ -3,8 +3,8 @@
 //!
 //! The tests run as root, which sees every process and can start the daemon as any user. They need
 //! `gcc`, `git`, `curl`, `openssl`, `unshare`, `setpriv`, `ip`, `strip`, Python with pip in `/usr`,
-//! and what the `install.sh` scripts of their directories install: ripgrep, crun, qemu and two
-//! kernels. No test is skipped: on a machine that cannot build sandboxes, tests fail.
+//! and what the `install.sh` scripts of their directories install: ripgrep, crun, qemu, two kernels
+//! and a NATS server. No test is skipped: on a machine that cannot build sandboxes, tests fail.
 //!
 //! `JIG_TEST_TIMEOUT_SEC` is the timeout of waits (20 s by default). `JIG_FULL=1` runs tests with
 //! full sizes and numbers of rounds. `JIG_TEST_CONTAINER=docker` or `podman` starts every root
@@ -68,6 +68,8 @@ mod fetch;
 mod file_watches;
 /// Tools that read and change files.
 mod files;
+/// Jobs from the queues of a message server.
+mod fleet;
 /// Connections to ports of processes.
 mod forward;
 /// Health reports of the daemon.

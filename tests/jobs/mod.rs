@@ -20,6 +20,7 @@ use prost_types::{Struct, value::Kind};
 use serde_json::{Value, json};
 use tonic::{IntoRequest, transport::Channel};
 
+pub(crate) use self::watch::WatchedEvents;
 use crate::{
     invoke::json_of,
     support::{Daemon, Refusal},

@@ -10,16 +10,16 @@ use crate::support::{Daemon, Refusal, Setup, eventually, promptly};
 
 /// What a watch has received.
 #[derive(Default)]
-struct WatchedEvents {
-    states: Vec<JobState>,
-    stdout: Vec<u8>,
-    stderr: Vec<u8>,
-    last: Option<Job>,
+pub(crate) struct WatchedEvents {
+    pub(crate) states: Vec<JobState>,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+    pub(crate) last: Option<Job>,
 }
 
 impl WatchedEvents {
     /// Reads the next message. Returns false at the end of the stream.
-    async fn read_next(
+    pub(crate) async fn read_next(
         &mut self,
         stream: &mut Streaming<jig::api::v1::WatchJobResponse>,
         offsets: (u64, u64),

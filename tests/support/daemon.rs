@@ -29,7 +29,7 @@ use super::{
     process_table::find_descendant,
     setup::{DaemonDirectory, Setup},
     signals::kill_and_reap,
-    wait::{eventually, promptly},
+    wait::{MachineLock, eventually, promptly},
 };
 
 #[derive(Debug)]
@@ -241,6 +241,11 @@ impl Daemon {
     /// A path beside the workspace, for files of the test.
     pub(crate) fn sibling_path(&self, name: &str) -> PathBuf {
         self.directory.path(name)
+    }
+
+    /// The lock on the machine that the daemon's test holds.
+    pub(super) fn machine_lock(&self) -> Arc<MachineLock> {
+        self.directory.machine_lock()
     }
 
     /// The TCP port that the daemon listens on, at 127.0.0.1 or at all addresses.

@@ -61,6 +61,7 @@ pub(crate) struct Setup {
     wrapper_sets_user: bool,
     contained: bool,
     listens_by_file: bool,
+    shared_lock: Option<Arc<MachineLock>>,
     resources: Vec<Arc<dyn Debug + Send + Sync>>,
 }
 
@@ -68,7 +69,7 @@ pub(crate) struct Setup {
 #[derive(Debug)]
 pub(crate) struct DaemonDirectory {
     root: TempDir,
-    _lock: MachineLock,
+    lock: Arc<MachineLock>,
 }
 
 impl Setup {
@@ -216,6 +217,13 @@ impl Setup {
         self
     }
 
+    /// Starts the daemon beside another one of its test, with the same lock on the machine: a second
+    /// lock could wait for a test that waits for the first.
+    pub(crate) fn beside(mut self, other: &Daemon) -> Self {
+        self.shared_lock = Some(other.machine_lock());
+        self
+    }
+
     /// Starts the daemon and waits until it listens.
     ///
     /// If `JIG_TEST_LEVEL` is `L1` or `L2`, a daemon without other settings runs at that level
@@ -248,8 +256,12 @@ impl Setup {
     async fn start_unmodified(self) -> Daemon {
         assert!(rustix::process::geteuid().is_root(), "these tests must run as root");
 
+        let lock = match &self.shared_lock {
+            Some(lock) => Arc::clone(lock),
+            None => Arc::new(MachineLock::acquire(self.exclusive).await),
+        };
         let directory = Arc::new(DaemonDirectory {
-            _lock: MachineLock::acquire(self.exclusive).await,
+            lock,
             root: tempfile::Builder::new()
                 .prefix("jig-test-")
                 .permissions(fs::Permissions::from_mode(0o755))
@@ -388,6 +400,11 @@ impl DaemonDirectory {
 
     pub(super) fn state_dir(&self) -> PathBuf {
         self.root.path().join("state")
+    }
+
+    /// The test's lock on the machine.
+    pub(super) fn machine_lock(&self) -> Arc<MachineLock> {
+        Arc::clone(&self.lock)
     }
 
     pub(super) fn socket(&self) -> PathBuf {

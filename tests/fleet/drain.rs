@@ -1,0 +1,102 @@
+//! A daemon that shuts down gives back the jobs that it has not begun, and ends those that run.
+
+use jig::api::v1::JobState;
+use rustix::process::Signal;
+
+use super::{
+    COUNTED_WAIT, TestFleet, all_effects,
+    plain_client::{JobMessage, MAX_FLEET_TIME, fleet_job_id},
+};
+use crate::{jobs::command_job, support::eventually_within};
+
+#[tokio::test]
+async fn drain_gives_back_queued_jobs_and_ends_running_ones() {
+    let fleet = TestFleet::start().await;
+    let client = &fleet.client;
+    // The daemon claims four jobs and runs one of them.
+    let table = "[jobs]\nqueue_concurrency = 1\n";
+    let mut first = fleet
+        .start_member_with(table, |setup| setup.arguments(&["--drain-timeout", "120s"]))
+        .await;
+    let ids: Vec<_> = (0..4).map(|number| fleet_job_id(&format!("m-{number}"))).collect();
+    for number in 0..4 {
+        let request = command_job(COUNTED_WAIT);
+        client.publish(&JobMessage::new(&format!("m-{number}"), &request)).await;
+    }
+    first.wait_for_effects(1).await;
+    let claimed = "the daemon has claimed all jobs";
+    eventually_within(MAX_FLEET_TIME, claimed, async || {
+        let mut count = 0;
+        for id in &ids {
+            count += usize::from(client.record(id).await.is_some_and(|job| job.attempts == 1));
+        }
+        count == 4
+    })
+    .await;
+
+    let second = fleet.start_member_beside(&first).await;
+    second.go();
+    first.daemon.signal(Signal::TERM);
+
+    // The others end on the second daemon while the first one still runs its job.
+    eventually_within(MAX_FLEET_TIME, "three jobs run elsewhere", async || {
+        second.lines("effects").len() == 3
+    })
+    .await;
+    assert_eq!(first.lines("effects").len(), 1);
+    first.go();
+
+    let ends = client.wait_for_ends(&ids).await;
+    for record in ends.values() {
+        assert_eq!(record.job.as_ref().unwrap().state(), JobState::Succeeded, "{record:?}");
+        assert_eq!(record.attempts, 1, "a job that was given back has not begun: {record:?}");
+    }
+    assert!(first.daemon.wait_for_exit().await.success());
+    assert_eq!(all_effects(&[&first, &second]).len(), 4);
+}
+
+#[tokio::test]
+async fn job_that_outlasts_the_drain_is_cancelled_once() {
+    let fleet = TestFleet::start().await;
+    let mut first = fleet.start_member().await;
+    fleet.client.publish(&JobMessage::new("m-1", &command_job(COUNTED_WAIT))).await;
+    first.wait_for_effects(1).await;
+    let second = fleet.start_member_beside(&first).await;
+
+    first.daemon.signal(Signal::TERM);
+    assert!(first.daemon.wait_for_exit().await.success());
+    let id = fleet_job_id("m-1");
+    let ends = fleet.client.wait_for_ends(std::slice::from_ref(&id)).await;
+    assert_eq!(ends[&id].job.as_ref().unwrap().state(), JobState::Cancelled);
+    assert_eq!(all_effects(&[&first, &second]), ["run"]);
+}
+
+#[tokio::test]
+async fn draining_daemon_takes_no_job() {
+    let fleet = TestFleet::start().await;
+    let first = fleet
+        .start_member_with("", |setup| setup.arguments(&["--drain-timeout", "120s"]))
+        .await;
+    let client = &fleet.client;
+    client.publish(&JobMessage::new("m-1", &command_job(COUNTED_WAIT))).await;
+    first.wait_for_effects(1).await;
+    first.daemon.signal(Signal::TERM);
+    eventually_within(MAX_FLEET_TIME, "the daemon drains", async || {
+        !first.daemon.socket().exists()
+    })
+    .await;
+
+    let second = fleet.start_member_beside(&first).await;
+    second.go();
+    let ids: Vec<_> = (2..12).map(|number| fleet_job_id(&format!("m-{number}"))).collect();
+    for number in 2..12 {
+        let request = command_job("echo run >> effects");
+        client.publish(&JobMessage::new(&format!("m-{number}"), &request)).await;
+    }
+    for id in &ids {
+        client.wait_for_end(id).await;
+    }
+    assert_eq!((first.lines("effects").len(), second.lines("effects").len()), (1, 10));
+    first.go();
+    client.wait_for_ends(&[fleet_job_id("m-1")]).await;
+}

@@ -1,0 +1,226 @@
+//! Hostile messages: none runs more than its principal may, each that is rejected becomes a dead
+//! letter with a reason, and the queue serves the next one.
+
+use std::collections::BTreeMap;
+
+use async_nats::Message;
+use jig::api::v1::{JobState, SubmitJobRequest};
+use prost::Message as _;
+use serde_json::json;
+
+use super::{
+    SIGNING_KEY, TestFleet,
+    plain_client::{JobMessage, fleet_job_id, next_message},
+};
+use crate::jobs::{command_job, tool_job};
+
+/// A request that must not run.
+fn effect() -> SubmitJobRequest {
+    command_job("echo run >> effects")
+}
+
+/// Publishes messages that must be rejected. Returns the reasons of their dead letters by request
+/// id. Checks that their jobs failed, that nothing ran, and that the queue still works.
+async fn rejections(
+    fleet: &TestFleet,
+    messages: &[(&str, JobMessage)],
+) -> BTreeMap<String, String> {
+    let client = &fleet.client;
+    let mut dead_letters = client.subscribe("jig.dead.>").await;
+    let member = fleet.start_member().await;
+    let mut reasons = BTreeMap::new();
+    for (name, message) in messages {
+        client.publish(message).await;
+        let letter = next_message(&mut dead_letters).await;
+        assert_eq!(letter.subject.as_str(), "jig.dead.build", "{name}");
+        reasons.insert((*name).to_owned(), header(&letter, "Jig-Reason"));
+    }
+
+    for (name, _) in messages {
+        let record = client.wait_for_end(&fleet_job_id(name)).await;
+        let job = record.job.unwrap();
+        assert_eq!(job.state(), JobState::Failed, "{name}: {job:?}");
+        let error = job.result.unwrap().error.unwrap();
+        assert!(!error.message.is_empty(), "{name}: {error:?}");
+    }
+    client.publish(&JobMessage::new("next", &command_job("true"))).await;
+    let record = client.wait_for_end(&fleet_job_id("next")).await;
+    assert_eq!(record.job.unwrap().state(), JobState::Succeeded);
+    client.wait_for_ends(&[]).await;
+    assert_eq!(member.lines("effects"), [""; 0]);
+
+    reasons
+}
+
+fn header(message: &Message, name: &str) -> String {
+    let value = message.headers.as_ref().and_then(|headers| headers.get(name));
+    value.unwrap_or_else(|| panic!("{name} in {:?}", message.headers)).to_string()
+}
+
+#[tokio::test]
+async fn malformed_requests_are_rejected() {
+    let fleet = TestFleet::start().await;
+    let other_queue = SubmitJobRequest { queue: Some("other".to_owned()), ..effect() };
+    let both = SubmitJobRequest { params: Some(prost_types::Struct::default()), ..effect() };
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let messages = [
+        ("garbage", JobMessage::with_body("garbage", vec![0xff; 100])),
+        ("huge", JobMessage::with_body("huge", vec![0xff; 1_000_000])),
+        ("empty", JobMessage::with_body("empty", Vec::new())),
+        ("cut", {
+            let mut body = effect().encode_to_vec();
+            body.truncate(body.len() - 3);
+            JobMessage::with_body("cut", body)
+        }),
+        ("tool", JobMessage::new("tool", &tool_job("no_such_tool", json!({})))),
+        ("params", JobMessage::new("params", &tool_job("run", json!({ "comand": "true" })))),
+        ("types", JobMessage::new("types", &tool_job("run", json!({ "command": 3 })))),
+        ("deep", {
+            let request = SubmitJobRequest { params_json: deep, ..effect() };
+            JobMessage::new("deep", &request)
+        }),
+        ("queue", JobMessage::new("queue", &other_queue)),
+        ("both", JobMessage::new("both", &both)),
+        ("session", JobMessage::new("session", &effect()).header("Jig-Session", "../../etc")),
+        ("priority", {
+            let request = SubmitJobRequest { priority: Some(1 << 20), ..effect() };
+            JobMessage::new("priority", &request)
+        }),
+        ("dialect", {
+            let request = SubmitJobRequest { dialect: "x".repeat(10_000), ..effect() };
+            JobMessage::new("dialect", &request)
+        }),
+    ];
+    let reasons = rejections(&fleet, &messages).await;
+    assert_eq!(reasons["tool"], "UNKNOWN_TOOL");
+    for name in ["garbage", "empty", "params", "types", "deep", "queue", "both", "session"] {
+        assert_eq!(reasons[name], "INVALID_PARAMS", "{name}");
+    }
+}
+
+#[tokio::test]
+async fn forged_principals_are_rejected() {
+    let fleet = TestFleet::start().await;
+    let _admin = fleet.keys.add_key("root", "admin", &[]);
+    let message = |id: &str| JobMessage::new(id, &effect());
+    let signed = |id: &str| message(id).signed(SIGNING_KEY, "root");
+    let messages = [
+        ("unsigned", message("unsigned").header("Jig-Principal", "root")),
+        ("wrong", message("wrong").signed(b"another key, which is long enough!", "root")),
+        ("empty", message("empty").header("Jig-Principal", "root").header("Jig-Signature", "")),
+        ("text", message("text").header("Jig-Principal", "root").header("Jig-Signature", "zz")),
+        ("alone", message("alone").header("Jig-Signature", &"0".repeat(64))),
+        ("unknown", message("unknown").signed(SIGNING_KEY, "nobody")),
+        // Signatures that were valid for another message.
+        ("body", {
+            let other = command_job("echo other >> effects");
+            signed("body").with_new_body(other.encode_to_vec())
+        }),
+        ("id", signed("other").without_header("Nats-Msg-Id").header("Nats-Msg-Id", "id")),
+        ("principal", {
+            let signed = message("principal").signed(SIGNING_KEY, "ci");
+            signed.without_header("Jig-Principal").header("Jig-Principal", "root")
+        }),
+        ("session", signed("session").header("Jig-Session", "other")),
+        ("subject", signed("subject").subject("jig.jobs.build")),
+        ("stripped", signed("stripped").without_header("Jig-Principal")),
+    ];
+    let reasons = rejections(&fleet, &messages).await;
+    for (name, reason) in reasons {
+        assert_eq!(reason, "UNAUTHENTICATED", "{name}");
+    }
+}
+
+#[tokio::test]
+async fn messages_beyond_the_rights_of_the_queues_key_are_rejected() {
+    let mut fleet = TestFleet::start().await;
+    let _elsewhere = fleet.keys.add_key("elsewhere", "admin", &["--for-workspace", "other"]);
+    let _reader = fleet.keys.add_key("reader", "read", &[]);
+    fleet.set_queues(
+        "[[fleet.queues]]\nname = \"build\"\nkey = \"reader\"\nworkspaces = [\"main\"]\n",
+    );
+    let messages = [
+        // The queue's key has too few rights, and a message cannot name a better one.
+        ("queue", JobMessage::new("queue", &effect())),
+        // The key is limited to another workspace.
+        ("workspace", JobMessage::new("workspace", &effect()).signed(SIGNING_KEY, "elsewhere")),
+    ];
+    let client = &fleet.client;
+    let mut dead_letters = client.subscribe("jig.dead.>").await;
+    let member = fleet.start_member().await;
+    for ((name, message), reason) in messages.iter().zip(["FORBIDDEN", "UNKNOWN_WORKSPACE"]) {
+        client.publish(message).await;
+        let letter = next_message(&mut dead_letters).await;
+        assert_eq!(header(&letter, "Jig-Reason"), reason, "{name}");
+        let job = client.wait_for_end(&fleet_job_id(name)).await.job.unwrap();
+        assert_eq!(job.state(), JobState::Failed, "{name}");
+    }
+
+    let reading = tool_job("list_files", json!({}));
+    client.publish(&JobMessage::new("reads", &reading)).await;
+    let record = client.wait_for_end(&fleet_job_id("reads")).await;
+    assert_eq!(record.job.unwrap().state(), JobState::Succeeded);
+    assert_eq!(member.lines("effects"), [""; 0]);
+}
+
+#[tokio::test]
+async fn queue_without_key_rejects_unsigned_messages() {
+    let mut fleet = TestFleet::start().await;
+    fleet.set_queues("[[fleet.queues]]\nname = \"build\"\nworkspaces = [\"main\"]\n");
+    let client = &fleet.client;
+    let mut dead_letters = client.subscribe("jig.dead.>").await;
+    let member = fleet.start_member().await;
+    client.publish(&JobMessage::new("unsigned", &effect())).await;
+    let letter = next_message(&mut dead_letters).await;
+    assert_eq!(header(&letter, "Jig-Reason"), "UNAUTHENTICATED");
+
+    client.publish(&JobMessage::new("signed", &effect()).signed(SIGNING_KEY, "ci")).await;
+    let record = client.wait_for_end(&fleet_job_id("signed")).await;
+    assert_eq!(record.job.unwrap().state(), JobState::Succeeded);
+    assert_eq!(member.lines("effects"), ["run"]);
+}
+
+/// Messages without a usable request id have no record. Each is a dead letter with its headers.
+#[tokio::test]
+async fn messages_without_usable_request_id_become_dead_letters() {
+    let fleet = TestFleet::start().await;
+    let client = &fleet.client;
+    let mut dead_letters = client.subscribe("jig.dead.>").await;
+    let member = fleet.start_member().await;
+    let long = "x".repeat(1000);
+    let absent = JobMessage::new("", &effect()).without_header("Nats-Msg-Id");
+    let mut messages = vec![absent.header("X-Origin", "absent")];
+    for id in [long.as_str(), "with blanks", "../../etc/passwd\u{7f}", "ü"] {
+        messages.push(JobMessage::new(id, &effect()).header("X-Origin", "invalid"));
+    }
+    for message in &messages {
+        client.publish(message).await;
+        let letter = next_message(&mut dead_letters).await;
+        assert_eq!(header(&letter, "Jig-Reason"), "INVALID_PARAMS");
+        assert!(["absent", "invalid"].contains(&&*header(&letter, "X-Origin")));
+        assert_eq!(letter.payload, effect().encode_to_vec());
+    }
+    client.wait_for_ends(&[]).await;
+    assert_eq!(member.lines("effects"), [""; 0]);
+}
+
+/// A record that no daemon wrote is not overwritten, and disturbs no other job.
+#[tokio::test]
+async fn damaged_record_blocks_only_its_own_job() {
+    let fleet = TestFleet::start().await;
+    let member = fleet.start_member().await;
+    let client = &fleet.client;
+    let store = client.records().await;
+    let id = fleet_job_id("damaged");
+    let revision = store.put(&id, vec![0xff; 1000].into()).await.unwrap();
+    client.publish(&JobMessage::new("damaged", &effect())).await;
+
+    for number in 0..4 {
+        let name = format!("next-{number}");
+        client.publish(&JobMessage::new(&name, &command_job("true"))).await;
+        let record = client.wait_for_end(&fleet_job_id(&name)).await;
+        assert_eq!(record.job.unwrap().state(), JobState::Succeeded);
+    }
+    assert_eq!(store.entry(&id).await.unwrap().unwrap().revision, revision);
+    assert_eq!(member.lines("effects"), [""; 0]);
+}

@@ -1,0 +1,115 @@
+//! Watches of fleet jobs by daemons that do not run them: states from the record, and output from
+//! the daemon that runs the job.
+
+use jig::api::v1::{JobState, WatchJobRequest, WatchJobResponse};
+use tonic::Streaming;
+
+use super::{FleetJobs, TestFleet, fleet_job};
+use crate::{
+    jobs::WatchedEvents,
+    support::{Refusal, eventually, promptly, with_key},
+};
+
+/// Watches that one daemon serves for a job of another.
+const MAX_WATCHERS: usize = 4;
+
+async fn watch(jobs: &mut FleetJobs, id: &str) -> Streaming<WatchJobResponse> {
+    let request = WatchJobRequest { job_id: id.to_owned(), ..WatchJobRequest::default() };
+    let call = jobs.client.watch_job(with_key(&jobs.key, request));
+    promptly("the watch begins", call).await.unwrap().into_inner()
+}
+
+#[tokio::test]
+async fn watch_streams_output_of_another_daemon_live_and_result_last() {
+    let fleet = TestFleet::start().await;
+    let observer = fleet.start_observer().await;
+    let mut jobs = fleet.jobs(&observer);
+    let line = "echo one; echo two >&2; until [ -e go ]; do sleep 0.05; done; seq 20000; exit 4";
+    let id = jobs.submit("m-1", fleet_job(line)).await.job_id;
+
+    let mut stream = watch(&mut jobs, &id).await;
+    let mut watched = WatchedEvents::default();
+    watched.read_next(&mut stream, (0, 0)).await;
+    assert_eq!(watched.states, [JobState::Queued]);
+
+    let worker = fleet.start_member_beside(&observer).await;
+    while watched.stdout.is_empty() || watched.stderr.is_empty() {
+        assert!(promptly("output arrives", watched.read_next(&mut stream, (0, 0))).await);
+    }
+    assert_eq!((&*watched.stdout, &*watched.stderr), (&b"one\n"[..], &b"two\n"[..]));
+
+    worker.go();
+    while promptly("the watch ends", watched.read_next(&mut stream, (0, 0))).await {}
+    let expected: String = (1..=20_000).map(|number| format!("{number}\n")).collect();
+    assert_eq!(watched.stdout, format!("one\n{expected}").into_bytes());
+    assert_eq!(watched.states.last(), Some(&JobState::Succeeded));
+    assert_eq!(watched.last.unwrap().result.unwrap().exit_code, Some(4));
+
+    // Once the job has ended, the daemon that ran it still has the output.
+    let mut late = WatchedEvents::default();
+    let mut stream = watch(&mut jobs, &id).await;
+    while promptly("the watch ends", late.read_next(&mut stream, (0, 0))).await {}
+    assert_eq!(late.stdout, watched.stdout);
+    assert_eq!(late.states, [JobState::Succeeded]);
+}
+
+#[tokio::test]
+async fn watches_of_a_job_are_bounded_and_do_not_slow_it() {
+    let fleet = TestFleet::start().await;
+    let observer = fleet.start_observer().await;
+    let worker = fleet.start_member_beside(&observer).await;
+    let mut jobs = fleet.jobs(&observer);
+    let line = "echo run >> effects; head -c 30000000 /dev/zero; until [ -e go ]; do sleep 0.05; done";
+    let id = jobs.submit("m-1", fleet_job(line)).await.job_id;
+    worker.wait_for_effects(1).await;
+
+    // These read nothing.
+    let mut idle = Vec::new();
+    for _ in 0..MAX_WATCHERS + 2 {
+        idle.push(watch(&mut jobs, &id).await);
+    }
+    worker.go();
+    let job = jobs.wait(&id).await;
+    assert_eq!(job.state(), JobState::Succeeded);
+    drop(idle);
+
+    // Their places become free.
+    eventually("a watch has the output", async || {
+        let mut watched = WatchedEvents::default();
+        let mut stream = watch(&mut jobs, &id).await;
+        while promptly("the watch ends", watched.read_next(&mut stream, (0, 0))).await {}
+        assert_eq!(watched.states, [JobState::Succeeded]);
+        !watched.stdout.is_empty()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn watch_of_an_unknown_job_is_rejected() {
+    let fleet = TestFleet::start().await;
+    let observer = fleet.start_observer().await;
+    let mut jobs = fleet.jobs(&observer);
+    let job_id = super::plain_client::fleet_job_id("unknown");
+    let request = WatchJobRequest { job_id, ..WatchJobRequest::default() };
+    let status = jobs.client.watch_job(with_key(&jobs.key, request)).await.unwrap_err();
+    assert_eq!(Refusal::from_status(&status).reason, "JOB_NOT_FOUND");
+}
+
+/// The daemon that runs the job dies while it is watched.
+#[tokio::test]
+async fn watch_reports_a_lost_job() {
+    let fleet = TestFleet::start().await;
+    let observer = fleet.start_observer().await;
+    let mut worker = fleet.start_member_beside(&observer).await;
+    let mut jobs = fleet.jobs(&observer);
+    let id = jobs.submit("m-1", fleet_job(super::COUNTED_WAIT)).await.job_id;
+    worker.wait_for_effects(1).await;
+    let mut stream = watch(&mut jobs, &id).await;
+    let _other = fleet.start_member_beside(&observer).await;
+    worker.kill().await;
+
+    let mut watched = WatchedEvents::default();
+    let reading = async { while watched.read_next(&mut stream, (0, 0)).await {} };
+    tokio::time::timeout(super::plain_client::MAX_FLEET_TIME, reading).await.unwrap();
+    assert_eq!(watched.states.last(), Some(&JobState::Lost));
+}
