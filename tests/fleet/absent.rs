@@ -20,9 +20,8 @@ fn thread_names(daemon: &Daemon) -> BTreeSet<String> {
 /// Number of TCP sockets that the daemon has open.
 fn tcp_sockets(daemon: &Daemon) -> usize {
     let process = format!("/proc/{}", daemon.pid());
-    let tables = ["net/tcp", "net/tcp6"].map(|table| {
-        fs::read_to_string(Path::new(&process).join(table)).unwrap()
-    });
+    let tables = ["net/tcp", "net/tcp6"]
+        .map(|table| fs::read_to_string(Path::new(&process).join(table)).unwrap());
     let inodes: BTreeSet<String> = tables
         .iter()
         .flat_map(|table| table.lines().skip(1))
@@ -42,8 +41,7 @@ async fn daemon_without_fleet_has_no_connection_and_no_thread_for_it() {
     plain.output(shell("true")).await;
     assert_eq!(tcp_sockets(&plain), 0);
 
-    let member =
-        fleet.start_member_with("", |setup| setup.beside(&plain)).await;
+    let member = fleet.start_member_with("", |setup| setup.beside(&plain)).await;
     eventually("the member connects", async || tcp_sockets(&member.daemon) > 0).await;
     assert_eq!(tcp_sockets(&plain), 0);
 

@@ -107,7 +107,9 @@ async fn message_that_kills_each_daemon_becomes_a_dead_letter() {
     expect_lost(record);
     let letter = next_message(&mut dead_letters).await;
     assert_eq!(letter.subject.as_str(), "jig.dead.build");
-    assert_eq!(letter.headers.unwrap().get("Nats-Msg-Id").unwrap().as_str(), "poison");
+    let headers = letter.headers.unwrap();
+    assert_eq!(headers.get("Jig-Subject").unwrap().as_str(), "jig.jobs.build.main");
+    assert_eq!(headers.get("Jig-Reason").unwrap().as_str(), "DAEMON_LOST");
 
     // The queue is not blocked.
     fleet.client.publish(&JobMessage::new("next", &command_job("true"))).await;

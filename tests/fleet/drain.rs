@@ -15,9 +15,8 @@ async fn drain_gives_back_queued_jobs_and_ends_running_ones() {
     let client = &fleet.client;
     // The daemon claims four jobs and runs one of them.
     let table = "[jobs]\nqueue_concurrency = 1\n";
-    let mut first = fleet
-        .start_member_with(table, |setup| setup.arguments(&["--drain-timeout", "120s"]))
-        .await;
+    let mut first =
+        fleet.start_member_with(table, |setup| setup.arguments(&["--drain-timeout", "120s"])).await;
     let ids: Vec<_> = (0..4).map(|number| fleet_job_id(&format!("m-{number}"))).collect();
     for number in 0..4 {
         let request = command_job(COUNTED_WAIT);
@@ -74,9 +73,8 @@ async fn job_that_outlasts_the_drain_is_cancelled_once() {
 #[tokio::test]
 async fn draining_daemon_takes_no_job() {
     let fleet = TestFleet::start().await;
-    let first = fleet
-        .start_member_with("", |setup| setup.arguments(&["--drain-timeout", "120s"]))
-        .await;
+    let first =
+        fleet.start_member_with("", |setup| setup.arguments(&["--drain-timeout", "120s"])).await;
     let client = &fleet.client;
     client.publish(&JobMessage::new("m-1", &command_job(COUNTED_WAIT))).await;
     first.wait_for_effects(1).await;

@@ -16,10 +16,7 @@ use crate::{jobs::command_job, support::full_size};
 fn numbered_job(number: usize) -> SubmitJobRequest {
     let rest = if number.is_multiple_of(10) { "sleep 0.2" } else { "true" };
     let retry_if_lost = number.is_multiple_of(3);
-    SubmitJobRequest {
-        retry_if_lost,
-        ..command_job(&format!("echo {number} >> effects; {rest}"))
-    }
+    SubmitJobRequest { retry_if_lost, ..command_job(&format!("echo {number} >> effects; {rest}")) }
 }
 
 fn request_id(number: usize) -> String {

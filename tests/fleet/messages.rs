@@ -28,12 +28,12 @@ async fn plain_message_runs_and_its_record_ends() {
     let record = fleet.client.wait_for_end(&id).await;
     assert_eq!((&*record.queue, &*record.workspace), ("build", "main"));
     assert_eq!((&*record.request_id, &*record.tool), ("m-1", "run"));
-    assert_eq!((&*record.principal, record.attempts), ("ci", 1));
+    assert_eq!((&*record.principal, record.attempts), ("key:ci", 1));
     assert!(record.submit_time.is_some() && record.claim_time.is_some());
 
     let job = record.job.unwrap();
     assert_eq!((job.job_id.as_str(), job.fleet, job.state()), (&*id, true, JobState::Succeeded));
-    assert_eq!((&*job.queue, &*job.session, &*job.principal), ("build", "nightly", "ci"));
+    assert_eq!((&*job.queue, &*job.session, &*job.principal), ("build", "nightly", "key:ci"));
     assert_eq!(job.daemon_id, record.daemon_id);
     assert!(!job.daemon_id.is_empty());
     let result = job.result.as_ref().unwrap();
@@ -70,12 +70,12 @@ async fn signed_message_has_rights_of_its_principal() {
     for principal in ["developer", "reader"] {
         let request = command_job(&format!("echo {principal} >> effects"));
         let message = JobMessage::new(principal, &request).header("Jig-Session", "s-1");
-        fleet.client.publish(&message.signed(SIGNING_KEY, principal)).await;
+        fleet.client.publish(&message.signed(SIGNING_KEY, &format!("key:{principal}"))).await;
     }
 
     let record = fleet.client.wait_for_end(&fleet_job_id("developer")).await;
     let job = record.job.unwrap();
-    assert_eq!((&*job.principal, job.state()), ("developer", JobState::Succeeded));
+    assert_eq!((&*job.principal, job.state()), ("key:developer", JobState::Succeeded));
     assert_eq!(job.session, "s-1");
 
     let record = fleet.client.wait_for_end(&fleet_job_id("reader")).await;

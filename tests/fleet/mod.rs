@@ -83,9 +83,8 @@ impl TestFleet {
 
     /// Replaces settings for daemons that start from now on.
     fn set_times(&mut self, ack_wait: &str, lost_after: &str) {
-        self.settings = format!(
-            "ack_wait = \"{ack_wait}\"\nlost_after = \"{lost_after}\"\nmax_deliver = 3\n"
-        );
+        self.settings =
+            format!("ack_wait = \"{ack_wait}\"\nlost_after = \"{lost_after}\"\nmax_deliver = 3\n");
     }
 
     fn signing_key_file(&self) -> PathBuf {
@@ -119,11 +118,7 @@ impl TestFleet {
     }
 
     /// Starts a daemon with further tables of its configuration and other settings.
-    async fn start_member_with(
-        &self,
-        tables: &str,
-        change: impl FnOnce(Setup) -> Setup,
-    ) -> Member {
+    async fn start_member_with(&self, tables: &str, change: impl FnOnce(Setup) -> Setup) -> Member {
         let proxy = NatsProxy::start(self.server.port());
         let setup = self.setup(&proxy, tables, &self.queues);
         Member { daemon: change(setup).start().await, proxy }

@@ -2,9 +2,7 @@
 
 use std::process::Command;
 
-use jig::api::v1::{
-    CancelJobRequest, FleetJobState, JobState, SubmitJobRequest, WaitJobRequest,
-};
+use jig::api::v1::{CancelJobRequest, FleetJobState, JobState, SubmitJobRequest, WaitJobRequest};
 
 use super::{
     COUNTED_WAIT, Member, TestFleet, all_effects, fleet_job,
@@ -25,7 +23,7 @@ async fn any_daemon_submits_and_returns_the_result() {
 
     let submitted = jobs.submit("m-1", fleet_job("echo run >> effects; echo hello")).await;
     assert_eq!((&*submitted.job_id, submitted.fleet), (&*fleet_job_id("m-1"), true));
-    assert_eq!((&*submitted.queue, &*submitted.principal), ("build", "ci"));
+    assert_eq!((&*submitted.queue, &*submitted.principal), ("build", "key:ci"));
 
     let ended = jobs.wait(&submitted.job_id).await;
     assert_eq!(ended.state(), JobState::Succeeded);

@@ -59,7 +59,8 @@ async fn watches_of_a_job_are_bounded_and_do_not_slow_it() {
     let observer = fleet.start_observer().await;
     let worker = fleet.start_member_beside(&observer).await;
     let mut jobs = fleet.jobs(&observer);
-    let line = "echo run >> effects; head -c 30000000 /dev/zero; until [ -e go ]; do sleep 0.05; done";
+    let line =
+        "echo run >> effects; head -c 30000000 /dev/zero; until [ -e go ]; do sleep 0.05; done";
     let id = jobs.submit("m-1", fleet_job(line)).await.job_id;
     worker.wait_for_effects(1).await;
 
