@@ -17,6 +17,7 @@ install_tools() {
   install_go_program grpc-health-probe github.com/grpc-ecosystem/grpc-health-probe "$health_probe_version"
   install_go_program protoc-gen-connect-go connectrpc.com/connect/cmd/protoc-gen-connect-go "$connect_go_version"
   install_go_program protoc-gen-go google.golang.org/protobuf/cmd/protoc-gen-go "$protobuf_go_version"
+  tests/fleet/install.sh
   install_go_program h2spec github.com/summerwind/h2spec/cmd/h2spec "$h2spec_version"
   # Node trusts only its bundled certificate authorities. A proxy with its own authority needs those of the system too.
   local system=/etc/ssl/certs/ca-certificates.crt
@@ -27,7 +28,7 @@ install_tools() {
     echo "installing buf $buf_version"
     timeout 300 npm install --no-save --no-audit --no-fund --loglevel=error --prefix "$tools" "@bufbuild/buf@$buf_version"
   fi
-  # The packages of model vendors.
+  # The packages of model vendors, and a client of NATS.
   install_packages schemas sdks
   # What builds and checks the Python package.
   install_packages python
