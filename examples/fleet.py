@@ -48,7 +48,7 @@ async def publish(jetstream, target, command, request_id):
     if key_file := os.environ.get("JIG_SIGNING_KEY_FILE"):
         headers["Jig-Principal"] = principal = os.environ["JIG_PRINCIPAL"]
         texts = [text.encode() for text in (subject, request_id, principal, SESSION)]
-        headers["Jig-Signature"] = sign(Path(key_file).read_bytes(), *texts, body)
+        headers["Jig-Signature"] = sign(Path(key_file).read_bytes().strip(), *texts, body)
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             await jetstream.publish(subject, body, headers=headers)

@@ -15,7 +15,7 @@ try_fleet() {
   server=$(timeout 30 bash -c 'until grep -o "nats://[0-9.:]*" "$0"; do sleep 0.1; done' "$here/nats-server_$nats_server.ports" 2>/dev/null)
   check "the NATS server listens" 0 '^nats://127\.0\.0\.1:[0-9]+$' echo "$server"
 
-  head -c 32 /dev/urandom >"$here/signing.key"
+  (umask 077 && openssl rand -hex 32 >"$here/signing.key")
   for key in ci:invoke dev:invoke reader:read; do
     "$jig" key --keys "$here/keys.toml" new "${key%:*}" --role "${key#*:}" >/dev/null
   done

@@ -41,7 +41,7 @@ async fn daemon_without_fleet_has_no_connection_and_no_thread_for_it() {
     plain.output(shell("true")).await;
     assert_eq!(tcp_sockets(&plain), 0);
 
-    let member = fleet.start_member_with("", |setup| setup.beside(&plain)).await;
+    let member = fleet.start_member_with(|setup| setup.beside(&plain)).await;
     eventually("the member connects", async || tcp_sockets(&member.daemon) > 0).await;
     assert_eq!(tcp_sockets(&plain), 0);
 

@@ -11,12 +11,15 @@ use crate::{jobs::command_job, support::eventually_within};
 
 #[tokio::test]
 async fn drain_gives_back_queued_jobs_and_ends_running_ones() {
-    let fleet = TestFleet::start().await;
+    let mut fleet = TestFleet::start().await;
+    // A daemon claims four jobs and runs one of them.
+    fleet.keys.add_key("slow", "invoke", &["--concurrent-calls", "1"]);
+    fleet.set_queues(
+        "[[fleet.queues]]\nname = \"build\"\nkey = \"slow\"\nworkspaces = [\"main\"]\nplaces = 4\n",
+    );
     let client = &fleet.client;
-    // The daemon claims four jobs and runs one of them.
-    let table = "[jobs]\nqueue_concurrency = 1\n";
     let mut first =
-        fleet.start_member_with(table, |setup| setup.arguments(&["--drain-timeout", "120s"])).await;
+        fleet.start_member_with(|setup| setup.arguments(&["--drain-timeout", "120s"])).await;
     let ids: Vec<_> = (0..4).map(|number| fleet_job_id(&format!("m-{number}"))).collect();
     for number in 0..4 {
         let request = command_job(COUNTED_WAIT);
@@ -74,7 +77,7 @@ async fn job_that_outlasts_the_drain_is_cancelled_once() {
 async fn draining_daemon_takes_no_job() {
     let fleet = TestFleet::start().await;
     let first =
-        fleet.start_member_with("", |setup| setup.arguments(&["--drain-timeout", "120s"])).await;
+        fleet.start_member_with(|setup| setup.arguments(&["--drain-timeout", "120s"])).await;
     let client = &fleet.client;
     client.publish(&JobMessage::new("m-1", &command_job(COUNTED_WAIT))).await;
     first.wait_for_effects(1).await;

@@ -52,7 +52,7 @@ async fn ends_and_effects(
 }
 
 async fn start_three(fleet: &TestFleet) -> [Member; 3] {
-    let first = fleet.start_member_with("", |setup| setup.exclusive()).await;
+    let first = fleet.start_member_with(|setup| setup.exclusive()).await;
     let second = fleet.start_member_beside(&first).await;
     let third = fleet.start_member_beside(&first).await;
     [first, second, third]

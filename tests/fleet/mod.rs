@@ -12,11 +12,13 @@ mod nats_proxy;
 mod nats_server;
 mod network;
 mod plain_client;
+mod server_access;
 mod submissions;
 mod watch;
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc};
 
+use async_nats::ConnectOptions;
 use jig::api::v1::{
     GetJobRequest, Job, SubmitJobRequest, WaitJobRequest, job_service_client::JobServiceClient,
 };
@@ -30,7 +32,7 @@ use crate::{
     support::{Daemon, KeyFile, Refusal, Setup, eventually_within, full_size, with_key},
 };
 
-/// The content of the signing key file.
+/// The key in the signing key file.
 const SIGNING_KEY: &[u8] = b"a signing key of the fleet, 32+ bytes";
 /// A command that appends to the file of effects, then runs until the file `go` exists.
 const COUNTED_WAIT: &str = "echo run >> effects; until [ -e go ]; do sleep 0.05; done";
@@ -63,15 +65,21 @@ impl TestFleet {
     }
 
     async fn with_server(server: NatsServer) -> Self {
+        let client = PlainClient::connect(server.port(), ConnectOptions::new()).await;
+        Self::with_client(server, client)
+    }
+
+    fn with_client(server: NatsServer, client: PlainClient) -> Self {
         let keys = Arc::new(KeyFile::new());
         let ci = keys.add_key("ci", "invoke", &[]);
         let directory = Arc::new(TempDir::with_prefix("jig-test-fleet-").unwrap());
-        fs::write(directory.path().join("fleet.key"), SIGNING_KEY).unwrap();
-        let settings = "ack_wait = \"1s\"\nlost_after = \"2s\"\nmax_deliver = 3\n".to_owned();
+        let key_file = directory.path().join("fleet.key");
+        fs::write(&key_file, [SIGNING_KEY, b"\n"].concat()).unwrap();
+        fs::set_permissions(&key_file, fs::Permissions::from_mode(0o600)).unwrap();
+        let settings = "ack_wait = \"1s\"\nlost_after = \"3s\"\nmax_deliver = 3\n".to_owned();
         let queues = "[[fleet.queues]]\nname = \"build\"\nkey = \"ci\"\n\
             workspaces = [\"main\"]\nplaces = 4\n"
             .to_owned();
-        let client = PlainClient::connect(server.port()).await;
 
         Self { server, client, keys, ci, directory, settings, queues }
     }
@@ -87,17 +95,22 @@ impl TestFleet {
             format!("ack_wait = \"{ack_wait}\"\nlost_after = \"{lost_after}\"\nmax_deliver = 3\n");
     }
 
+    /// Adds lines to the table `[fleet]` of daemons that start from now on.
+    fn add_settings(&mut self, lines: &str) {
+        self.settings += lines;
+    }
+
     fn signing_key_file(&self) -> PathBuf {
         self.directory.path().join("fleet.key")
     }
 
-    /// A daemon of the fleet, which is not started yet. `tables` follow the name of its workspace.
-    fn setup(&self, proxy: &NatsProxy, tables: &str, queues: &str) -> Setup {
+    /// A daemon of the fleet, which is not started yet.
+    fn setup(&self, url: &str, queues: &str) -> Setup {
         let keys = self.keys.path().display().to_string();
-        let (url, key_file) = (proxy.url(), self.signing_key_file());
+        let key_file = self.signing_key_file();
         let settings = &self.settings;
         let table = format!(
-            "name = \"main\"\n{tables}\n[fleet]\nnats = [{url:?}]\n\
+            "name = \"main\"\n[fleet]\nnats = [{url:?}]\n\
              signing_key_file = {key_file:?}\n{settings}{queues}"
         );
         Setup::new()
@@ -109,25 +122,25 @@ impl TestFleet {
 
     /// Starts the first daemon of the test.
     async fn start_member(&self) -> Member {
-        self.start_member_with("", |setup| setup).await
+        self.start_member_with(|setup| setup).await
     }
 
     /// Starts another daemon.
     async fn start_member_beside(&self, other: &Member) -> Member {
-        self.start_member_with("", |setup| setup.beside(&other.daemon)).await
+        self.start_member_with(|setup| setup.beside(&other.daemon)).await
     }
 
-    /// Starts a daemon with further tables of its configuration and other settings.
-    async fn start_member_with(&self, tables: &str, change: impl FnOnce(Setup) -> Setup) -> Member {
+    /// Starts a daemon with other settings.
+    async fn start_member_with(&self, change: impl FnOnce(Setup) -> Setup) -> Member {
         let proxy = NatsProxy::start(self.server.port());
-        let setup = self.setup(&proxy, tables, &self.queues);
+        let setup = self.setup(&proxy.url(), &self.queues);
         Member { daemon: change(setup).start().await, proxy }
     }
 
     /// Starts the first daemon of the test, which submits and watches jobs but takes none.
     async fn start_observer(&self) -> Member {
         let proxy = NatsProxy::start(self.server.port());
-        Member { daemon: self.setup(&proxy, "", "").start().await, proxy }
+        Member { daemon: self.setup(&proxy.url(), "").start().await, proxy }
     }
 
     /// Starts the server again, on another port, and connects the proxies to it.

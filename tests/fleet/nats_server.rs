@@ -29,20 +29,26 @@ pub(super) struct NatsServer {
 
 impl NatsServer {
     pub(super) async fn start() -> Self {
-        Self::start_with_disk(false).await
+        Self::start_with(false, "").await
+    }
+
+    /// A server with a configuration file.
+    pub(super) async fn start_with_config(config: &str) -> Self {
+        Self::start_with(false, config).await
     }
 
     /// A server whose store is on a disk of 24 MiB. The store is lost when the server ends.
     pub(super) async fn start_on_small_disk() -> Self {
-        Self::start_with_disk(true).await
+        Self::start_with(true, "").await
     }
 
-    async fn start_with_disk(has_small_disk: bool) -> Self {
+    async fn start_with(has_small_disk: bool, config: &str) -> Self {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(|| run_setup_script("tests/fleet/install.sh"));
 
         let directory = TempDir::with_prefix("jig-test-nats-").unwrap();
         fs::create_dir(directory.path().join("store")).unwrap();
+        fs::write(directory.path().join("server.conf"), config).unwrap();
         let mut server = Self { process: None, directory, port: 0, has_small_disk };
         server.restart().await;
         server
@@ -98,6 +104,8 @@ impl NatsServer {
             .arg(store)
             .arg("--ports_file_dir")
             .arg(self.directory.path())
+            .arg("--config")
+            .arg(self.directory.path().join("server.conf"))
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .stdin(Stdio::null())

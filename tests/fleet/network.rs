@@ -76,7 +76,7 @@ async fn repeated_job_of_a_partitioned_daemon_has_one_result() {
 #[tokio::test]
 async fn short_partition_only_delays() {
     let mut fleet = TestFleet::start().await;
-    fleet.set_times("500ms", "60s");
+    fleet.set_times("1s", "60s");
     let first = fleet.start_member().await;
     let second = fleet.start_member_beside(&first).await;
     let client = &fleet.client;
@@ -92,7 +92,7 @@ async fn short_partition_only_delays() {
     other.go();
     let id = fleet_job_id("m-1");
     // Lets the wait for the acknowledgement pass a few times.
-    sleep(Duration::from_secs(2)).await;
+    sleep(Duration::from_secs(3)).await;
     assert_eq!(client.record(&id).await.unwrap().state(), FleetJobState::Claimed);
 
     one.proxy.heal();
@@ -106,7 +106,7 @@ async fn short_partition_only_delays() {
 #[tokio::test]
 async fn lost_acknowledgements_run_nothing_twice() {
     let mut fleet = TestFleet::start().await;
-    fleet.set_times("500ms", "60s");
+    fleet.set_times("1s", "60s");
     let first = fleet.start_member().await;
     let second = fleet.start_member_beside(&first).await;
     let client = &fleet.client;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use async_nats::{
-    HeaderMap,
+    ConnectOptions, HeaderMap,
     jetstream::{self, kv},
 };
 use futures_util::StreamExt as _;
@@ -37,9 +37,10 @@ pub(super) struct JobMessage {
 }
 
 impl PlainClient {
-    pub(super) async fn connect(server_port: u16) -> Self {
+    /// Connects with options that authenticate it.
+    pub(super) async fn connect(server_port: u16, options: ConnectOptions) -> Self {
         let proxy = NatsProxy::start(server_port);
-        let options = async_nats::ConnectOptions::new()
+        let options = options
             .request_timeout(Some(REQUEST_TIMEOUT))
             .reconnect_delay_callback(|_attempts| Duration::from_millis(50));
         let connecting = options.connect(proxy.url());
@@ -69,7 +70,8 @@ impl PlainClient {
         duplicate.unwrap()
     }
 
-    async fn try_publish(&self, message: &JobMessage) -> Option<bool> {
+    /// Publishes a message. Returns whether it was a duplicate, if the stream acknowledges it.
+    pub(super) async fn try_publish(&self, message: &JobMessage) -> Option<bool> {
         let mut headers = HeaderMap::new();
         for (name, value) in &message.headers {
             headers.append(*name, value.as_str());

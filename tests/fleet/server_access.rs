@@ -1,0 +1,102 @@
+//! Servers with TLS and users: how daemons authenticate, and what plain clients may do.
+
+use std::{fs, os::unix::fs::PermissionsExt as _};
+
+use async_nats::ConnectOptions;
+use jig::api::v1::JobState;
+
+use super::{
+    Member, TestFleet, fleet_job,
+    nats_server::NatsServer,
+    plain_client::{JobMessage, MAX_FLEET_TIME, PlainClient, fleet_job_id},
+};
+use crate::{
+    jobs::command_job,
+    support::{CertificateAuthority, eventually_within},
+};
+
+const PAGE: &str = include_str!("../../docs/fleet.md");
+/// The public key of [`NKEY_SEED`].
+const NKEY: &str = "UAFHG6FUD2UU4SDFVAFUL5LDFO2XM4WYM76UNXTPJYJK7EEMYRBHT2VE";
+/// The seed of a key that the tests of NATS publish.
+const NKEY_SEED: &str = "SUACH75SWCM5D2JMJM6EKLR2WDARVGZT4QC6LX3AGHSWOMVAKERABBBRWM";
+
+/// The subjects that the page lists for plain clients, as text of a server's configuration.
+fn documented_permissions() -> String {
+    let (_, rest) = PAGE.split_once("```text\npublish ").unwrap();
+    let (block, _) = rest.split_once("```").unwrap();
+    let (publish, subscribe) = block.split_once("subscribe ").unwrap();
+    let quoted = |text: &str| {
+        let subjects = text.split([',', '\n']).map(str::trim).filter(|word| !word.is_empty());
+        subjects.map(|subject| format!("{subject:?}")).collect::<Vec<_>>().join(", ")
+    };
+    format!("publish = [{}], subscribe = [{}]", quoted(publish), quoted(subscribe))
+}
+
+/// A fleet on a server that knows an nkey for daemons, and a user for plain clients.
+async fn start_fleet_with_users(config: &str) -> TestFleet {
+    let permissions = documented_permissions();
+    let config = format!(
+        "{config}\nauthorization {{ users = [\n  {{ nkey: {NKEY} }}\n  \
+         {{ user: plain, password: secret, permissions: {{ {permissions} }} }}\n] }}\n"
+    );
+    let server = NatsServer::start_with_config(&config).await;
+    let options = ConnectOptions::with_user_and_password("plain".into(), "secret".into());
+    let client = PlainClient::connect(server.port(), options).await;
+    let mut fleet = TestFleet::with_client(server, client);
+
+    let seed = fleet.directory.path().join("daemon.nk");
+    fs::write(&seed, format!("{NKEY_SEED}\n")).unwrap();
+    fs::set_permissions(&seed, fs::Permissions::from_mode(0o600)).unwrap();
+    fleet.add_settings(&format!("nkey_file = {seed:?}\n"));
+    fleet
+}
+
+#[tokio::test]
+async fn plain_client_needs_only_the_documented_permissions() {
+    let fleet = start_fleet_with_users("").await;
+    let _member = fleet.start_member().await;
+    let client = &fleet.client;
+    client.publish(&JobMessage::new("m-1", &command_job("echo hello"))).await;
+    let id = fleet_job_id("m-1");
+    let record = client.wait_for_end(&id).await;
+    assert_eq!(record.job.as_ref().unwrap().state(), JobState::Succeeded);
+
+    // It cannot change the record, nor publish to another queue.
+    let records = client.records().await;
+    assert!(records.put(&id, "forged".into()).await.is_err());
+    let other = JobMessage::new("m-2", &command_job("true")).subject("jig.jobs.other.main");
+    assert_eq!(client.try_publish(&other).await, None);
+    assert_eq!(client.record(&id).await.unwrap(), record);
+}
+
+#[tokio::test]
+async fn daemon_connects_by_tls_with_nkey_and_private_ca() {
+    let authority = CertificateAuthority::new();
+    let files = authority.issue_server();
+    let (cert, key) = (files.cert.display(), files.key.display());
+    let tls =
+        format!("tls {{ cert_file: \"{cert}\", key_file: \"{key}\" }}\nallow_non_tls: true\n");
+    let mut fleet = start_fleet_with_users(&tls).await;
+    let url = format!("tls://127.0.0.1:{}", fleet.server.port());
+
+    // Without the CA, the daemon does not trust the server.
+    let daemon = fleet.setup(&url, &fleet.queues).start().await;
+    let proxy = fleet.client.proxy().clone();
+    let member = Member { daemon, proxy: proxy.clone() };
+    let refusal = fleet.jobs(&member).try_submit("m-1", fleet_job("true")).await.unwrap_err();
+    assert_eq!(refusal.reason, "FLEET_UNAVAILABLE", "{refusal:?}");
+    drop(member);
+
+    fleet.add_settings(&format!("ca_file = {:?}\n", authority.ca()));
+    let daemon = fleet.setup(&url, &fleet.queues).start().await;
+    let member = Member { daemon, proxy };
+    let mut jobs = fleet.jobs(&member);
+    let mut id = None;
+    eventually_within(MAX_FLEET_TIME, "a job is accepted", async || {
+        id = jobs.try_submit("m-1", fleet_job("true")).await.ok().map(|job| job.job_id);
+        id.is_some()
+    })
+    .await;
+    assert_eq!(jobs.wait(&id.unwrap()).await.state(), JobState::Succeeded);
+}
