@@ -14,6 +14,7 @@ mod network;
 mod plain_client;
 mod server_access;
 mod submissions;
+mod throughput;
 mod watch;
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc};

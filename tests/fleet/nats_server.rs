@@ -59,6 +59,11 @@ impl NatsServer {
         self.port
     }
 
+    /// The server's process id.
+    pub(super) fn pid(&self) -> i32 {
+        self.process.as_ref().unwrap().id().try_into().unwrap()
+    }
+
     /// Kills the server at once.
     pub(super) fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
