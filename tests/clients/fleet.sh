@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A plain NATS client in Python submits jobs to a daemon, as docs/fleet.md describes.
+# A plain NATS client in Python submits jobs to a daemon, as docs/operate/fleet.md describes.
 set -euo pipefail
 
 nats_server=

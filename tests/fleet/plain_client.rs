@@ -1,4 +1,4 @@
-//! A plain NATS client: it publishes jobs as docs/fleet.md describes, and reads their records.
+//! A plain NATS client: it publishes jobs as docs/operate/fleet.md describes, and reads their records.
 
 use std::{collections::BTreeMap, time::Duration};
 

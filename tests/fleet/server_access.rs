@@ -15,16 +15,22 @@ use crate::{
     support::{CertificateAuthority, eventually_within},
 };
 
-const PAGE: &str = include_str!("../../docs/fleet.md");
+const PAGE: &str = include_str!("../../docs/operate/fleet.md");
 /// The public key of [`NKEY_SEED`].
 const NKEY: &str = "UAFHG6FUD2UU4SDFVAFUL5LDFO2XM4WYM76UNXTPJYJK7EEMYRBHT2VE";
 /// The seed of a key that the tests of NATS publish.
 const NKEY_SEED: &str = "SUACH75SWCM5D2JMJM6EKLR2WDARVGZT4QC6LX3AGHSWOMVAKERABBBRWM";
 
-/// The subjects that the page lists for plain clients, as text of a server's configuration.
-fn documented_permissions() -> String {
-    let (_, rest) = PAGE.split_once("```text\npublish ").unwrap();
-    let (block, _) = rest.split_once("```").unwrap();
+/// The subjects that the page lists for daemons and for plain clients.
+fn documented_permissions() -> [String; 2] {
+    let blocks: Vec<&str> = PAGE.split("```text\npublish ").skip(1).collect();
+    let [daemons, clients] = blocks[..] else { panic!("{} blocks of subjects", blocks.len()) };
+    [daemons, clients].map(server_permissions)
+}
+
+/// The subjects of a block, as text of a server's configuration.
+fn server_permissions(block: &str) -> String {
+    let (block, _) = block.split_once("```").unwrap();
     let (publish, subscribe) = block.split_once("subscribe ").unwrap();
     let quoted = |text: &str| {
         let subjects = text.split([',', '\n']).map(str::trim).filter(|word| !word.is_empty());
@@ -35,10 +41,10 @@ fn documented_permissions() -> String {
 
 /// A fleet on a server that knows an nkey for daemons, and a user for plain clients.
 async fn start_fleet_with_users(config: &str) -> TestFleet {
-    let permissions = documented_permissions();
+    let [daemons, clients] = documented_permissions();
     let config = format!(
-        "{config}\nauthorization {{ users = [\n  {{ nkey: {NKEY} }}\n  \
-         {{ user: plain, password: secret, permissions: {{ {permissions} }} }}\n] }}\n"
+        "{config}\nauthorization {{ users = [\n  {{ nkey: {NKEY}, permissions: {{ {daemons} }} }}\n  \
+         {{ user: plain, password: secret, permissions: {{ {clients} }} }}\n] }}\n"
     );
     let server = NatsServer::start_with_config(&config).await;
     let options = ConnectOptions::with_user_and_password("plain".into(), "secret".into());
