@@ -1,8 +1,11 @@
 //! Daemons that die while they run fleet jobs: a job is lost, or runs again if its request permits.
 
+use std::time::Duration;
+
 use jig::api::v1::{
     FleetJobRecord, FleetJobState, Job, JobState, ListJobsRequest, SubmitJobRequest,
 };
+use tokio::time::sleep;
 
 use super::{
     COUNTED_WAIT, Member, TestFleet, all_effects, fleet_job,
@@ -156,6 +159,39 @@ async fn server_death_does_not_disturb_a_running_job() {
     let record = fleet.client.wait_for_end(&fleet_job_id("m-1")).await;
     assert_eq!(record.job.unwrap().state(), JobState::Succeeded);
     assert_eq!((record.attempts, member.lines("effects").len()), (1, 1));
+}
+
+/// After an outage that is longer than the heartbeats last, daemons do not take each other for dead.
+#[tokio::test]
+async fn long_outage_of_the_server_ends_no_job() {
+    let mut fleet = TestFleet::start().await;
+    let first = fleet.start_member().await;
+    let second = fleet.start_member_beside(&first).await;
+    let third = fleet.start_member_beside(&first).await;
+    let members = [&first, &second, &third];
+    let mut ids = Vec::new();
+    for number in 0..12 {
+        let name = format!("m-{number}");
+        fleet.client.publish(&JobMessage::new(&name, &command_job(COUNTED_WAIT))).await;
+        ids.push(fleet_job_id(&name));
+    }
+    eventually_within(MAX_FLEET_TIME, "all jobs run", async || all_effects(&members).len() == 12)
+        .await;
+
+    fleet.server.kill();
+    // Lets `lost_after` pass, 3 s.
+    sleep(Duration::from_secs(5)).await;
+    fleet.restart_server(&members).await;
+    // Lets redelivered messages reach other daemons, which wait for `lost_after`.
+    sleep(Duration::from_secs(5)).await;
+    for member in members {
+        member.go();
+    }
+    for (id, record) in fleet.client.wait_for_ends(&ids).await {
+        assert_eq!(record.job.unwrap().state(), JobState::Succeeded, "{id}");
+        assert_eq!(record.attempts, 1, "{id}");
+    }
+    assert_eq!(all_effects(&members).len(), 12);
 }
 
 impl Member {
