@@ -15,22 +15,17 @@ use crate::{
     support::{CertificateAuthority, eventually_within},
 };
 
-const PAGE: &str = include_str!("../../docs/operate/fleet.md");
+const DAEMONS_PAGE: &str = include_str!("../../docs/operate/fleet.md");
+const CLIENTS_PAGE: &str = include_str!("../../docs/fleet.md");
 /// The public key of [`NKEY_SEED`].
 const NKEY: &str = "UAFHG6FUD2UU4SDFVAFUL5LDFO2XM4WYM76UNXTPJYJK7EEMYRBHT2VE";
 /// The seed of a key that the tests of NATS publish.
 const NKEY_SEED: &str = "SUACH75SWCM5D2JMJM6EKLR2WDARVGZT4QC6LX3AGHSWOMVAKERABBBRWM";
 
-/// The subjects that the page lists for daemons and for plain clients.
-fn documented_permissions() -> [String; 2] {
-    let blocks: Vec<&str> = PAGE.split("```text\npublish ").skip(1).collect();
-    let [daemons, clients] = blocks[..] else { panic!("{} blocks of subjects", blocks.len()) };
-    [daemons, clients].map(server_permissions)
-}
-
-/// The subjects of a block, as text of a server's configuration.
-fn server_permissions(block: &str) -> String {
-    let (block, _) = block.split_once("```").unwrap();
+/// The permissions that a page lists, as text of a server's configuration.
+fn documented_permissions(page: &str) -> String {
+    let (_, rest) = page.split_once("```text\npublish ").unwrap();
+    let (block, _) = rest.split_once("```").unwrap();
     let (publish, subscribe) = block.split_once("subscribe ").unwrap();
     let quoted = |text: &str| {
         let subjects = text.split([',', '\n']).map(str::trim).filter(|word| !word.is_empty());
@@ -41,7 +36,7 @@ fn server_permissions(block: &str) -> String {
 
 /// A fleet on a server that knows an nkey for daemons, and a user for plain clients.
 async fn start_fleet_with_users(config: &str) -> TestFleet {
-    let [daemons, clients] = documented_permissions();
+    let [daemons, clients] = [DAEMONS_PAGE, CLIENTS_PAGE].map(documented_permissions);
     let config = format!(
         "{config}\nauthorization {{ users = [\n  {{ nkey: {NKEY}, permissions: {{ {daemons} }} }}\n  \
          {{ user: plain, password: secret, permissions: {{ {clients} }} }}\n] }}\n"
