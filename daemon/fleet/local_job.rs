@@ -11,10 +11,7 @@ use crate::daemon::{
     config::keys::AccessRole,
     error::{Error, Reason},
     pipeline::{
-        Pipeline,
-        access::principal::Principal,
-        context::CallContext,
-        jobs::LiveOrEndedJob,
+        Pipeline, access::principal::Principal, context::CallContext, jobs::LiveOrEndedJob,
     },
     telemetry::access_log::AccessLogEntry,
 };

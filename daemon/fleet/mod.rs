@@ -45,12 +45,11 @@ use std::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
-    backoff::Backoff,
     counts::FleetQueueState,
-    nats::{DeferredJobs, JobOutputServer, NatsJobs, NatsQueue, NatsSession, NatsSetupError},
+    nats::{JobOutputServer, NatsJobs, NatsQueue, NatsSession, NatsSetupError},
     runner::FleetRunner,
     running::RunningFleetJobs,
-    work_source::{SourceUnavailable, WorkSource},
+    work_source::WorkSource,
 };
 use super::{
     config::fleet::{FleetConfig, FleetQueueConfig},
@@ -122,48 +121,15 @@ impl Fleet {
             task::spawn_tracked("queue of the fleet", runner.tasks.track_future(queue));
         }
 
-        let jobs = Arc::new(DeferredJobs::default());
-        pipeline.join_fleet(Arc::clone(&jobs) as _);
-        task::spawn("services of the fleet", Arc::clone(self).serve(Arc::clone(pipeline), jobs));
+        pipeline.join_fleet(Arc::new(NatsJobs::new(Arc::clone(&self.session))));
+        let (pipeline, running) = (Arc::clone(pipeline), Arc::clone(&self.running));
+        let terminate = pipeline.shutdown.terminate_token();
+        let output = JobOutputServer::new(pipeline, Arc::clone(&self.session), running);
+        task::spawn("output of fleet jobs", output.run(terminate));
 
         let watching = Arc::clone(&runner);
         task::spawn("shutdown of the fleet", async move { watching.watch_shutdown().await });
         task::spawn_tracked("heartbeat", Arc::clone(self).keep_alive(runner));
-    }
-
-    /// Serves the jobs of the fleet to callers and other daemons, once the servers have answered.
-    async fn serve(self: Arc<Self>, pipeline: Arc<Pipeline>, jobs: Arc<DeferredJobs>) {
-        let terminate = pipeline.shutdown.terminate_token();
-        let mut backoff = Backoff::default();
-        let (opened, server) = loop {
-            match self.open(&pipeline).await {
-                Ok(opened) => break opened,
-                Err(error) => tracing::warn!(%error, "cannot open the fleet yet"),
-            }
-            if !backoff.wait(&terminate).await {
-                return;
-            }
-        };
-        jobs.open(opened);
-        server.run(terminate).await;
-    }
-
-    async fn open(
-        &self,
-        pipeline: &Arc<Pipeline>,
-    ) -> Result<(NatsJobs, Arc<JobOutputServer>), SourceUnavailable> {
-        let session = &self.session;
-        let (client, records) = (session.client().clone(), session.records().await?);
-        let jobs = NatsJobs::new(
-            client.clone(),
-            records.clone(),
-            session.results().await?,
-            session.publisher().clone(),
-            session.result_retention(),
-        );
-        let (pipeline, running) = (Arc::clone(pipeline), Arc::clone(&self.running));
-        let daemon_id = session.daemon_id().to_owned();
-        Ok((jobs, JobOutputServer::new(pipeline, client, records, running, daemon_id)))
     }
 
     /// Renews the heartbeat of this daemon until it drains and all of its claims are settled.
@@ -178,7 +144,10 @@ impl Fleet {
         let beat = async {
             let places = || {
                 let free = |queue: &Arc<FleetQueueState>| {
-                    (queue.name().to_owned(), u32::try_from(queue.free_places()).unwrap_or(u32::MAX))
+                    (
+                        queue.name().to_owned(),
+                        u32::try_from(queue.free_places()).unwrap_or(u32::MAX),
+                    )
                 };
                 self.queues.iter().map(free).collect()
             };

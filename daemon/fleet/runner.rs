@@ -125,7 +125,10 @@ impl FleetRunner {
             FinishOutcome::Superseded => queue.count(FleetJobEvent::Superseded),
             FinishOutcome::Requeued => queue.count(FleetJobEvent::Released),
             FinishOutcome::Unknown => {
-                tracing::warn!(job = claimed.work().id, "a fleet job is unsettled: the next start of this daemon reports its end");
+                tracing::warn!(
+                    job = claimed.work().id,
+                    "a fleet job is unsettled: the next start of this daemon reports its end"
+                );
                 self.has_unsettled.store(true, Ordering::Relaxed);
             }
         }

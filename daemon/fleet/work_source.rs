@@ -139,7 +139,8 @@ impl SourceUnavailable {
 
 impl From<SourceUnavailable> for Error {
     fn from(error: SourceUnavailable) -> Self {
-        let text = "the message server of the fleet does not answer: retry later with the same request id";
+        let text =
+            "the message server of the fleet does not answer: retry later with the same request id";
         Self::new(Reason::FleetUnavailable, text).with_cause(error)
     }
 }

@@ -15,9 +15,7 @@ use super::{
     message::{InvalidMessage, JobMessage},
     records::{FleetRecords, RecordError},
     results::FleetResults,
-    transition::{
-        ClaimDecision, Claimant, claimed, decide, ended, job_of_record, may_run_again,
-    },
+    transition::{ClaimDecision, Claimant, claimed, decide, ended, job_of_record, may_run_again},
 };
 use crate::{
     api::v1::{FleetJobRecord, FleetJobState, Job, JobState, SubmitJobRequest},
@@ -25,9 +23,7 @@ use crate::{
         config::fleet::FleetQueueConfig,
         error::{Error, Reason},
         fleet::work_source::{SourceUnavailable, Work, fleet_job_id},
-        pipeline::{
-            envelope::rejected_response, jobs::lost_response,
-        },
+        pipeline::{envelope::rejected_response, jobs::lost_response},
         store::session::SessionId,
     },
 };
@@ -120,7 +116,8 @@ impl JobClaims {
             None | Some("" | DEFAULT_QUEUE_NAME) => {}
             Some(named) if named == queue.name => {}
             Some(named) => {
-                let text = format!("must be the queue of the subject, {:?}, not {named:?}", queue.name);
+                let text =
+                    format!("must be the queue of the subject, {:?}, not {named:?}", queue.name);
                 return Err(invalid(Error::invalid_field("queue", text)));
             }
         }
@@ -200,7 +197,8 @@ impl JobClaims {
                     return Ok(None);
                 }
                 ClaimDecision::Conflict => {
-                    let text = "another job of this queue had the same request id: give each job its own";
+                    let text =
+                        "another job of this queue had the same request id: give each job its own";
                     let error = Error::new(Reason::RequestIdReused, text);
                     self.bury(&record.queue, None, message, &error).await?;
                     return Ok(None);

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use async_nats::{Client, Message, Subject};
+use async_nats::{Message, Subject};
 use prost::Message as _;
 use tokio::{sync::watch, time::sleep};
 use tokio_stream::StreamExt as _;
@@ -27,12 +27,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     names::{cancel_subject, watch_subject},
-    records::FleetRecords,
+    session::NatsSession,
 };
 use crate::{
     api::v1::{
-        FleetCancelRequest, FleetCancelResponse, FleetWatchRequest, Job, JobKeepAlive, JobOutput,
-        WatchJobResponse, watch_job_response::Event,
+        FleetCancelRequest, FleetCancelResponse, FleetJobState, FleetWatchRequest, Job,
+        JobKeepAlive, JobOutput, WatchJobResponse, watch_job_response::Event,
     },
     daemon::{
         error::Error,
@@ -56,6 +56,9 @@ pub(super) const OUTPUT_KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const WATCHER_TIMEOUT: Duration = Duration::from_secs(45);
 const MAX_WATCHERS_PER_JOB: usize = 4;
 const MAX_WATCHERS: usize = 256;
+/// How long a claimed job may take until it is a job of this daemon.
+const MAX_SUBMISSION_TIME: Duration = Duration::from_secs(3);
+const SUBMISSION_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Delay before the daemon subscribes again after a failure.
 const SUBSCRIBE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -63,10 +66,8 @@ const SUBSCRIBE_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct JobOutputServer {
     pipeline: Arc<Pipeline>,
-    client: Client,
-    records: FleetRecords,
+    session: Arc<NatsSession>,
     running: Arc<RunningFleetJobs>,
-    daemon_id: String,
     /// The watchers, by their reply subjects.
     watchers: Mutex<BTreeMap<Subject, Watcher>>,
 }
@@ -88,12 +89,10 @@ struct Demand {
 impl JobOutputServer {
     pub(crate) fn new(
         pipeline: Arc<Pipeline>,
-        client: Client,
-        records: FleetRecords,
+        session: Arc<NatsSession>,
         running: Arc<RunningFleetJobs>,
-        daemon_id: String,
     ) -> Arc<Self> {
-        Arc::new(Self { pipeline, client, records, running, daemon_id, watchers: Mutex::default() })
+        Arc::new(Self { pipeline, session, running, watchers: Mutex::default() })
     }
 
     /// Serves requests until `stop`.
@@ -115,10 +114,11 @@ impl JobOutputServer {
     }
 
     async fn serve(self: &Arc<Self>) -> Result<(), SourceUnavailable> {
-        let subscribe = |subject| self.client.subscribe(subject);
-        let watches = subscribe(watch_subject(&self.daemon_id)).await;
+        let client = self.session.client();
+        let daemon_id = self.session.daemon_id();
+        let watches = client.subscribe(watch_subject(daemon_id)).await;
         let mut watches = watches.map_err(SourceUnavailable::new)?;
-        let cancels = subscribe(cancel_subject(&self.daemon_id)).await;
+        let cancels = client.subscribe(cancel_subject(daemon_id)).await;
         let mut cancels = cancels.map_err(SourceUnavailable::new)?;
         loop {
             tokio::select! {
@@ -155,7 +155,7 @@ impl JobOutputServer {
         };
         if let Some(reply) = message.reply {
             let response = FleetCancelResponse { found }.encode_to_vec();
-            if let Err(error) = self.client.publish(reply, response.into()).await {
+            if let Err(error) = self.session.client().publish(reply, response.into()).await {
                 tracing::warn!(%error, "cannot reply to another daemon");
             }
         }
@@ -197,8 +197,10 @@ impl JobOutputServer {
                 match sent {
                     Ok(OutputEnd::Complete) => {}
                     Ok(OutputEnd::WatcherGone) => return,
+                    // The watcher asks again, because it hears nothing.
                     Err(error) => {
                         tracing::warn!(%error, job_id = request.job_id, "cannot send the output of a fleet job");
+                        return;
                     }
                 }
             }
@@ -261,25 +263,39 @@ impl JobOutputServer {
     /// Sends an event. A lost message is a gap that the watcher finds.
     async fn send(&self, reply: &Subject, event: Event) {
         let message = WatchJobResponse { event: Some(event) }.encode_to_vec();
-        if let Err(error) = self.client.publish(reply.clone(), message.into()).await {
+        if let Err(error) = self.session.client().publish(reply.clone(), message.into()).await {
             tracing::debug!(%error, "a message to a watcher of a fleet job was lost");
         }
     }
 
-    /// Finds the job of this daemon that is the fleet job: a running one, or the one that its record
-    /// names after its end.
+    /// Finds the job of this daemon that is the fleet job. Waits until a claimed one is stored.
     async fn find_job(&self, id: &str) -> Result<Option<LiveOrEndedJob>, Error> {
-        if let Some(running) = self.running.find(id) {
-            return Ok(Some(LiveOrEndedJob::Live(running)));
-        }
-        let record = self.records.get(id).await?.map(|(record, _revision)| record);
-        let is_here = |daemon_id: &str| daemon_id == self.daemon_id;
-        match record.filter(|record| is_here(&record.daemon_id) && !record.local_job_id.is_empty())
-        {
-            Some(record) => {
-                self.pipeline.jobs.find(&record.workspace, &record.local_job_id).await.map(Some)
+        let until = Instant::now() + MAX_SUBMISSION_TIME;
+        loop {
+            if let Some(job) = self.running.find(id) {
+                return Ok(Some(LiveOrEndedJob::Live(job)));
             }
-            None => Ok(None),
+            let record = self.session.records().await?.get(id).await?;
+            let Some((record, _revision)) = record else { return Ok(None) };
+            if record.daemon_id != self.session.daemon_id() {
+                return Ok(None);
+            }
+            match record.state() {
+                FleetJobState::Ended if !record.local_job_id.is_empty() => {
+                    let found = self.pipeline.jobs.find(&record.workspace, &record.local_job_id);
+                    return found.await.map(Some);
+                }
+                // It is about to be stored in the database of this daemon, or its end in the record.
+                FleetJobState::Claimed if Instant::now() < until => {
+                    sleep(SUBMISSION_POLL_INTERVAL).await;
+                }
+                FleetJobState::Claimed => {
+                    return Err(Error::internal("a claimed job is not in the database yet"));
+                }
+                FleetJobState::Unspecified | FleetJobState::Queued | FleetJobState::Ended => {
+                    return Ok(None);
+                }
+            }
         }
     }
 

@@ -58,21 +58,21 @@ enum OutputSource {
     Pending(Instant),
     Open(OutputFeed),
     /// A daemon has sent everything.
-    Complete(LocalJob),
+    Complete(JobAttempt),
 }
 
-/// A fleet job in the daemon that runs it.
+/// An attempt to run a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct LocalJob {
+struct JobAttempt {
     daemon_id: String,
-    job_id: String,
+    number: u32,
 }
 
 /// Output that another daemon sends, or this one.
 #[derive(Debug)]
 struct OutputFeed {
     client: Client,
-    source: LocalJob,
+    source: JobAttempt,
     id: String,
     reply: String,
     messages: Subscriber,
@@ -100,7 +100,7 @@ impl FleetJobWatch {
         offsets: [u64; 2],
     ) -> Result<Self, SourceUnavailable> {
         Ok(Self {
-            records: jobs.records().watch(&id).await?,
+            records: jobs.session().records().await?.watch(&id).await?,
             jobs,
             id,
             record: None,
@@ -120,19 +120,22 @@ impl FleetJobWatch {
             let has_ended = record.state() == FleetJobState::Ended;
             let state = (record.state(), record.daemon_id.clone());
             if !has_ended && self.sent.as_ref() != Some(&state) {
-                let job = to_fleet_job(&self.id, record.clone(), self.jobs.retention()).job;
+                let job =
+                    to_fleet_job(&self.id, record.clone(), self.jobs.session().result_retention())
+                        .job;
                 self.sent = Some(state);
                 return Ok(Some(Event::Job(job)));
             }
 
-            let local_job = LocalJob::of(record);
-            if has_ended && self.is_output_complete(local_job.as_ref()) {
-                let job = to_fleet_job(&self.id, record.clone(), self.jobs.retention());
+            let attempt = JobAttempt::of(record);
+            if has_ended && self.is_output_complete(attempt.as_ref()) {
+                let job =
+                    to_fleet_job(&self.id, record.clone(), self.jobs.session().result_retention());
                 let job = self.jobs.load_result(job).await?;
                 self.is_finished = true;
                 return Ok(Some(Event::Job(job)));
             }
-            if let Some(event) = self.follow(local_job, has_ended).await? {
+            if let Some(event) = self.follow(attempt, has_ended).await? {
                 return Ok(Some(event));
             }
         }
@@ -140,10 +143,10 @@ impl FleetJobWatch {
     }
 
     /// Whether no output of an ended job follows.
-    fn is_output_complete(&self, local_job: Option<&LocalJob>) -> bool {
-        let Some(local_job) = local_job else { return true };
+    fn is_output_complete(&self, attempt: Option<&JobAttempt>) -> bool {
+        let Some(attempt) = attempt else { return true };
         match &self.output {
-            OutputSource::Complete(source) => source == local_job,
+            OutputSource::Complete(source) => source == attempt,
             OutputSource::Pending(_) | OutputSource::Open(_) => false,
         }
     }
@@ -151,27 +154,27 @@ impl FleetJobWatch {
     /// Waits for the next change or output.
     async fn follow(
         &mut self,
-        local_job: Option<LocalJob>,
+        attempt: Option<JobAttempt>,
         has_ended: bool,
     ) -> Result<Option<Event>, Error> {
         // Where the job is may have changed.
-        match (&self.output, &local_job) {
-            (OutputSource::Open(feed), local_job) if Some(&feed.source) != local_job.as_ref() => {
+        match (&self.output, &attempt) {
+            (OutputSource::Open(feed), attempt) if Some(&feed.source) != attempt.as_ref() => {
                 self.output = OutputSource::Pending(Instant::now());
             }
-            (OutputSource::Complete(source), Some(local_job)) if source != local_job => {
+            (OutputSource::Complete(source), Some(attempt)) if source != attempt => {
                 self.output = OutputSource::Pending(Instant::now());
             }
-            (OutputSource::Pending(since), Some(local_job)) if *since <= Instant::now() => {
-                let client = self.jobs.client().clone();
-                let feed = OutputFeed::open(client, &self.id, local_job.clone(), self.offsets);
+            (OutputSource::Pending(since), Some(attempt)) if *since <= Instant::now() => {
+                let client = self.jobs.session().client().clone();
+                let feed = OutputFeed::open(client, &self.id, attempt.clone(), self.offsets);
                 self.output = OutputSource::Open(feed.await?);
             }
             _ => {}
         }
 
         let (retry, feed) = match &mut self.output {
-            OutputSource::Pending(time) => (local_job.is_some().then_some(*time), None),
+            OutputSource::Pending(time) => (attempt.is_some().then_some(*time), None),
             OutputSource::Open(feed) => (None, Some(feed)),
             OutputSource::Complete(_) => (None, None),
         };
@@ -191,8 +194,8 @@ impl FleetJobWatch {
             }
             // The daemon of an ended job may be gone for good.
             FeedMessage::Complete | FeedMessage::Broken(_) => {
-                if let Some(local_job) = local_job {
-                    self.output = OutputSource::Complete(local_job);
+                if let Some(attempt) = attempt {
+                    self.output = OutputSource::Complete(attempt);
                 }
             }
         }
@@ -206,14 +209,17 @@ impl FleetJobEvents for FleetJobWatch {
     }
 }
 
-impl LocalJob {
-    /// `None` before a daemon has begun the job.
+impl JobAttempt {
+    /// Returns the attempt that has output. `None` before a claim, and for a job that has ended
+    /// without one.
     fn of(record: &FleetJobRecord) -> Option<Self> {
-        let is_known = !record.daemon_id.is_empty() && !record.local_job_id.is_empty();
-        is_known.then(|| Self {
-            daemon_id: record.daemon_id.clone(),
-            job_id: record.local_job_id.clone(),
-        })
+        let has_output = match record.state() {
+            FleetJobState::Claimed => true,
+            FleetJobState::Ended => !record.local_job_id.is_empty(),
+            FleetJobState::Queued | FleetJobState::Unspecified => false,
+        };
+        let attempt = Self { daemon_id: record.daemon_id.clone(), number: record.attempts };
+        has_output.then_some(attempt)
     }
 }
 
@@ -233,7 +239,7 @@ impl OutputFeed {
     async fn open(
         client: Client,
         id: &str,
-        source: LocalJob,
+        source: JobAttempt,
         offsets: [u64; 2],
     ) -> Result<Self, SourceUnavailable> {
         let reply = client.new_inbox();

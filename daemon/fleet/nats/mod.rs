@@ -17,7 +17,6 @@ mod acknowledgement;
 mod claimed_job;
 mod claims;
 mod connection;
-mod deferred_jobs;
 mod in_flight;
 mod job_output;
 mod job_watch;
@@ -36,6 +35,6 @@ mod signature;
 mod transition;
 
 pub(super) use self::{
-    connection::NatsSetupError, deferred_jobs::DeferredJobs, job_output::JobOutputServer,
-    nats_jobs::NatsJobs, queue::NatsQueue, session::NatsSession,
+    connection::NatsSetupError, job_output::JobOutputServer, nats_jobs::NatsJobs, queue::NatsQueue,
+    session::NatsSession,
 };

@@ -1,19 +1,22 @@
 //! Fleet jobs on NATS, for the services of every daemon: submits them, finds them by their records,
 //! waits for their ends and cancels them.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
 
-use async_nats::{Client, Request, RequestErrorKind};
+use async_nats::{Request, RequestErrorKind};
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
 use super::{
     job_watch::FleetJobWatch,
-    jobs::{JobPublisher, OutgoingJob, PublishJobError},
+    jobs::{OutgoingJob, PublishJobError},
     names::cancel_subject,
     record_job::{cancelled_in_queue, to_fleet_job},
-    records::{FleetRecords, RecordError},
-    results::FleetResults,
+    records::RecordError,
+    session::NatsSession,
 };
 use crate::{
     api::v1::{
@@ -41,36 +44,15 @@ const MAX_WATCH_ATTEMPTS: usize = 10;
 
 /// The jobs of a fleet, by the records on its NATS servers.
 #[derive(Debug, Clone)]
-pub(crate) struct NatsJobs {
-    client: Client,
-    records: FleetRecords,
-    results: FleetResults,
-    publisher: JobPublisher,
-    /// Time that records and results are kept.
-    retention: Duration,
-}
+pub(crate) struct NatsJobs(Arc<NatsSession>);
 
 impl NatsJobs {
-    pub(crate) fn new(
-        client: Client,
-        records: FleetRecords,
-        results: FleetResults,
-        publisher: JobPublisher,
-        retention: Duration,
-    ) -> Self {
-        Self { client, records, results, publisher, retention }
+    pub(crate) fn new(session: Arc<NatsSession>) -> Self {
+        Self(session)
     }
 
-    pub(super) fn client(&self) -> &Client {
-        &self.client
-    }
-
-    pub(super) fn records(&self) -> &FleetRecords {
-        &self.records
-    }
-
-    pub(super) fn retention(&self) -> Duration {
-        self.retention
+    pub(super) fn session(&self) -> &NatsSession {
+        &self.0
     }
 
     /// Stores the record of a job, then publishes its message.
@@ -90,10 +72,11 @@ impl NatsJobs {
         let id = fleet_job_id(&queue, &request_id);
         let body = request.encode_to_vec();
         // Before there is a record of a job that cannot be published.
-        if self.publisher.signing_key().is_none() {
+        let publisher = self.0.publisher();
+        if publisher.signing_key().is_none() {
             return Err(PublishJobError::NoSigningKey.into());
         }
-        if body.len() + MAX_HEADER_BYTES > self.client.max_payload() {
+        if body.len() + MAX_HEADER_BYTES > self.0.client().max_payload() {
             return Err(PublishJobError::TooLarge.into());
         }
         let new = FleetJobRecord {
@@ -107,11 +90,12 @@ impl NatsJobs {
             session,
             ..record_of(request)
         };
-        let record = match self.records.create(&id, &new).await {
+        let records = self.0.records().await?;
+        let record = match records.create(&id, &new).await {
             Ok(_revision) => new,
             Err(RecordError::Unavailable(error)) => return Err(error.into()),
             Err(RecordError::Conflict) => {
-                let existing = self.records.get(&id).await?;
+                let existing = records.get(&id).await?;
                 let (existing, _revision) = existing.ok_or_else(|| {
                     SourceUnavailable::new("the record of a job expired while it was read")
                 })?;
@@ -132,9 +116,9 @@ impl NatsJobs {
                 traceparent: &traceparent,
                 body: body.into(),
             };
-            self.publisher.publish(&job).await?;
+            publisher.publish(&job).await?;
         }
-        Ok(to_fleet_job(&id, record, self.retention))
+        Ok(to_fleet_job(&id, record, self.0.result_retention()))
     }
 
     /// Waits for the end of a job. A failed watch is repeated for some time.
@@ -161,7 +145,7 @@ impl NatsJobs {
             let retry = Instant::now() + WATCH_RETRY_INTERVAL;
             task::sleep_until(Some(until.map_or(retry, |until| retry.min(until)))).await;
         }
-        Ok(last.map(|record| to_fleet_job(id, record, self.retention)))
+        Ok(last.map(|record| to_fleet_job(id, record, self.0.result_retention())))
     }
 
     /// Updates `last` until the job has ended.
@@ -170,7 +154,7 @@ impl NatsJobs {
         id: &str,
         last: &mut Option<FleetJobRecord>,
     ) -> Result<(), SourceUnavailable> {
-        let mut records = self.records.watch(id).await?;
+        let mut records = self.0.records().await?.watch(id).await?;
         loop {
             let record = records.next().await?;
             let has_ended = record.state() == FleetJobState::Ended;
@@ -183,16 +167,17 @@ impl NatsJobs {
 
     /// Ends a queued job, or asks the daemon that runs it to cancel it.
     async fn cancel_job(&self, id: &str) -> Result<(), Error> {
+        let records = self.0.records().await?;
         for _ in 0..MAX_ATTEMPTS {
-            let Some((record, revision)) = self.records.get(id).await? else { return Ok(()) };
+            let Some((record, revision)) = records.get(id).await? else { return Ok(()) };
             match record.state() {
                 FleetJobState::Ended | FleetJobState::Unspecified => return Ok(()),
                 FleetJobState::Claimed => {
                     return self.cancel_at_daemon(id, &record.daemon_id).await;
                 }
                 FleetJobState::Queued => {
-                    let cancelled = cancelled_in_queue(record, SystemTime::now().into());
-                    match self.records.update(id, &cancelled, revision).await {
+                    let cancelled = cancelled_in_queue(id, &record);
+                    match records.update(id, &cancelled, revision).await {
                         Ok(_revision) => return Ok(()),
                         Err(RecordError::Unavailable(error)) => return Err(error.into()),
                         // A daemon has just claimed it.
@@ -207,7 +192,7 @@ impl NatsJobs {
     async fn cancel_at_daemon(&self, id: &str, daemon_id: &str) -> Result<(), Error> {
         let payload = FleetCancelRequest { job_id: id.to_owned() }.encode_to_vec();
         let request = Request::new().payload(payload.into()).timeout(Some(RESPONSE_TIMEOUT));
-        match self.client.send_request(cancel_subject(daemon_id), request).await {
+        match self.0.client().send_request(cancel_subject(daemon_id), request).await {
             Ok(response) => {
                 let response = FleetCancelResponse::decode(response.payload).unwrap_or_default();
                 tracing::debug!(job_id = id, daemon_id, response.found, "cancelled a fleet job");
@@ -233,8 +218,8 @@ impl FleetJobs for NatsJobs {
 
     fn find<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<FleetJob>, Error>> {
         Box::pin(async move {
-            let found = self.records.get(id).await?;
-            Ok(found.map(|(record, _revision)| to_fleet_job(id, record, self.retention)))
+            let found = self.0.records().await?.get(id).await?;
+            Ok(found.map(|(record, _revision)| to_fleet_job(id, record, self.0.result_retention())))
         })
     }
 
@@ -254,7 +239,7 @@ impl FleetJobs for NatsJobs {
         Box::pin(async move {
             let FleetJob { mut job, result_object, .. } = found;
             if !result_object.is_empty() {
-                let mut result = self.results.read(&result_object).await?;
+                let mut result = self.0.results().await?.read(&result_object).await?;
                 if !result.pending {
                     result.job_id.clone_from(&job.job_id);
                 }

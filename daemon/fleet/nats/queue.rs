@@ -96,7 +96,11 @@ impl NatsQueue {
         let consumers = self.open_consumers().await?;
         let fetched = async {
             let messages = fetch_present(&consumers, max).await?;
-            if messages.is_empty() { self.await_message(&consumers, stop).await } else { Ok(messages) }
+            if messages.is_empty() {
+                self.await_message(&consumers, stop).await
+            } else {
+                Ok(messages)
+            }
         };
         let mut messages = match fetched.await {
             Ok(messages) => messages,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::transition::{ended, job_of_record};
 use crate::{
     api::v1::{FleetJobRecord, FleetJobState, Job, JobState},
     daemon::pipeline::fleet_jobs::FleetJob,
@@ -57,17 +58,9 @@ fn to_job(id: &str, record: FleetJobRecord, retention: Duration) -> Job {
 }
 
 /// Returns the record of a queued job that a caller has cancelled.
-pub(super) fn cancelled_in_queue(
-    record: FleetJobRecord,
-    now: prost_types::Timestamp,
-) -> FleetJobRecord {
-    let job = Job { state: JobState::Cancelled.into(), ..Job::default() };
-    FleetJobRecord {
-        state: FleetJobState::Ended.into(),
-        job: Some(job),
-        end_time: Some(now),
-        ..record
-    }
+pub(super) fn cancelled_in_queue(id: &str, record: &FleetJobRecord) -> FleetJobRecord {
+    let job = Job { state: JobState::Cancelled.into(), ..job_of_record(id, record) };
+    ended(id, record, job)
 }
 
 #[cfg(test)]
@@ -116,10 +109,15 @@ mod tests {
 
     #[test]
     fn a_job_cancelled_in_its_queue_has_no_start() {
-        let queued = FleetJobRecord { daemon_id: String::new(), ..record(FleetJobState::Queued) };
-        let now = prost_types::Timestamp { seconds: 9, nanos: 0 };
-        let job = to_fleet_job("fleet-1", cancelled_in_queue(queued, now), RETENTION).job;
-        assert_eq!((job.state(), job.end_time), (JobState::Cancelled, Some(now)));
-        assert_eq!((job.start_time, job.result), (None, None));
+        let queued = FleetJobRecord {
+            daemon_id: String::new(),
+            claim_time: None,
+            ..record(FleetJobState::Queued)
+        };
+        let cancelled = cancelled_in_queue("fleet-1", &queued);
+        let job = to_fleet_job("fleet-1", cancelled, RETENTION).job;
+        assert_eq!((job.state(), job.start_time, job.result), (JobState::Cancelled, None, None));
+        assert!(job.end_time.is_some());
+        assert_eq!(job.tool, "run");
     }
 }

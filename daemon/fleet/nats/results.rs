@@ -28,10 +28,7 @@ impl FleetResults {
     /// `max_payload` is the size of the largest message that the server accepts.
     pub(super) fn new(objects: ObjectStore, max_payload: usize) -> Self {
         let max_record_bytes = MAX_RECORD_BYTES.min(max_payload);
-        Self {
-            objects,
-            max_record_bytes: max_record_bytes.saturating_sub(MESSAGE_OVERHEAD_BYTES),
-        }
+        Self { objects, max_record_bytes: max_record_bytes.saturating_sub(MESSAGE_OVERHEAD_BYTES) }
     }
 
     /// Moves the result of an ended job to the object store, if its record is too large.

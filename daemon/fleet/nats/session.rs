@@ -52,8 +52,7 @@ impl NatsSession {
         config: FleetConfig,
         daemon_id: &str,
     ) -> Result<Arc<Self>, NatsSetupError> {
-        let connection =
-            NatsConnection::start(&config.nats, &format!("jigd {daemon_id}")).await?;
+        let connection = NatsConnection::start(&config.nats, &format!("jigd {daemon_id}")).await?;
         let signing_key = config.signing_key.as_ref().map(|key| SigningKey::new(key.bytes()));
         Ok(Arc::new(Self {
             publisher: JobPublisher::new(connection.jetstream().clone(), signing_key),
@@ -195,7 +194,8 @@ impl NatsSession {
     /// first.
     pub(super) async fn wait_for_heartbeat(&self, stop: &CancellationToken) -> bool {
         let lost_after = self.config.lost_after;
-        let is_fresh = |last: &Option<Instant>| last.is_some_and(|last| last.elapsed() < lost_after);
+        let is_fresh =
+            |last: &Option<Instant>| last.is_some_and(|last| last.elapsed() < lost_after);
         let mut heartbeats = self.last_heartbeat.subscribe();
         tokio::select! {
             biased;

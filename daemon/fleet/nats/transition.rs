@@ -214,11 +214,8 @@ mod tests {
     #[test]
     fn an_ended_job_has_the_names_of_the_fleet() {
         let record = claimed(&message(), "me", "main");
-        let local = Job {
-            job_id: "01J".to_owned(),
-            result: Some(Default::default()),
-            ..Job::default()
-        };
+        let local =
+            Job { job_id: "01J".to_owned(), result: Some(Default::default()), ..Job::default() };
         let ended = ended("fleet-1", &record, local);
         let job = ended.job.unwrap();
         assert_eq!((job.job_id.as_str(), job.daemon_id.as_str()), ("fleet-1", "me"));
