@@ -1,7 +1,7 @@
 //! The streams, buckets and consumers of the fleet on its servers. The daemon creates what is
 //! missing, and changes nothing that is there.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use async_nats::jetstream::{
     self,
@@ -28,12 +28,18 @@ const DUPLICATE_WINDOW: Duration = Duration::from_secs(600);
 const MAX_ACK_PENDING: i64 = 100_000;
 
 /// Handles of what the fleet has on its servers.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct NatsObjects {
     stream: Stream,
     pub(super) records: kv::Store,
     pub(super) daemons: kv::Store,
     pub(super) results: ObjectStore,
+}
+
+impl fmt::Debug for NatsObjects {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("NatsObjects").finish_non_exhaustive()
+    }
 }
 
 impl NatsObjects {
@@ -175,7 +181,7 @@ async fn open_results(
 }
 
 /// Returns an error that names the difference between what there is and what this daemon needs.
-fn require_same<T: PartialEq + std::fmt::Debug>(
+fn require_same<T: PartialEq + fmt::Debug>(
     object: &str,
     field: &str,
     found: &T,

@@ -83,7 +83,6 @@ impl FleetRecords {
 }
 
 /// The changes of a record.
-#[derive(Debug)]
 pub(crate) struct RecordWatch(kv::Watch);
 
 impl RecordWatch {

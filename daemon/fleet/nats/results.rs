@@ -1,5 +1,7 @@
 //! Results of jobs: in their records, or in the object store if they are too large for a message.
 
+use std::fmt;
+
 use async_nats::jetstream::object_store::ObjectStore;
 use bytes::Bytes;
 use prost::Message as _;
@@ -18,10 +20,16 @@ const MESSAGE_OVERHEAD_BYTES: usize = 4 << 10;
 const MAX_RESULT_BYTES: u64 = 256 << 20;
 
 /// The object store of large results.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct FleetResults {
     objects: ObjectStore,
     max_record_bytes: usize,
+}
+
+impl fmt::Debug for FleetResults {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("FleetResults").finish_non_exhaustive()
+    }
 }
 
 impl FleetResults {

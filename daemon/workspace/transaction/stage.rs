@@ -140,7 +140,7 @@ impl FileTransaction<'_> {
         let results = parallel_map(&jobs, |((_, content, attributes_from), staged)| {
             self.check()?;
             let StagedChange { directory, temporary, .. } = staged;
-            Ok(self.create_file(directory, temporary, *content, *attributes_from))
+            Ok::<_, Error>(self.create_file(directory, temporary, *content, *attributes_from))
         });
 
         for (index, (result, (path, content, attributes_from))) in
