@@ -8,7 +8,10 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{WorkspaceConfig, file::FleetTable, listen::ListenAddr, tls::TlsFiles, trusted_path::MAX_SYMLINKS};
+use super::{
+    WorkspaceConfig, file::FleetTable, listen::ListenAddr, tls::TlsFiles,
+    trusted_path::MAX_SYMLINKS,
+};
 use crate::daemon::sandbox::plan::{BindMount, SANDBOX_HOME, SYSTEM_DIRECTORIES};
 
 /// Bind destinations that are rejected, because the sandbox mounts these itself.

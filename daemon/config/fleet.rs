@@ -152,8 +152,12 @@ pub(super) fn parse_fleet(
     if !cfg!(feature = "fleet") {
         problems.push("fleet: this jigd was built without fleets: build it with the feature fleet, or remove the table".to_owned());
     }
-    let ack_wait =
-        duration_or_default(DEFAULT_ACK_WAIT, table.ack_wait.as_deref(), "fleet.ack_wait", problems);
+    let ack_wait = duration_or_default(
+        DEFAULT_ACK_WAIT,
+        table.ack_wait.as_deref(),
+        "fleet.ack_wait",
+        problems,
+    );
     let lost_after = duration_or_default(
         DEFAULT_LOST_AFTER,
         table.lost_after.as_deref(),
@@ -193,7 +197,10 @@ pub(super) fn parse_fleet(
 
 fn parse_nats(table: FleetTable, allow_plaintext: bool, problems: &mut Vec<String>) -> NatsConfig {
     if table.nats.is_empty() {
-        problems.push("fleet.nats: give the URLs of the NATS servers, such as tls://nats.example.com:4222".to_owned());
+        problems.push(
+            "fleet.nats: give the URLs of the NATS servers, such as tls://nats.example.com:4222"
+                .to_owned(),
+        );
     }
     // A server at a nats:// URL can require TLS too, and a CA file says that it does.
     let allow_plaintext = allow_plaintext || table.ca_file.is_some();
@@ -205,7 +212,8 @@ fn parse_nats(table: FleetTable, allow_plaintext: bool, problems: &mut Vec<Strin
 
     let credentials = match (&table.credentials_file, &table.nkey_file) {
         (Some(_), Some(_)) => {
-            problems.push("fleet.credentials_file and fleet.nkey_file: give one of the two".to_owned());
+            problems
+                .push("fleet.credentials_file and fleet.nkey_file: give one of the two".to_owned());
             NatsCredentials::None
         }
         (Some(path), None) => read_secret(path, "fleet.credentials_file", problems)
@@ -237,7 +245,9 @@ fn check_server_url(text: &str, allow_plaintext: bool) -> Result<(), String> {
         return Err("give tls://HOST:PORT or nats://HOST:PORT".to_owned());
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err("remove user and password: use fleet.credentials_file or fleet.nkey_file".to_owned());
+        return Err(
+            "remove user and password: use fleet.credentials_file or fleet.nkey_file".to_owned()
+        );
     }
 
     let is_loopback = match url.host() {
@@ -295,7 +305,10 @@ fn parse_queue(
     let FleetQueueTable { name, key, workspaces, places } = table;
     let mut report = |problem: String| problems.push(format!("fleet.queues {name:?}: {problem}"));
     if !is_queue_name(name) || name.contains('.') {
-        report("is not the name of a fleet's queue: give 1 to 80 lower-case letters, digits and _ : -".to_owned());
+        report(
+            "is not the name of a fleet's queue: give 1 to 80 lower-case letters, digits and _ : -"
+                .to_owned(),
+        );
     }
 
     let workspaces = match (workspaces.as_slice(), context.workspaces) {
@@ -304,7 +317,9 @@ fn parse_queue(
     };
     for workspace in &workspaces {
         if !is_subject_token(workspace) {
-            report(format!("workspaces: {workspace:?} cannot be part of a subject: it has a dot, a * or a >"));
+            report(format!(
+                "workspaces: {workspace:?} cannot be part of a subject: it has a dot, a * or a >"
+            ));
         } else if !context.creates_workspaces && !context.workspaces.contains(&workspace.as_str()) {
             report(format!("workspaces: {workspace:?} is no workspace of this daemon"));
         }

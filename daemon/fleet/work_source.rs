@@ -74,8 +74,6 @@ pub(crate) trait ClaimedWork: Send + Sync {
 pub(crate) struct Work {
     /// Id of the fleet job.
     pub(crate) id: String,
-    /// Request id of the submission.
-    pub(crate) request_id: String,
     pub(crate) queue: String,
     /// Workspace of this daemon that the job runs in.
     pub(crate) workspace: String,

@@ -293,7 +293,6 @@ impl JobClaims {
         let StoredClaim { record, revision, is_resumed } = stored;
         let work = Work {
             id: read.id,
-            request_id: read.message.request_id,
             queue: record.queue.clone(),
             workspace: read.workspace,
             principal: record.principal.clone(),

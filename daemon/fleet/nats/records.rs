@@ -1,6 +1,8 @@
 //! The records of fleet jobs: a key-value bucket, in which each change names the revision that it
 //! replaces.
 
+use std::fmt;
+
 use async_nats::jetstream::kv::{self, CreateErrorKind, Operation, UpdateErrorKind};
 use prost::Message as _;
 use tokio_stream::StreamExt as _;
@@ -84,6 +86,12 @@ impl FleetRecords {
 
 /// The changes of a record.
 pub(crate) struct RecordWatch(kv::Watch);
+
+impl fmt::Debug for RecordWatch {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("RecordWatch")
+    }
+}
 
 impl RecordWatch {
     /// Waits for the next record. Cancel safe.

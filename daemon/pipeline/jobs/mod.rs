@@ -36,14 +36,14 @@ use bytes::Bytes;
 use tokio::sync::{RwLock, oneshot};
 use ulid::{Generator, Ulid};
 
-pub(crate) use self::{
-    handle::{JobHandle, JobSnapshot},
-    response::lost_response,
-};
 use self::{
     counts::EndedJobCounts,
     pending_budget::{PendingJobsBudget, PendingJobsUsage},
     queues::{JobConcurrencyLimits, JobQueueEntry, JobQueues},
+};
+pub(crate) use self::{
+    handle::{JobHandle, JobSnapshot},
+    response::lost_response,
 };
 use super::{shutdown::Shutdown, state_error::state_database_error};
 use crate::daemon::{
