@@ -12,7 +12,7 @@ import itertools
 import math
 import random
 
-from model import Costs, Fleet, Rules, agent_duration, agent_mean, percentile
+from model import Costs, Fleet, Rules, agent_duration, agent_mean, percentile, ring_shares
 
 PLACES = 4
 SIZES = [10, 100, 1000, 10_000]
@@ -164,7 +164,7 @@ def zipf(size, exponent, entries, draw):
 
 
 def hot(options):
-    """Calls and jobs of a workspace go to its daemon. 100 workspaces for each daemon, jobs of 1 s, 50 % of all places are used."""
+    """Calls and jobs of a workspace go to its daemon. 100 workspaces for each daemon, jobs of 1 s for 10 minutes, 50 % of all places are used."""
     for exponent, size in itertools.product([0, 0.6, 1], [10, 100, 1000]):
         entries = math.ceil(4096 / size)
         route, shares = zipf(size, exponent, entries, random.Random(7))
@@ -172,24 +172,17 @@ def hot(options):
         overloaded = sum(share * size * 0.5 >= 1 for share in shares.values())
         row = [f"{exponent:g}", size, entries, f"{hottest:.1f} ×", percent(1 / max(hottest, 1)), overloaded]
         for routed in (True, False):
-            fleet, rate, duration = loaded(options, size, exponential(1), 0.5, route=route if routed else None)
-            duration = max(duration, 600) if size < 1000 else duration
-            measure(fleet, rate, min(duration, 3600), 60)
+            fleet, rate, _ = loaded(options, size, exponential(1), 0.5, route=route if routed else None)
+            measure(fleet, rate, 600, 60)
             row += [seconds(percentile(fleet.waits, 0.5)), seconds(percentile(fleet.waits, 0.99))]
         yield row
 
 
 def ring(options):
-    """Load of the fullest daemon, if all workspaces have the same load."""
+    """Share of the ring that the largest part of a daemon has, beside the mean."""
     for size in (3, *SIZES):
-        row = [size]
-        for entries in (math.ceil(4096 / size), 100, 1000):
-            if entries * size > 2_000_000:
-                row.append("–")
-                continue
-            _, shares = zipf(size, 0, entries, random.Random(7))
-            row.append(f"{max(shares.values()) * size:.2f} × ({entries:,})")
-        yield row
+        entries = math.ceil(4096 / size)
+        yield size, entries, *(f"{max(ring_shares(size, each)) * size:.2f} ×" for each in (entries, 100, 1000) if each * size <= 10_000_000)
 
 
 def prefetch(options):
@@ -210,7 +203,7 @@ TABLES = {
     "outages": (outages, ["outage", "judges late", "redelivered", "taken from living daemons", "wasted runs", "backlog gone after", "longest wait", "without an end"]),
     "partitions": (partitions, ["partition", "jobs behind it", "redelivered", "run again", "wasted runs", "jobs that waited over 1 s", "without an end"]),
     "hot": (hot, ["Zipf", "daemons", "ring entries", "hottest daemon", "fleet is full at", "full daemons", "routed p50", "p99", "pulled p50", "p99"]),
-    "ring": (ring, ["daemons", "minimum_ring_size 4,096", "100 entries each", "1,000 entries each"]),
+    "ring": (ring, ["daemons", "entries each, of 4,096", "largest", "100 entries each", "1,000 entries each"]),
     "prefetch": (prefetch, ["job", "places used", "0", "1", "4", "16"]),
 }
 

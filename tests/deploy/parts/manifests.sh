@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The Helm chart, the kustomize overlays, the manifests of agent-sandbox, and Envoy with several daemons.
+# The Helm chart, the kustomize overlays, the manifests of agent-sandbox, KEDA, and Envoy with several daemons.
 set -euo pipefail
 
 agent_sandbox_version=v1.0.3
+keda_version=v2.21.0
 envoy_version=1.40.0
 chart=deploy/helm/jig
 kustomize=deploy/kubernetes
@@ -21,9 +22,11 @@ try_manifests() {
   mkdir "$work"
   export HELM_CACHE_HOME=$work/helm HELM_CONFIG_HOME=$work/helm HELM_DATA_HOME=$work/helm
   local check_py=("$tools/manifests/python/bin/python" tests/deploy/manifests/check.py)
-  # The published schemas of agent-sandbox.
-  local crds
-  crds=$(go mod download -json "sigs.k8s.io/agent-sandbox@$agent_sandbox_version" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')/k8s/crds
+  # The published schemas of agent-sandbox and KEDA.
+  local crds=$work/crds keda
+  keda=$(module_directory "github.com/kedacore/keda/v2@$keda_version")
+  mkdir "$crds"
+  cp "$(module_directory "sigs.k8s.io/agent-sandbox@$agent_sandbox_version")"/k8s/crds/*.yaml "$keda"/config/crd/bases/*.yaml "$crds"
 
   try_chart
   try_wrong_values
@@ -31,7 +34,13 @@ try_manifests() {
   try_overlays
   try_same_pods
   try_pod_security
+  try_keda
   try_routing
+}
+
+# module_directory MODULE@VERSION: the source of a Go module.
+module_directory() {
+  go mod download -json "$1" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p'
 }
 
 # The chart with its defaults, and with each file of ci/.
@@ -105,11 +114,16 @@ WRONG
 # jigd accepts the configuration files, with the paths of a directory in place of those of a pod.
 try_configurations() {
   local pod=$work/pod file name
-  mkdir -p "$pod"/{etc/tls,etc/keys,workspace,workspaces/app,workspaces/library,state,run}
+  mkdir -p "$pod"/{etc/tls,etc/keys,etc/fleet,workspace,workspaces/app,workspaces/library,state,run}
   openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout "$pod/etc/tls/tls.key" -subj /CN=jigd -days 2 -out "$pod/etc/tls/tls.crt" 2>/dev/null
   cp "$pod/etc/tls/tls.crt" "$pod/etc/tls/ca.crt"
-  "$jig" key new --keys "$pod/etc/keys/keys.toml" test >/dev/null 2>&1
-  for file in "$work"/*.yaml "$kustomize"/scale-out/jigd.toml "$kustomize"/agent-sandbox/jigd.toml; do
+  cp "$pod/etc/tls/tls.crt" "$pod/etc/fleet/ca.crt"
+  # Credentials of NATS have this form.
+  (umask 077 && echo '-----BEGIN NATS USER JWT-----' >"$pod/etc/fleet/nats.creds" && openssl rand -hex 32 >"$pod/etc/fleet/signing.key")
+  for name in test ci; do
+    "$jig" key new --keys "$pod/etc/keys/keys.toml" "$name" >/dev/null 2>&1
+  done
+  for file in "$work"/*.yaml "$kustomize"/{scale-out,agent-sandbox,fleet}/jigd.toml; do
     name=${file#"$work/"}
     if [[ $file == *.yaml ]]; then
       "${check_py[@]}" data jigd jigd.toml "$file"
@@ -122,7 +136,7 @@ try_configurations() {
 
 try_overlays() {
   local overlay name
-  for overlay in "$kustomize"/overlays/*/ "$kustomize"/scale-out/ "$kustomize"/agent-sandbox/; do
+  for overlay in "$kustomize"/overlays/*/ "$kustomize"/{scale-out,agent-sandbox,fleet}/; do
     name=$(basename "$overlay")
     check "kustomize builds $name" 0 'kind: ' kubectl kustomize --output /dev/stdout "$overlay"
     kubectl kustomize "$overlay" >"$work/kustomize-$name.yaml"
@@ -177,6 +191,25 @@ try_pod_security() {
   check "the README has all variants" 0 '^6$' echo "$count"
   check "the pods of agent-sandbox meet the standard baseline" 0 '^jigd baseline$' podsecurity <"$work/kustomize-agent-sandbox.yaml"
   check "the pods of Envoy meet the standard restricted" 0 'jigd-router restricted' podsecurity <"$work/kustomize-scale-out.yaml"
+}
+
+# What KEDA scales by exists, with the names that the ScaledObjects have.
+try_keda() {
+  local file fleet=$kustomize/fleet wrong=$work/wrong.yaml from to expected
+  local check_keda=("$tools/manifests/python/bin/python" tests/deploy/manifests/keda.py "$keda" "$fleet/jigd.toml" docs/telemetry.md)
+  for file in "$fleet"/scaled-object*.yaml; do
+    check "${file##*/} satisfies the schema of KEDA" 0 '^valid: 1 ScaledObject$' "${check_py[@]}" validate "$crds" "$file"
+    check "${file##*/} fits KEDA and the daemons" 0 '^fits the daemons$' "${check_keda[@]}" "$file"
+  done
+  while IFS='|' read -r from to expected; do
+    sed "s/$from/$to/" "$fleet/scaled-object.yaml" >"$wrong"
+    check "a ScaledObject with $to is wrong" 1 "$expected" "${check_keda[@]}" "$wrong"
+  done <<'WRONG'
+lagThreshold|lagTreshold|no parameter 'lagTreshold'
+stream: JIG_JOBS|stream: JOBS|the stream of the daemons
+consumer: build@workspace|consumer: build@app|the consumers of the daemons
+target: "3.2"|target: "4"|the target is not 3.2
+WRONG
 }
 
 # Three daemons behind a real Envoy.

@@ -7,6 +7,7 @@ import collections
 import hashlib
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import ssl
@@ -51,6 +52,7 @@ class Daemon:
 
     def __init__(self, name):
         self.name = name
+        self.address = f"127.0.0.{10 + DAEMONS.index(name)}"
         self.home = SCRATCH / name
         self.work = self.home / "work"
         for workspace in WORKSPACES:
@@ -65,7 +67,7 @@ class Daemon:
 
     def spawn(self):
         arguments = [
-            JIG, "serve", "--listen", f"{self.address()}:50051", "--config", self.home / "config/jigd.toml",
+            JIG, "serve", "--listen", f"{self.address}:50051", "--config", self.home / "config/jigd.toml",
             "--state-dir", self.home / "state", "--keys", SCRATCH / "keys/keys.toml", "--log", "json",
             "--tls-cert", SCRATCH / "tls/tls.crt", "--tls-key", SCRATCH / "tls/tls.key",
             "--shutdown-delay", f"{SHUTDOWN_DELAY_SEC}s", "--drain-timeout", "5s",
@@ -81,8 +83,11 @@ class Daemon:
         line = self.process.stdout.readline()
         assert line.startswith("listening on "), (self.home / "log").read_text()
 
-    def address(self):
-        return f"127.0.0.{10 + DAEMONS.index(self.name)}"
+    def move(self, address):
+        """Another address, and its name for it."""
+        hosts = pathlib.Path("/etc/hosts")
+        hosts.write_text(hosts.read_text().replace(f"{self.address} {self.name}\n", f"{address} {self.name}\n"))
+        self.address = address
 
     def end(self, number):
         self.process.send_signal(number)
@@ -405,6 +410,54 @@ def check_crash(daemons, place):
     until(lambda: gauge("membership_healthy") == 3, "the daemon is healthy again")
 
 
+def check_pod_moves(daemons, place):
+    """A pod starts again on another node, with its volumes and another address: its workspaces go with it."""
+    victim = daemons[1]
+    own = [workspace for workspace in WORKSPACES if place[workspace] == victim.name]
+    channel = connect()
+    stub = jobs_grpc.JobServiceStub(channel)
+    request = jobs.SubmitJobRequest(tool="run", params_json='{"command": "echo kept"}')
+    job = stub.SubmitJob(request, metadata=metadata(own[0]), timeout=10).job
+    stub.WaitJob(jobs.WaitJobRequest(job_id=job.job_id), metadata=metadata(own[0]), timeout=30)
+    run(channel, own[0], "echo once >>moved", request_id="moves")
+
+    load = Load()
+    victim.end(signal.SIGTERM)
+    victim.move("127.0.0.21")
+    started = time.monotonic()
+    victim.start()
+    until(lambda: gauge("membership_healthy") == 3, "Envoy finds the new address")
+    took = time.monotonic() - started
+    time.sleep(1)
+    load.end()
+    report(not load.errors, "no call fails when a pod moves to another address", f"{load.calls} calls, found after {took:.1f} s {dict(load.errors) or ''}")
+    report(all(load.answers[workspace] == {place[workspace]} for workspace in WORKSPACES), "its workspaces go with it, and no other moves")
+    kept = stub.GetJob(jobs.GetJobRequest(job_id=job.job_id), metadata=metadata(own[0]), timeout=10).job
+    report(kept.state == jobs.JOB_STATE_SUCCEEDED, "it has their jobs")
+    run(channel, own[0], "echo once >>moved", request_id="moves")
+    report((victim.work / own[0] / "moved").read_text() == "once\n", "it has their files, and the results of request ids")
+
+
+def check_lost_volume(daemons, place):
+    """A pod starts again with empty volumes: its workspaces are new, and their jobs and request ids are unknown."""
+    victim = daemons[2]
+    own = next(workspace for workspace in WORKSPACES if place[workspace] == victim.name)
+    channel = connect()
+    stub = jobs_grpc.JobServiceStub(channel)
+    job = stub.SubmitJob(jobs.SubmitJobRequest(tool="run", params_json='{"command": "true"}'), metadata=metadata(own), timeout=10).job
+    run(channel, own, "echo once >>lost", request_id="lost")
+    victim.end(signal.SIGKILL)
+    shutil.rmtree(victim.home / "state")
+    (victim.work / own / "lost").unlink()
+    victim.start()
+    until(lambda: gauge("membership_healthy") == 3, "the daemon is healthy again")
+    report(daemon_of(channel, own) == victim.name, "a daemon whose volumes are lost keeps its workspaces")
+    code, _ = error_of(lambda: stub.GetJob(jobs.GetJobRequest(job_id=job.job_id), metadata=metadata(own), timeout=10))
+    report(code == "NOT_FOUND", "it does not know their jobs", code)
+    run(channel, own, "echo again >>lost", request_id="lost")
+    report((victim.work / own / "lost").read_text() == "again\n", "it does the work of a known request id again")
+
+
 def check_envoy_drain(envoy):
     """The preStop hook of Envoy's pod lets the calls of clients end, and sends them to another Envoy."""
     text = pathlib.Path("/etc/envoy/envoy.yaml").read_text()
@@ -467,6 +520,8 @@ def main():
     report(*results["stream"][:1], "a silent stream lives for its length", results["stream"][1])
     check_drain(daemons, place)
     check_crash(daemons, place)
+    check_pod_moves(daemons, place)
+    check_lost_volume(daemons, place)
     check_envoy_drain(envoy)
 
     envoy = Envoy("/etc/envoy/moving.yaml")
