@@ -57,7 +57,9 @@ def problems(module, toml, page, scaled):
                 yield f"the threshold is not {target:g}, {USED_PLACES:.0%} of the places"
             exported = set(metric_names(page))
             yield from (f"no metric {name!r}" for name in re.findall(r"\bjig_[a-z_]+(?=\{)", metadata["query"]) if name not in exported)
-            yield from (f"no queue {name!r}" for name in re.findall(r'jig_queue="([^"]*)"', metadata["query"]) if name != queue["name"])
+            yield from (f"no queue {name!r}" for name in re.findall(r'jig_fleet_queue="([^"]*)"', metadata["query"]) if name != queue["name"])
+            if f"sum({queue['places']} - " not in metadata["query"]:
+                yield "the query has other places than the daemons"
 
     streams = {trigger["metadata"].get("stream") for trigger in spec["triggers"] if trigger["type"] == "nats-jetstream"}
     if streams:
