@@ -103,6 +103,8 @@ def deaths(options):
         (1000, 10, Rules()),
         (10_000, 10, Rules()),
         (1000, math.inf, Rules()),
+        (3, 10, Rules(recovers_claims=False)),
+        (100, 10, Rules(recovers_claims=False)),
         (1000, 10, Rules(recovers_claims=False)),
         (1000, 10, Rules(retry_if_lost=0)),
     ]:
@@ -179,7 +181,7 @@ def hot(options):
 
 
 def ring(options):
-    """Share of the ring that the largest part of a daemon has, beside the mean."""
+    """The largest share of the ring of a daemon, compared with the mean."""
     for size in (3, *SIZES):
         entries = math.ceil(4096 / size)
         yield size, entries, *(f"{max(ring_shares(size, each)) * size:.2f} ×" for each in (entries, 100, 1000) if each * size <= 10_000_000)
@@ -203,7 +205,7 @@ TABLES = {
     "outages": (outages, ["outage", "judges late", "redelivered", "taken from living daemons", "wasted runs", "backlog gone after", "longest wait", "without an end"]),
     "partitions": (partitions, ["partition", "jobs behind it", "redelivered", "run again", "wasted runs", "jobs that waited over 1 s", "without an end"]),
     "hot": (hot, ["Zipf", "daemons", "ring entries", "hottest daemon", "fleet is full at", "full daemons", "routed p50", "p99", "pulled p50", "p99"]),
-    "ring": (ring, ["daemons", "entries each, of 4,096", "largest", "100 entries each", "1,000 entries each"]),
+    "ring": (ring, ["daemons", "entries each, of 4,096", "largest share", "100 entries each", "1,000 entries each"]),
     "prefetch": (prefetch, ["job", "places used", "0", "1", "4", "16"]),
 }
 

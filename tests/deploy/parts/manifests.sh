@@ -205,7 +205,7 @@ try_keda() {
     sed "s/$from/$to/" "$fleet/scaled-object.yaml" >"$wrong"
     check "a ScaledObject with $to is wrong" 1 "$expected" "${check_keda[@]}" "$wrong"
   done <<'WRONG'
-lagThreshold|lagTreshold|no parameter 'lagTreshold'
+account:|acount:|no parameter 'acount'
 stream: JIG_JOBS|stream: JOBS|the stream of the daemons
 consumer: build@workspace|consumer: build@app|the consumers of the daemons
 target: "3.2"|target: "4"|the target is not 3.2
