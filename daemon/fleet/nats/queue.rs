@@ -187,15 +187,24 @@ async fn fetch_present(
     let mut messages = Vec::new();
     for consumer in consumers {
         let missing = max - messages.len();
-        let batch = consumer.fetch().max_messages(missing).expires(FETCH_TIMEOUT).messages().await;
+        // Without `expires`, which would make the server wait for the rest of the messages.
+        let batch = consumer.fetch().max_messages(missing).messages().await;
         let mut batch: Batch = batch.map_err(SourceUnavailable::new)?;
-        while let Some(message) = batch.next().await {
-            match message {
-                Ok(message) => messages.push(message),
-                // What was fetched before is claimed. The next fetch reports the error.
-                Err(_) if !messages.is_empty() => return Ok(messages),
-                Err(error) => return Err(SourceUnavailable::new(error)),
+        loop {
+            let error = match timeout(FETCH_TIMEOUT, batch.next()).await {
+                Ok(Some(Ok(message))) => {
+                    messages.push(message);
+                    continue;
+                }
+                Ok(None) => break,
+                Ok(Some(Err(error))) => SourceUnavailable::new(error),
+                Err(elapsed) => SourceUnavailable::new(elapsed),
+            };
+            if messages.is_empty() {
+                return Err(error);
             }
+            // What was fetched before is claimed. The next fetch reports the error.
+            return Ok(messages);
         }
         if messages.len() >= max {
             break;
