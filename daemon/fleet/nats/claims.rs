@@ -76,7 +76,7 @@ impl JobClaims {
         let read = match self.read(queue, &message) {
             Ok(read) => read,
             Err(invalid) => {
-                self.reject_invalid(queue, &message, invalid).await;
+                self.reject_invalid(queue, &message, *invalid).await;
                 return None;
             }
         };
@@ -99,13 +99,13 @@ impl JobClaims {
         &self,
         queue: &FleetQueueConfig,
         message: &jetstream::Message,
-    ) -> Result<ReadMessage, InvalidMessage> {
+    ) -> Result<ReadMessage, Box<InvalidMessage>> {
         let deliveries = message.info().map_or(1, |info| info.delivered);
         let parsed = JobMessage::parse(&message.message, self.publisher.signing_key())?;
-        let invalid = |error| InvalidMessage {
-            queue: Some(parsed.queue.clone()),
-            request_id: Some(parsed.request_id.clone()),
-            error,
+        let invalid = |error| {
+            let (queue, request_id) = (parsed.queue.clone(), parsed.request_id.clone());
+            let (queue, request_id) = (Some(queue), Some(request_id));
+            Box::new(InvalidMessage { queue, request_id, error })
         };
 
         let mut request = SubmitJobRequest::decode(parsed.body.clone()).map_err(|error| {

@@ -47,22 +47,22 @@ impl JobMessage {
     pub(super) fn parse(
         message: &async_nats::Message,
         signing_key: Option<&SigningKey>,
-    ) -> Result<Self, InvalidMessage> {
+    ) -> Result<Self, Box<InvalidMessage>> {
         let subject = message.subject.as_str();
         let Some((queue, workspace)) = parse_job_subject(subject) else {
             let error = Error::invalid_field("subject", "must be jig.jobs.QUEUE[.WORKSPACE]");
-            return Err(InvalidMessage { queue: None, request_id: None, error });
+            return Err(Box::new(InvalidMessage { queue: None, request_id: None, error }));
         };
         let headers = message.headers.as_ref();
+        let queue = queue.to_owned();
         let request_id = parse_request_id(headers).map_err(|error| InvalidMessage {
-            queue: Some(queue.to_owned()),
+            queue: Some(queue.clone()),
             request_id: None,
             error,
         })?;
-        let invalid = |error| InvalidMessage {
-            queue: Some(queue.to_owned()),
-            request_id: Some(request_id.clone()),
-            error,
+        let invalid = |error| {
+            let (queue, request_id) = (Some(queue.clone()), Some(request_id.clone()));
+            Box::new(InvalidMessage { queue, request_id, error })
         };
 
         let header = |name| {
@@ -97,12 +97,12 @@ impl JobMessage {
         };
 
         Ok(Self {
-            queue: queue.to_owned(),
             workspace: workspace.map(str::to_owned),
             session: session.filter(|session| !session.is_empty()).map(str::to_owned),
             traceparent: traceparent.map(str::to_owned),
             signed_principal: signed_principal.map(str::to_owned),
             body: message.payload.clone(),
+            queue,
             request_id,
         })
     }

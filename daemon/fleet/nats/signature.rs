@@ -64,7 +64,7 @@ impl fmt::Debug for SigningKey {
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digits = text.as_bytes();
-    if digits.len() % 2 != 0 {
+    if !digits.len().is_multiple_of(2) {
         return None;
     }
     let digit = |byte: u8| char::from(byte).to_digit(16);
