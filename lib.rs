@@ -23,6 +23,7 @@
 //!   agent_sandbox/  the agent-sandbox runtime: processes over gRPC, files over REST
 //!   http/           the ways in beside gRPC: Connect, REST, events, MCP; each becomes calls of gRPC
 //!   grpc/           one file or directory per gRPC service; errors → statuses
+//!   fleet/          queues of jobs that several daemons share, on NATS
 //!   pipeline/       what every call passes: validation, idempotency, policy, approval, admission, records;
 //!                   jobs, batches and calls by name
 //!   dialect/        one file per dialect: names and parameters of tools that models know
@@ -48,7 +49,7 @@
 //! tests/            one binary that starts the real daemon; attack/ by the numbers of the attack catalogue
 //! ```
 //!
-//! Imports run downwards: `server → agent_sandbox → http → grpc → pipeline → dialect → tool →
+//! Imports run downwards: `server → agent_sandbox → http → grpc → fleet → pipeline → dialect → tool →
 //! {workspace, process, egress, fetch} → {netpolicy, text} → {catalog, store} → sandbox → sys`.
 //! `config`, `telemetry`, `queue`, `task` and `error` are below everything that uses them.
 //! `tests/tidy.rs` reads the `use` lines and fails on an import that runs upwards and on a cycle.
@@ -121,6 +122,7 @@
 //! | jsonschema, toml, serde | parameters of custom tools; configuration |
 //! | opentelemetry, prometheus, tracing | spans, metrics and logs |
 //! | rmcp | the Model Context Protocol |
+//! | async-nats, hmac | queues of a fleet, and the signatures of their jobs |
 //! | clap, indicatif, anstream | command line, progress and colours of `jig` |
 //!
 //! The process decides which crate makes a system call. In ordinary processes (daemon, keeper,
