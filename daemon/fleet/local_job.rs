@@ -16,6 +16,8 @@ use crate::daemon::{
     telemetry::access_log::AccessLogEntry,
 };
 
+/// Prefix of the request ids of fleet jobs at this daemon.
+const LOCAL_REQUEST_ID_PREFIX: &str = "fleet\u{1f}";
 /// Name of the submission in errors about the role of a key.
 const METHOD: &str = "jig.v1.JobService/SubmitJob";
 
@@ -48,9 +50,37 @@ pub(super) async fn find_or_submit(
 }
 
 /// The request id of the job at this daemon. Callers cannot give it: theirs have visible characters
-/// only. An attempt after the job was lost is another job.
+/// only. A later claim is another job: the one before was lost, or given back.
 fn local_request_id(work: &Work) -> String {
-    format!("fleet\u{1f}{}\u{1f}{}", work.id, work.attempt)
+    format!("{LOCAL_REQUEST_ID_PREFIX}{}\u{1f}{}", work.id, work.claim_id)
+}
+
+/// A job of the fleet that this daemon has, from an earlier start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct StoredFleetJob {
+    /// Id of the fleet job.
+    pub(super) id: String,
+    pub(super) claim_id: String,
+    /// Where this daemon has it.
+    pub(super) workspace: String,
+    pub(super) local_id: String,
+}
+
+/// Lists the jobs of the fleet in the database of this daemon, ended ones too.
+pub(super) async fn list_stored(pipeline: &Pipeline) -> Result<Vec<StoredFleetJob>, Error> {
+    let end = LOCAL_REQUEST_ID_PREFIX.replace('\u{1f}', "\u{20}");
+    let jobs = pipeline.jobs.list_submitted(LOCAL_REQUEST_ID_PREFIX, &end).await?;
+    let stored = jobs.into_iter().filter_map(|job| {
+        let (id, claim_id) = parse_local_request_id(&job.request_id)?;
+        let (id, claim_id) = (id.to_owned(), claim_id.to_owned());
+        Some(StoredFleetJob { id, claim_id, workspace: job.workspace, local_id: job.id })
+    });
+    Ok(stored.collect())
+}
+
+/// Splits a request id of [`local_request_id`] into the ids of the fleet job and the claim.
+fn parse_local_request_id(request_id: &str) -> Option<(&str, &str)> {
+    request_id.strip_prefix(LOCAL_REQUEST_ID_PREFIX)?.split_once('\u{1f}')
 }
 
 /// Finds the key of a job. The job has the rights that it has at this daemon.
@@ -86,4 +116,18 @@ fn call_context(
     let span_and_entry = (parent_span, AccessLogEntry::default());
     CallContext::new(Ulid::generate().to_string(), principal, None, span_and_entry, get)
         .map_err(Error::invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_ids_name_job_and_claim() {
+        let request_id = format!("{LOCAL_REQUEST_ID_PREFIX}fleet-1\u{1f}2.5");
+        assert_eq!(parse_local_request_id(&request_id), Some(("fleet-1", "2.5")));
+        for other in ["", "fleet-1", "fleet\u{1f}fleet-1"] {
+            assert_eq!(parse_local_request_id(other), None, "{other:?}");
+        }
+    }
 }

@@ -30,6 +30,7 @@ mod backoff;
 mod counts;
 mod local_job;
 pub(crate) mod nats;
+mod recovery;
 mod runner;
 pub(crate) mod running;
 pub(crate) mod work_source;
@@ -46,13 +47,16 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
     counts::FleetQueueState,
+    local_job::{StoredFleetJob, list_stored},
     nats::{JobOutputServer, NatsJobs, NatsQueue, NatsSession, NatsSetupError},
+    recovery::FleetRecovery,
     runner::FleetRunner,
     running::RunningFleetJobs,
     work_source::WorkSource,
 };
 use super::{
     config::fleet::{FleetConfig, FleetQueueConfig},
+    error::Error,
     pipeline::Pipeline,
     store::fleet_id,
     task,
@@ -71,6 +75,8 @@ pub(crate) struct Fleet {
 pub(crate) enum JoinFleetError {
     #[error("reading the name of this daemon in its fleet: {0}")]
     DaemonId(#[source] io::Error),
+    #[error("reading the jobs of the fleet: {0}")]
+    Jobs(#[source] Error),
     #[error(transparent)]
     Nats(#[from] NatsSetupError),
 }
@@ -97,7 +103,8 @@ impl Fleet {
             queues: config.queues.iter().map(state).collect(),
             session,
         });
-        fleet.spawn(&config, pipeline);
+        let stored = list_stored(pipeline).await.map_err(JoinFleetError::Jobs)?;
+        fleet.spawn(&config, pipeline, stored);
         Ok(fleet)
     }
 
@@ -106,7 +113,12 @@ impl Fleet {
         &self.queues
     }
 
-    fn spawn(self: &Arc<Self>, config: &FleetConfig, pipeline: &Arc<Pipeline>) {
+    fn spawn(
+        self: &Arc<Self>,
+        config: &FleetConfig,
+        pipeline: &Arc<Pipeline>,
+        stored: Vec<StoredFleetJob>,
+    ) {
         let runner = Arc::new(FleetRunner {
             pipeline: Arc::clone(pipeline),
             running: Arc::clone(&self.running),
@@ -114,6 +126,13 @@ impl Fleet {
             give_up: CancellationToken::new(),
             has_unsettled: AtomicBool::new(false),
         });
+        let recovery = Arc::new(FleetRecovery {
+            pipeline: Arc::clone(pipeline),
+            session: Arc::clone(&self.session),
+            running: Arc::clone(&self.running),
+            give_up: runner.give_up.clone(),
+        });
+        task::spawn("recovery of fleet jobs", recovery.run(stored));
         for (state, queue) in self.queues.iter().zip(&config.queues) {
             let source = NatsQueue::new(Arc::clone(&self.session), queue.clone());
             let source: Arc<dyn WorkSource> = Arc::new(source);

@@ -83,8 +83,8 @@ pub(crate) struct Work {
     pub(crate) session: Option<String>,
     /// Trace context of the submission, if any.
     pub(crate) traceparent: Option<String>,
-    /// Counts the claims that began the job, from 1.
-    pub(crate) attempt: u32,
+    /// Identifies the claim. It is the same when this daemon has the claim still after a restart.
+    pub(crate) claim_id: String,
     /// Whether this daemon had the same claim before, and its queue has handed the work out too
     /// often since. It may be what kills the daemon, so it must not begin.
     pub(crate) is_exhausted: bool,

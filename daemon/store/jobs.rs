@@ -79,6 +79,14 @@ pub(crate) struct Job {
     pub(crate) step: Option<u64>,
 }
 
+/// A job with a request id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SubmittedJob {
+    pub(crate) request_id: String,
+    pub(crate) workspace: String,
+    pub(crate) id: String,
+}
+
 /// Selects the jobs to list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct JobQuery {
@@ -247,6 +255,29 @@ impl JobTable {
                     .prepare_cached(&sql)?
                     .query_row(params![request, workspace, principal], job_from_row)
                     .optional()
+            })
+            .await
+    }
+
+    /// Lists the jobs with request ids from `first` on and before `end`, in no order.
+    pub(crate) async fn list_by_request_ids(
+        &self,
+        first: String,
+        end: String,
+    ) -> Result<Vec<SubmittedJob>, DatabaseError> {
+        self.database
+            .read(move |connection| {
+                let sql =
+                    "SELECT request, workspace, id FROM job WHERE request >= ?1 AND request < ?2";
+                let mut select = connection.prepare_cached(sql)?;
+                let rows = select.query_map(params![first, end], |row| {
+                    Ok(SubmittedJob {
+                        request_id: row.get(0)?,
+                        workspace: row.get(1)?,
+                        id: row.get(2)?,
+                    })
+                })?;
+                rows.collect()
             })
             .await
     }

@@ -10,7 +10,7 @@ use super::{
     claims::{JobClaims, exhausted_error, failed},
     in_flight::InFlightClaim,
     records::RecordError,
-    transition::{ended, is_same_claim, may_run_again, requeued},
+    transition::{ended, is_claim_of, may_run_again, requeued},
 };
 use crate::{
     api::v1::{FleetJobRecord, FleetJobState, JobState},
@@ -144,7 +144,7 @@ impl NatsClaim {
                 Err(RecordError::Conflict) => match self.claims.records.get(id).await {
                     // An earlier attempt was stored, and its acknowledgement was lost.
                     Ok(Some((found, _))) if found == *record => return Replaced::Stored,
-                    Ok(Some((found, found_revision))) if is_same_claim(&found, &self.record) => {
+                    Ok(Some((found, found_revision))) if self.is_own_claim(&found) => {
                         revision = Some(found_revision);
                         continue;
                     }
@@ -178,6 +178,10 @@ impl NatsClaim {
                 return Replaced::Unknown;
             }
         }
+    }
+
+    fn is_own_claim(&self, record: &FleetJobRecord) -> bool {
+        is_claim_of(record, &self.claims.daemon_id, &self.work.claim_id)
     }
 
     async fn reject_job(&self, error: &Error, stop: &CancellationToken) -> FinishOutcome {

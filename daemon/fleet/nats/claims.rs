@@ -15,7 +15,9 @@ use super::{
     message::{InvalidMessage, JobMessage},
     records::{FleetRecords, RecordError},
     results::FleetResults,
-    transition::{ClaimDecision, Claimant, claimed, decide, ended, job_of_record, may_run_again},
+    transition::{
+        ClaimDecision, Claimant, claim_id, claimed, decide, ended, job_of_record, may_run_again,
+    },
 };
 use crate::{
     api::v1::{FleetJobRecord, FleetJobState, Job, JobState, SubmitJobRequest},
@@ -298,7 +300,7 @@ impl JobClaims {
             principal: record.principal.clone(),
             session: read.message.session,
             traceparent: read.message.traceparent,
-            attempt: record.attempts,
+            claim_id: claim_id(&record),
             is_exhausted: is_resumed && read.deliveries > self.max_deliver,
             is_rate_counted: read.message.signed_principal.is_some(),
             request: read.request,

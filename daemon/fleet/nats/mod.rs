@@ -31,6 +31,7 @@ mod record_job;
 mod records;
 mod results;
 mod session;
+mod settlement;
 mod signature;
 mod transition;
 

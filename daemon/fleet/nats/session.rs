@@ -21,10 +21,10 @@ use super::{
     signature::SigningKey,
 };
 use crate::{
-    api::v1::FleetDaemonRecord,
+    api::v1::{FleetDaemonRecord, Job},
     daemon::{
         config::fleet::{FleetConfig, FleetQueueConfig},
-        fleet::work_source::SourceUnavailable,
+        fleet::{backoff::Backoff, work_source::SourceUnavailable},
     },
 };
 
@@ -127,6 +127,27 @@ impl NatsSession {
         });
         *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&claims));
         Ok(claims)
+    }
+
+    /// Whether this daemon has the claim of a job still.
+    pub(crate) async fn has_claim(&self, id: &str, claim: &str) -> Result<bool, SourceUnavailable> {
+        self.claims().await?.has_claim(id, claim).await
+    }
+
+    /// Stores the end of a job, if this daemon has its claim still. Repeats it until the server has
+    /// answered or `stop` is cancelled.
+    pub(crate) async fn settle(&self, id: &str, claim: &str, job: &Job, stop: &CancellationToken) {
+        let mut backoff = Backoff::default();
+        let claims = loop {
+            match self.claims().await {
+                Ok(claims) => break claims,
+                Err(error) => tracing::debug!(%error, job = id, "cannot settle a fleet job yet"),
+            }
+            if !backoff.wait(stop).await {
+                return;
+            }
+        };
+        claims.settle(id, claim, job, stop).await;
     }
 
     /// Opens the consumers of a queue. Creates streams and buckets again, if the server has lost them.

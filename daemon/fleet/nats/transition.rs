@@ -151,11 +151,17 @@ pub(super) fn job_of_record(id: &str, record: &FleetJobRecord) -> Job {
     }
 }
 
-/// Whether a record is still the claim that a daemon has made.
-pub(super) fn is_same_claim(found: &FleetJobRecord, claim: &FleetJobRecord) -> bool {
-    found.state() == FleetJobState::Claimed
-        && found.daemon_id == claim.daemon_id
-        && found.attempts == claim.attempts
+/// Identifies the claim of a record among those of its daemon.
+pub(super) fn claim_id(record: &FleetJobRecord) -> String {
+    let time = record.claim_time.unwrap_or_default();
+    format!("{}.{:09}", time.seconds, time.nanos)
+}
+
+/// Whether a record is the claim of a daemon still.
+pub(super) fn is_claim_of(record: &FleetJobRecord, daemon_id: &str, claim: &str) -> bool {
+    record.state() == FleetJobState::Claimed
+        && record.daemon_id == daemon_id
+        && claim_id(record) == claim
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ use crate::daemon::{
         database::{Database, DatabaseError},
         failure::state_failure,
         job_params::JobParamFiles,
-        jobs::{Job, JobQuery, JobState, JobTable, now_to_millis},
+        jobs::{Job, JobQuery, JobState, JobTable, SubmittedJob, now_to_millis},
         retention::rows::RetentionLimits,
     },
     task,
@@ -390,6 +390,16 @@ impl JobRegistry {
         let (principal, workspace) = (principal.to_owned(), workspace.to_owned());
         let found = self.table.find_by_request_id(principal, workspace, request_id).await;
         found.map_err(|error| state_database_error(&error))
+    }
+
+    /// Lists the jobs with request ids from `first` on and before `end`, in no order.
+    pub(crate) async fn list_submitted(
+        &self,
+        first: &str,
+        end: &str,
+    ) -> Result<Vec<SubmittedJob>, Error> {
+        let listed = self.table.list_by_request_ids(first.to_owned(), end.to_owned()).await;
+        listed.map_err(|error| state_database_error(&error))
     }
 
     /// Returns the time from its end that a job is stored.

@@ -1,0 +1,67 @@
+//! Settles the claims of an earlier start of this daemon by their records, without their messages:
+//! these may be delivered to other daemons, which leave a claimed job alone.
+
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    claims::JobClaims,
+    records::RecordError,
+    transition::{ended, is_claim_of, may_run_again, requeued},
+};
+use crate::{
+    api::v1::{FleetJobRecord, Job, JobState},
+    daemon::fleet::{backoff::Backoff, work_source::SourceUnavailable},
+};
+
+impl JobClaims {
+    /// Whether this daemon has the claim of a job still.
+    pub(super) async fn has_claim(&self, id: &str, claim: &str) -> Result<bool, SourceUnavailable> {
+        Ok(self.own_claim(id, claim).await?.is_some())
+    }
+
+    /// Stores the end of a job, if this daemon has its claim still. Repeats it until the server has
+    /// answered or `stop` is cancelled.
+    pub(super) async fn settle(&self, id: &str, claim: &str, job: &Job, stop: &CancellationToken) {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.try_settle(id, claim, job).await {
+                Ok(()) => return,
+                // Another part of this daemon, or another daemon, has changed the record.
+                Err(RecordError::Conflict) => continue,
+                Err(RecordError::Unavailable(error)) => {
+                    tracing::warn!(%error, job = id, "cannot store the end of a fleet job yet");
+                }
+            }
+            if !backoff.wait(stop).await {
+                return;
+            }
+        }
+    }
+
+    async fn try_settle(&self, id: &str, claim: &str, job: &Job) -> Result<(), RecordError> {
+        let Some((own, revision)) = self.own_claim(id, claim).await? else {
+            return Ok(());
+        };
+        let is_lost = job.state() == JobState::Lost;
+        let record = if is_lost && may_run_again(&own, self.max_deliver) {
+            requeued(&own, own.attempts)
+        } else {
+            let mut record = ended(id, &own, job.clone());
+            self.results.detach_large(id, &mut record).await?;
+            record
+        };
+
+        self.records.update(id, &record, revision).await?;
+        tracing::info!(job = id, state = ?job.state(), "settled a fleet job of the last start");
+        Ok(())
+    }
+
+    async fn own_claim(
+        &self,
+        id: &str,
+        claim: &str,
+    ) -> Result<Option<(FleetJobRecord, u64)>, SourceUnavailable> {
+        let found = self.records.get(id).await?;
+        Ok(found.filter(|(record, _)| is_claim_of(record, &self.daemon_id, claim)))
+    }
+}

@@ -1,0 +1,96 @@
+//! Reports the ends of the fleet jobs that this daemon had when it last stopped.
+//!
+//! Their messages are delivered again, but to any daemon. So this one stores their ends by itself.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    backoff::Backoff, local_job::StoredFleetJob, nats::NatsSession, running::RunningFleetJobs,
+};
+use crate::daemon::{
+    pipeline::{
+        Pipeline,
+        jobs::{JobHandle, JobSnapshot, LiveOrEndedJob, wire::wire_job},
+    },
+    task,
+};
+
+/// Settles the jobs of earlier starts.
+#[derive(Debug)]
+pub(super) struct FleetRecovery {
+    pub(super) pipeline: Arc<Pipeline>,
+    pub(super) session: Arc<NatsSession>,
+    pub(super) running: Arc<RunningFleetJobs>,
+    /// Cancelled when no more attempts to reach the servers are made.
+    pub(super) give_up: CancellationToken,
+}
+
+impl FleetRecovery {
+    /// Settles all jobs that have ended. Those that run again, or for the first time, are settled
+    /// when they end.
+    pub(super) async fn run(self: Arc<Self>, stored: Vec<StoredFleetJob>) {
+        for job in stored {
+            match self.pipeline.jobs.find(&job.workspace, &job.local_id).await {
+                Ok(LiveOrEndedJob::Ended(snapshot)) => self.settle(&job, *snapshot).await,
+                Ok(LiveOrEndedJob::Live(handle)) => {
+                    let recovery = Arc::clone(&self);
+                    task::spawn_tracked("fleet job of the last start", async move {
+                        recovery.follow(job, handle).await;
+                    });
+                }
+                // Removed in the meantime: it had ended long ago.
+                Err(error) => tracing::debug!(%error, job = job.id, "a fleet job is gone"),
+            }
+            if self.give_up.is_cancelled() {
+                return;
+            }
+        }
+    }
+
+    /// Waits for the end of a job, and settles it. A job that the fleet has given up is cancelled.
+    async fn follow(&self, job: StoredFleetJob, handle: Arc<JobHandle>) {
+        let _running = self.running.add(&job.id, Arc::clone(&handle));
+        if !self.has_claim(&job).await {
+            tracing::warn!(
+                job = job.id,
+                "the fleet has given up a job of the last start: cancelling it"
+            );
+            self.pipeline.jobs.cancel(&handle).await;
+            return;
+        }
+        tokio::select! {
+            biased;
+            snapshot = handle.wait_for_end() => self.settle(&job, snapshot).await,
+            // Its next start settles it.
+            () = self.pipeline.shutdown.terminate_token().cancelled_owned() => {}
+        }
+    }
+
+    async fn has_claim(&self, job: &StoredFleetJob) -> bool {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.session.has_claim(&job.id, &job.claim_id).await {
+                Ok(has_claim) => return has_claim,
+                Err(error) => {
+                    tracing::debug!(%error, job = job.id, "cannot look a fleet job up yet")
+                }
+            }
+            if !backoff.wait(&self.give_up).await {
+                return true;
+            }
+        }
+    }
+
+    async fn settle(&self, job: &StoredFleetJob, snapshot: JobSnapshot) {
+        match wire_job(snapshot, &self.pipeline.jobs) {
+            Ok(ended) => {
+                self.session.settle(&job.id, &job.claim_id, &ended, &self.give_up).await;
+            }
+            Err(error) => {
+                tracing::error!(%error, job = job.id, "the result of a job is unreadable")
+            }
+        }
+    }
+}
