@@ -11,12 +11,15 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use jig::api::v1::{FleetJobRecord, FleetJobState, SubmitJobRequest};
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
+use tokio::time::{sleep, timeout};
 
 use super::nats_proxy::NatsProxy;
 use crate::support::{eventually, eventually_within, hex, promptly};
 
 /// Time limit of one request to the server.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time between two attempts to publish a message.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum time until jobs of a fleet have ended, on a machine that is busy with other tests.
 pub(super) const MAX_FLEET_TIME: Duration = Duration::from_secs(180);
 
@@ -60,14 +63,15 @@ impl PlainClient {
 
     /// Publishes a message until the stream has acknowledged it. Returns whether it was a duplicate.
     pub(super) async fn publish(&self, message: &JobMessage) -> bool {
-        let mut duplicate = None;
-        eventually_within(MAX_FLEET_TIME, "the stream acknowledges a message", async || {
-            duplicate = self.try_publish(message).await;
-            duplicate.is_some()
-        })
-        .await;
-
-        duplicate.unwrap()
+        let publishing = async {
+            loop {
+                if let Some(is_duplicate) = self.try_publish(message).await {
+                    return is_duplicate;
+                }
+                sleep(RETRY_INTERVAL).await;
+            }
+        };
+        timeout(MAX_FLEET_TIME, publishing).await.expect("the stream acknowledges a message")
     }
 
     /// Publishes a message. Returns whether it was a duplicate, if the stream acknowledges it.
