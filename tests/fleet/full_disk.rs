@@ -12,9 +12,8 @@ use crate::{jobs::tool_job, support::eventually_within};
 
 #[tokio::test]
 async fn full_disk_of_the_server_loses_no_job() {
-    let fleet = TestFleet::with_server(NatsServer::start_on_small_disk().await).await;
+    let mut fleet = TestFleet::with_server(NatsServer::start_on_small_disk().await).await;
     let member = fleet.start_member().await;
-    let client = &fleet.client;
 
     // Jobs in progress, with results of their own.
     let mut ids = Vec::new();
@@ -22,7 +21,7 @@ async fn full_disk_of_the_server_loses_no_job() {
         let name = format!("before-{number}");
         let command = "echo run >> effects; until [ -e go ]; do sleep 0.05; done; seq 20000";
         let params = json!({ "command": command, "max_output_bytes": 200_000 });
-        client.publish(&JobMessage::new(&name, &tool_job("run", params))).await;
+        fleet.client.publish(&JobMessage::new(&name, &tool_job("run", params))).await;
         ids.push(fleet_job_id(&name));
     }
     member.wait_for_effects(4).await;
@@ -45,9 +44,11 @@ async fn full_disk_of_the_server_loses_no_job() {
     let refusal = refusal.unwrap();
     assert_eq!(refusal.reason, "FLEET_UNAVAILABLE", "{refusal:?}");
 
-    // The jobs end, and their results wait for the disk.
+    // The jobs end, and their results wait for the disk. After an error, the server writes to a
+    // stream again only when it has been restarted.
     member.go();
     fleet.server.free_disk();
+    fleet.restart_server(&[&member]).await;
 
     // The rejected submission succeeds when it is repeated, and creates one job.
     eventually_within(MAX_FLEET_TIME, "the submission is repeated", async || {
@@ -60,7 +61,7 @@ async fn full_disk_of_the_server_loses_no_job() {
     })
     .await;
 
-    for (id, record) in client.wait_for_ends(&ids).await {
+    for (id, record) in fleet.client.wait_for_ends(&ids).await {
         assert_eq!(record.job.unwrap().state(), JobState::Succeeded, "{id}");
     }
     assert_eq!(member.lines("effects").len(), ids.len());

@@ -74,6 +74,7 @@ impl TestFleet {
         let keys = Arc::new(KeyFile::new());
         let ci = keys.add_key("ci", "invoke", &[]);
         let directory = Arc::new(TempDir::with_prefix("jig-test-fleet-").unwrap());
+        fs::create_dir(directory.path().join("other")).unwrap();
         let key_file = directory.path().join("fleet.key");
         fs::write(&key_file, [SIGNING_KEY, b"\n"].concat()).unwrap();
         fs::set_permissions(&key_file, fs::Permissions::from_mode(0o600)).unwrap();
@@ -109,9 +110,10 @@ impl TestFleet {
     fn setup(&self, url: &str, queues: &str) -> Setup {
         let keys = self.keys.path().display().to_string();
         let key_file = self.signing_key_file();
+        let other = self.directory.path().join("other");
         let settings = &self.settings;
         let table = format!(
-            "name = \"main\"\n[fleet]\nnats = [{url:?}]\n\
+            "name = \"main\"\n[[workspaces]]\nname = \"other\"\npath = {other:?}\n[fleet]\nnats = [{url:?}]\n\
              signing_key_file = {key_file:?}\n{settings}{queues}"
         );
         Setup::new()
@@ -153,9 +155,12 @@ impl TestFleet {
         }
     }
 
-    /// A client of a daemon's job service, which calls with the key `ci`.
+    /// A client of a daemon's job service on a new connection, which calls with the key `ci`.
     fn jobs(&self, member: &Member) -> FleetJobs {
-        FleetJobs { client: JobServiceClient::new(member.daemon.channel()), key: self.ci.clone() }
+        FleetJobs {
+            client: JobServiceClient::new(member.daemon.new_connection()),
+            key: self.ci.clone(),
+        }
     }
 }
 

