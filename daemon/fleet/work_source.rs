@@ -19,6 +19,9 @@ use crate::{
     },
 };
 
+/// When a caller may repeat a call that did not reach the source. A server restarts in seconds.
+const UNAVAILABLE_RETRY_AFTER: Duration = Duration::from_secs(1);
+
 /// A queue of jobs that daemons share.
 pub(crate) trait WorkSource: Send + Sync + 'static {
     /// Waits until there is work, and claims at most `max` pieces of it.
@@ -139,7 +142,9 @@ impl From<SourceUnavailable> for Error {
     fn from(error: SourceUnavailable) -> Self {
         let text =
             "the message server of the fleet does not answer: retry later with the same request id";
-        Self::new(Reason::FleetUnavailable, text).with_cause(error)
+        Self::new(Reason::FleetUnavailable, text)
+            .with_retry_after(UNAVAILABLE_RETRY_AFTER)
+            .with_cause(error)
     }
 }
 

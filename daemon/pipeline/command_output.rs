@@ -37,6 +37,7 @@ impl OutputCursor {
     }
 
     /// Returns the offset of the next byte to send.
+    #[cfg(feature = "fleet")]
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }

@@ -54,6 +54,7 @@ pub(crate) trait FleetJobEvents: Send {
 
 /// A call to publish to a queue of the fleet.
 #[derive(Debug, Clone)]
+#[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "only a source reads the fields"))]
 pub(crate) struct FleetSubmission {
     pub(crate) queue: String,
     pub(crate) workspace: String,
@@ -72,6 +73,7 @@ pub(crate) struct FleetJob {
     pub(crate) job: Job,
     pub(crate) workspace: String,
     /// Name of the object with the result. Empty if the job has its result, or none.
+    #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "only a source reads it"))]
     pub(crate) result_object: String,
 }
 
@@ -84,6 +86,7 @@ pub(crate) fn is_fleet_job_id(id: &str) -> bool {
 
 impl Pipeline {
     /// Registers the fleet, before the first call.
+    #[cfg(feature = "fleet")]
     pub(crate) fn join_fleet(&self, fleet: Arc<dyn FleetJobs>) {
         // The daemon joins at most once.
         let _joined = self.fleet_jobs.set(fleet);
