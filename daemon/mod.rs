@@ -1,5 +1,10 @@
 //! The daemon: `jigd`, `jig serve`, and the embedded daemon that `jig run` uses without an address.
 
+#![cfg_attr(
+    not(feature = "fleet"),
+    allow(dead_code, unused_imports, reason = "what only fleets use, in all layers below them")
+)]
+
 mod agent_sandbox;
 mod catalog;
 mod checksum;
