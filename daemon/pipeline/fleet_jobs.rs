@@ -3,9 +3,8 @@
 //! A source of the fleet implements [`FleetJobs`], and registers at the start. Without one, a daemon
 //! has no such jobs, and their ids are those of no job.
 
-use std::{fmt, sync::Arc, time::Instant};
+use std::{fmt, time::Instant};
 
-use super::{Pipeline, context::CallContext, jobs::job_not_found_error};
 use crate::{
     api::v1::{Job, SubmitJobRequest, watch_job_response::Event},
     daemon::{error::Error, task::BoxFuture},
@@ -82,47 +81,6 @@ pub(crate) fn is_fleet_job_id(id: &str) -> bool {
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let digits = id.strip_prefix(FLEET_JOB_ID_PREFIX);
     digits.is_some_and(|digits| digits.len() == FLEET_JOB_ID_DIGITS && digits.bytes().all(is_digit))
-}
-
-impl Pipeline {
-    /// Registers the fleet, before the first call.
-    #[cfg(feature = "fleet")]
-    pub(crate) fn join_fleet(&self, fleet: Arc<dyn FleetJobs>) {
-        // The daemon joins at most once.
-        let _joined = self.fleet_jobs.set(fleet);
-    }
-
-    /// Returns the fleet. Fails if the daemon has none.
-    pub(crate) fn require_fleet(&self) -> Result<&Arc<dyn FleetJobs>, Error> {
-        self.fleet_jobs.get().ok_or_else(|| {
-            let text = "this daemon belongs to no fleet: submit without fleet, or the operator can configure [fleet]";
-            Error::invalid_field("fleet", text)
-        })
-    }
-
-    /// Finds a fleet job. Returns "not found" for a job of another workspace, and of a tool that the
-    /// caller may not use.
-    pub(crate) async fn find_fleet_job(
-        &self,
-        context: &CallContext,
-        id: &str,
-    ) -> Result<(&Arc<dyn FleetJobs>, FleetJob), Error> {
-        context.access_log_entry.update(|fields| fields.job_id = Some(id.to_owned()));
-        let workspace_context = self.resolve_workspace(context)?;
-        let workspace = workspace_context.workspace.name();
-        let Some(fleet) = self.fleet_jobs.get() else {
-            return Err(job_not_found_error(workspace, id));
-        };
-
-        let found = fleet.find(id).await?.filter(|found| {
-            let tool = self.require_job_tool(context, &found.job.dialect, &found.job.tool);
-            found.workspace == workspace && tool.is_ok()
-        });
-        match found {
-            Some(found) => Ok((fleet, found)),
-            None => Err(job_not_found_error(workspace, id)),
-        }
-    }
 }
 
 #[cfg(test)]

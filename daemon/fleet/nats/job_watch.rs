@@ -1,7 +1,10 @@
 //! Watches a fleet job from any daemon: its states by its record, and its output from the daemon
 //! that runs it.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use async_nats::{Client, Message, StatusCode, Subscriber};
 use prost::Message as _;
@@ -10,9 +13,9 @@ use tokio_stream::StreamExt as _;
 use super::{
     job_output::{OUTPUT_KEEP_ALIVE_INTERVAL, OUTPUT_WINDOW_BYTES},
     names::watch_subject,
-    nats_jobs::NatsJobs,
-    record_job::to_fleet_job,
+    record_job::{load_result, to_fleet_job},
     records::RecordWatch,
+    session::NatsSession,
 };
 use crate::{
     api::v1::{
@@ -22,7 +25,7 @@ use crate::{
     daemon::{
         error::Error,
         fleet::work_source::SourceUnavailable,
-        pipeline::fleet_jobs::{FleetJobEvents, FleetJobs as _},
+        pipeline::fleet_jobs::FleetJobEvents,
         task::{self, BoxFuture},
     },
 };
@@ -38,7 +41,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The events of one watched job.
 pub(super) struct FleetJobWatch {
-    jobs: NatsJobs,
+    session: Arc<NatsSession>,
     id: String,
     records: RecordWatch,
     /// The current record. `None` before the first one.
@@ -95,13 +98,13 @@ enum FeedMessage {
 
 impl FleetJobWatch {
     pub(super) async fn new(
-        jobs: NatsJobs,
+        session: Arc<NatsSession>,
         id: String,
         offsets: [u64; 2],
     ) -> Result<Self, SourceUnavailable> {
         Ok(Self {
-            records: jobs.session().records().await?.watch(&id).await?,
-            jobs,
+            records: session.records().await?.watch(&id).await?,
+            session,
             id,
             record: None,
             sent: None,
@@ -121,17 +124,15 @@ impl FleetJobWatch {
             let state = (record.state(), record.daemon_id.clone());
             if !has_ended && self.sent.as_ref() != Some(&state) {
                 let job =
-                    to_fleet_job(&self.id, record.clone(), self.jobs.session().result_retention())
-                        .job;
+                    to_fleet_job(&self.id, record.clone(), self.session.result_retention()).job;
                 self.sent = Some(state);
                 return Ok(Some(Event::Job(job)));
             }
 
             let attempt = JobAttempt::of(record);
             if has_ended && self.is_output_complete(attempt.as_ref()) {
-                let job =
-                    to_fleet_job(&self.id, record.clone(), self.jobs.session().result_retention());
-                let job = self.jobs.load_result(job).await?;
+                let job = to_fleet_job(&self.id, record.clone(), self.session.result_retention());
+                let job = load_result(&self.session, job).await?;
                 self.is_finished = true;
                 return Ok(Some(Event::Job(job)));
             }
@@ -166,7 +167,7 @@ impl FleetJobWatch {
                 self.output = OutputSource::Pending(Instant::now());
             }
             (OutputSource::Pending(since), Some(attempt)) if *since <= Instant::now() => {
-                let client = self.jobs.session().client().clone();
+                let client = self.session.client().clone();
                 let feed = OutputFeed::open(client, &self.id, attempt.clone(), self.offsets);
                 self.output = OutputSource::Open(feed.await?);
             }

@@ -14,7 +14,7 @@ use super::{
     job_watch::FleetJobWatch,
     jobs::{OutgoingJob, PublishJobError},
     names::cancel_subject,
-    record_job::{cancelled_in_queue, to_fleet_job},
+    record_job::{cancelled_in_queue, load_result, to_fleet_job},
     records::RecordError,
     session::NatsSession,
 };
@@ -49,10 +49,6 @@ pub(crate) struct NatsJobs(Arc<NatsSession>);
 impl NatsJobs {
     pub(crate) fn new(session: Arc<NatsSession>) -> Self {
         Self(session)
-    }
-
-    pub(super) fn session(&self) -> &NatsSession {
-        &self.0
     }
 
     /// Stores the record of a job, then publishes its message.
@@ -236,17 +232,7 @@ impl FleetJobs for NatsJobs {
     }
 
     fn load_result(&self, found: FleetJob) -> BoxFuture<'_, Result<Job, Error>> {
-        Box::pin(async move {
-            let FleetJob { mut job, result_object, .. } = found;
-            if !result_object.is_empty() {
-                let mut result = self.0.results().await?.read(&result_object).await?;
-                if !result.pending {
-                    result.job_id.clone_from(&job.job_id);
-                }
-                job.result = Some(result);
-            }
-            Ok(job)
-        })
+        Box::pin(load_result(&self.0, found))
     }
 
     fn watch<'a>(
@@ -255,7 +241,7 @@ impl FleetJobs for NatsJobs {
         offsets: [u64; 2],
     ) -> BoxFuture<'a, Result<Box<dyn FleetJobEvents>, Error>> {
         Box::pin(async move {
-            let watch = FleetJobWatch::new(self.clone(), id.to_owned(), offsets).await?;
+            let watch = FleetJobWatch::new(Arc::clone(&self.0), id.to_owned(), offsets).await?;
             Ok(Box::new(watch) as Box<dyn FleetJobEvents>)
         })
     }

@@ -8,7 +8,7 @@ use std::{
 use tokio::{sync::mpsc::Sender, time::sleep};
 use ulid::Ulid;
 
-use super::{shutdown_error, stream::send_event};
+use super::{stream::send_event, wait::shutdown_error};
 use crate::{
     api::v1::{
         Job, JobKeepAlive, SubmitJobRequest, SubmitJobResponse, WatchJobRequest, WatchJobResponse,

@@ -4,6 +4,7 @@ mod fleet;
 mod limits;
 mod list;
 mod stream;
+mod wait;
 
 use std::{
     sync::Arc,
@@ -21,6 +22,7 @@ use self::{
     limits::JobLimits,
     list::{next_page_token, parse_job_query},
     stream::JobStream,
+    wait::wait_until_ended,
 };
 use super::{
     handle, handle_stream,
@@ -34,14 +36,14 @@ use crate::{
         WatchJobRequest, WatchJobResponse, job_service_server::JobService,
     },
     daemon::{
-        error::{Error, Reason},
+        error::Error,
         pipeline::{
             Pipeline,
             context::CallContext,
             fleet_jobs::{FleetSubmission, is_fleet_job_id},
             job_submission::{ValidatedSubmission, job_validation_cost},
             jobs::{
-                JobHandle, JobSnapshot, LiveOrEndedJob,
+                LiveOrEndedJob,
                 wire::{wire_job, wire_job_summary},
             },
             params,
@@ -268,21 +270,4 @@ impl JobServiceHandler {
         let _permit = self.limits.acquire_lookup(&context.principal).await?;
         self.pipeline.find_job(context, id).await
     }
-}
-
-/// Waits until a job has ended. Fails if the drain timeout passes first.
-async fn wait_until_ended(pipeline: &Pipeline, job: &JobHandle) -> Result<JobSnapshot, Error> {
-    tokio::select! {
-        biased;
-        snapshot = job.wait_for_end() => Ok(snapshot),
-        () = pipeline.shutdown.terminate_token().cancelled_owned() => {
-            Err(shutdown_error())
-        }
-    }
-}
-
-/// The error of a call that waits for the end of a job when the daemon ends.
-fn shutdown_error() -> Error {
-    let text = "the daemon is shutting down, and the job has not ended: wait again when the daemon is back";
-    Error::new(Reason::Draining, text)
 }
