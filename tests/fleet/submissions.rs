@@ -97,7 +97,7 @@ async fn jobs_are_visible_as_local_ones_are() {
     assert_eq!(hidden.message.replace(&id, ""), absent.message.replace(&unknown, ""));
 
     let refusal = fleet.jobs(&member).with_key(&elsewhere).try_get(&id).await.unwrap_err();
-    assert_eq!(refusal.reason, "UNKNOWN_WORKSPACE");
+    assert_eq!(refusal.reason, "JOB_NOT_FOUND", "the key calls in its own workspace");
     for key in [&reader, &narrow] {
         let mut jobs = fleet.jobs(&member).with_key(key);
         let refusal = jobs.try_submit("m-2", fleet_job("true")).await.unwrap_err();

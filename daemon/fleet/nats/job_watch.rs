@@ -59,7 +59,7 @@ pub(super) struct FleetJobWatch {
 enum OutputSource {
     /// Nowhere until this time.
     Pending(Instant),
-    Open(OutputFeed),
+    Open(Box<OutputFeed>),
     /// A daemon has sent everything.
     Complete(JobAttempt),
 }
@@ -87,7 +87,7 @@ struct OutputFeed {
 
 /// What the other daemon has sent.
 enum FeedMessage {
-    Output(Event),
+    Output(Box<Event>),
     /// All output of the job was sent.
     Complete,
     /// Nothing new.
@@ -169,14 +169,14 @@ impl FleetJobWatch {
             (OutputSource::Pending(since), Some(attempt)) if *since <= Instant::now() => {
                 let client = self.session.client().clone();
                 let feed = OutputFeed::open(client, &self.id, attempt.clone(), self.offsets);
-                self.output = OutputSource::Open(feed.await?);
+                self.output = OutputSource::Open(Box::new(feed.await?));
             }
             _ => {}
         }
 
         let (retry, feed) = match &mut self.output {
             OutputSource::Pending(time) => (attempt.is_some().then_some(*time), None),
-            OutputSource::Open(feed) => (None, Some(feed)),
+            OutputSource::Open(feed) => (None, Some(&mut **feed)),
             OutputSource::Complete(_) => (None, None),
         };
         let received = tokio::select! {
@@ -188,7 +188,7 @@ impl FleetJobWatch {
             received = receive(feed, &mut self.offsets, has_ended) => received?,
         };
         match received {
-            FeedMessage::Output(event) => return Ok(Some(event)),
+            FeedMessage::Output(event) => return Ok(Some(*event)),
             FeedMessage::Nothing => {}
             FeedMessage::Broken(delay) if !has_ended || delay.is_zero() => {
                 self.output = OutputSource::Pending(Instant::now() + delay);
@@ -355,7 +355,7 @@ fn accept_output(output: JobOutput, next: &mut u64, event: fn(JobOutput) -> Even
     let data = output.data.slice(known.min(output.data.len())..);
     let output = JobOutput { offset: *next, data };
     *next = end;
-    FeedMessage::Output(event(output))
+    FeedMessage::Output(Box::new(event(output)))
 }
 
 #[cfg(test)]
@@ -364,14 +364,12 @@ mod tests {
 
     fn accepted(offset: u64, data: &'static [u8], next: &mut u64) -> Option<(u64, Vec<u8>)> {
         let output = JobOutput { offset, data: data.into() };
-        match accept_output(output, next, Event::Stdout) {
-            FeedMessage::Output(Event::Stdout(output)) => {
-                Some((output.offset, output.data.to_vec()))
-            }
-            FeedMessage::Output(_)
-            | FeedMessage::Complete
-            | FeedMessage::Nothing
-            | FeedMessage::Broken(_) => None,
+        let FeedMessage::Output(event) = accept_output(output, next, Event::Stdout) else {
+            return None;
+        };
+        match *event {
+            Event::Stdout(output) => Some((output.offset, output.data.to_vec())),
+            Event::Job(_) | Event::Stderr(_) | Event::KeepAlive(_) => None,
         }
     }
 
