@@ -35,7 +35,7 @@ pub(crate) trait WorkSource: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable>>;
 }
 
-/// Work that this daemon has claimed. The source hands it to nobody else while the claim is kept.
+/// Work that this daemon has claimed. No other daemon gets it while the claim is kept.
 pub(crate) trait ClaimedWork: Send + Sync {
     fn work(&self) -> &Work;
 

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     acknowledgement::acknowledge,
-    claims::{JobClaims, exhausted_error, failed},
+    claims::{JobClaims, WonClaim, exhausted_error, failed},
     in_flight::InFlightClaim,
     records::RecordError,
     transition::{ended, is_claim_of, may_run_again, requeued},
@@ -54,14 +54,8 @@ enum Replaced {
 }
 
 impl NatsClaim {
-    pub(super) fn new(
-        claims: Arc<JobClaims>,
-        work: Work,
-        record: FleetJobRecord,
-        revision: u64,
-        message: jetstream::Message,
-        in_flight: InFlightClaim,
-    ) -> Self {
+    pub(super) fn new(claims: Arc<JobClaims>, claim: WonClaim) -> Self {
+        let WonClaim { work, record, revision, message, in_flight } = claim;
         Self { claims, work, record, revision, message, _in_flight: in_flight }
     }
 

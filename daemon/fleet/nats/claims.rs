@@ -8,7 +8,6 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     acknowledgement::acknowledge,
-    claimed_job::NatsClaim,
     in_flight::{InFlightClaim, InFlightClaims},
     jobs::JobPublisher,
     liveness::{Heartbeats, Liveness},
@@ -67,14 +66,25 @@ struct StoredClaim {
     is_resumed: bool,
 }
 
+/// A job that this daemon has claimed.
+#[derive(Debug)]
+pub(super) struct WonClaim {
+    pub(super) work: Work,
+    /// The record of the claim, and its revision.
+    pub(super) record: FleetJobRecord,
+    pub(super) revision: u64,
+    pub(super) message: jetstream::Message,
+    pub(super) in_flight: InFlightClaim,
+}
+
 impl JobClaims {
     /// Claims the job of a message. Returns `None` if there is nothing for this daemon to run; the
     /// message is settled then, or will be delivered again.
     pub(super) async fn claim(
-        self: &Arc<Self>,
+        &self,
         queue: &FleetQueueConfig,
         message: jetstream::Message,
-    ) -> Option<NatsClaim> {
+    ) -> Option<WonClaim> {
         let read = match self.read(queue, &message) {
             Ok(read) => read,
             Err(invalid) => {
@@ -166,7 +176,7 @@ impl JobClaims {
         })
     }
 
-    /// Claims a job in its record. Returns `None` if another daemon has it, or nobody is to run it.
+    /// Claims a job in its record. Returns `None` if another daemon has it, or none is to run it.
     async fn claim_record(
         &self,
         read: &ReadMessage,
@@ -286,12 +296,12 @@ impl JobClaims {
     }
 
     fn build_claim(
-        self: &Arc<Self>,
+        &self,
         read: ReadMessage,
         stored: StoredClaim,
         message: jetstream::Message,
         in_flight: InFlightClaim,
-    ) -> NatsClaim {
+    ) -> WonClaim {
         let StoredClaim { record, revision, is_resumed } = stored;
         let work = Work {
             id: read.id,
@@ -305,11 +315,11 @@ impl JobClaims {
             is_rate_counted: read.message.signed_principal.is_some(),
             request: read.request,
         };
-        NatsClaim::new(Arc::clone(self), work, record, revision, message, in_flight)
+        WonClaim { work, record, revision, message, in_flight }
     }
 
     /// Rejects a message whose job cannot be claimed. Its job fails, unless it has a record already:
-    /// whoever has forged a message must not end the job of another.
+    /// a forged message must not end the job of another caller.
     async fn reject_invalid(
         &self,
         queue: &FleetQueueConfig,

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use tokio_stream::{StreamExt as _, StreamMap};
 use tokio_util::sync::CancellationToken;
 
-use super::{claims::JobClaims, session::NatsSession};
+use super::{claimed_job::NatsClaim, claims::JobClaims, session::NatsSession};
 use crate::daemon::{
     config::fleet::FleetQueueConfig,
     fleet::work_source::{ClaimedWork, SourceUnavailable, WorkSource},
@@ -71,7 +71,8 @@ impl NatsQueue {
             .map(|message| {
                 let (claims, queue) = (Arc::clone(claims), Arc::clone(&self.queue));
                 task::spawn_tracked("claim of a fleet job", async move {
-                    claims.claim(&queue, message).await
+                    let claim = claims.claim(&queue, message).await?;
+                    Some(NatsClaim::new(claims, claim))
                 })
             })
             .collect();

@@ -45,7 +45,7 @@ pub(super) struct Queue {
 }
 
 /// What the writer takes from the queue at once.
-pub(super) struct Work {
+pub(super) struct AuditWork {
     pub(super) lines: VecDeque<AuditLine>,
     /// Lines that were lost after these.
     pub(super) lost: u64,
@@ -99,13 +99,13 @@ impl Shared {
     }
 
     /// Waits for work, and takes it. Returns `None` when the log is closed and all is written.
-    pub(super) fn take(&self) -> Option<Work> {
+    pub(super) fn take(&self) -> Option<AuditWork> {
         let mut queue = self.lock();
         loop {
             let reopen = mem::take(&mut queue.reopen);
             if reopen || !queue.lines.is_empty() || queue.lost > 0 {
                 let (lines, lost) = (mem::take(&mut queue.lines), mem::take(&mut queue.lost));
-                return Some(Work { lines, lost, reopen });
+                return Some(AuditWork { lines, lost, reopen });
             }
             if queue.closed {
                 queue.ended = true;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::{
     event::AuditEvent,
     file::AuditFile,
-    queue::{AuditLine, RetryRequest, Shared, Work},
+    queue::{AuditLine, RetryRequest, Shared, AuditWork},
 };
 use crate::daemon::telemetry::{access_log::CallRecord, logs::rfc3339_micros};
 
@@ -41,7 +41,7 @@ struct Buffer<'a> {
 pub(super) fn write_lines(shared: &Shared, file: AuditFile) {
     let mut buffer = Buffer { shared, file, bytes: Vec::new(), lines: 0, is_failing: false };
     let mut sequence = 0;
-    while let Some(Work { lines, lost, reopen }) = shared.take() {
+    while let Some(AuditWork { lines, lost, reopen }) = shared.take() {
         if reopen {
             buffer.reopen();
         }
