@@ -21,32 +21,30 @@ const LOCAL_REQUEST_ID_PREFIX: &str = "fleet\u{1f}";
 /// Name of the submission in errors about the role of a key.
 const METHOD: &str = "jig.v1.JobService/SubmitJob";
 
-/// Finds the job of this daemon for a piece of work, or submits it.
+/// Finds the job of this daemon for a piece of work, or submits it. Returns `None` if an earlier start
+/// of the daemon had the work, and there is no trace of it.
 pub(super) async fn find_or_submit(
     pipeline: &Arc<Pipeline>,
     work: &Work,
-) -> Result<LiveOrEndedJob, Error> {
-    let principal = find_principal(pipeline, &work.principal)?;
-    let context = call_context(pipeline, work, Arc::clone(&principal))?;
-    let workspace = pipeline.resolve_workspace(&context)?.workspace.name().to_owned();
-
+) -> Result<Option<LiveOrEndedJob>, Error> {
+    let (jobs, workspace) = (&pipeline.jobs, &work.workspace);
     let request_id = local_request_id(work);
-    let found = pipeline.jobs.find_submitted(principal.name(), &workspace, request_id).await?;
-    if let Some(job) = found {
-        return pipeline.jobs.find(&workspace, &job.id).await;
+    if let Some(job) = jobs.find_submitted(&work.principal, workspace, request_id).await? {
+        return jobs.find(workspace, &job.id).await.map(Some);
+    }
+    if work.is_of_earlier_start {
+        return Ok(None);
     }
 
-    if work.is_exhausted {
-        let text = "the daemon died each time before it could begin the job";
-        return Err(Error::new(Reason::DaemonLost, text));
-    }
+    let principal = find_principal(pipeline, &work.principal)?;
     principal.require_role(AccessRole::Invoke, METHOD)?;
     if !work.is_rate_counted {
         principal.check_rate(Instant::now())?;
     }
+    let context = call_context(pipeline, work, principal)?;
     let submission = pipeline.validate_job_request(&context, work.request.clone())?;
     let job = pipeline.submit_job(&context, submission, false).await?;
-    pipeline.jobs.find(&workspace, &job.id).await
+    jobs.find(workspace, &job.id).await.map(Some)
 }
 
 /// The request id of the job at this daemon. Callers cannot give it: theirs have visible characters

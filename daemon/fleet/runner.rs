@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tokio::{
@@ -22,16 +22,19 @@ use super::{
     counts::{FleetJobEvent, FleetQueueState},
     local_job::find_or_submit,
     running::RunningFleetJobs,
-    work_source::{ClaimedWork, FinishOutcome, JobEnd, ReleaseReason, WorkSource},
+    work_source::{ClaimedWork, FinishOutcome, JobEnd, ReleaseReason, Work, WorkSource},
 };
-use crate::daemon::{
-    error::{Error, Reason},
-    pipeline::{
-        Pipeline,
-        jobs::{JobHandle, JobSnapshot, LiveOrEndedJob, wire::wire_job},
+use crate::{
+    api::{self, v1::Job},
+    daemon::{
+        error::{Error, Reason},
+        pipeline::{
+            Pipeline,
+            jobs::{JobHandle, JobSnapshot, LiveOrEndedJob, lost_response, wire::wire_job},
+        },
+        store::jobs::JobState,
+        task,
     },
-    store::jobs::JobState,
-    task,
 };
 
 /// Delay of work that this daemon has no place for, if the error names none.
@@ -60,6 +63,8 @@ enum LocalEnd {
     Ended(Box<JobSnapshot>),
     /// It was cancelled before it began, because the daemon drains.
     NotBegun,
+    /// An earlier start of the daemon may have run it.
+    Unknown,
 }
 
 impl FleetRunner {
@@ -117,6 +122,10 @@ impl FleetRunner {
             Ok(LocalEnd::NotBegun) => {
                 self.release(claimed, ReleaseReason::NoPlace, Duration::ZERO).await
             }
+            Ok(LocalEnd::Unknown) => {
+                let end = JobEnd { job: lost_job(claimed.work()), stopped_by_shutdown: false };
+                claimed.finish(end, &self.give_up).await
+            }
             Err(error) => self.settle_error(queue, claimed, &error).await,
         };
 
@@ -137,8 +146,9 @@ impl FleetRunner {
     /// Runs a job at this daemon, and waits for its end.
     async fn run_locally(&self, claimed: &dyn ClaimedWork) -> Result<LocalEnd, Error> {
         let handle = match find_or_submit(&self.pipeline, claimed.work()).await? {
-            LiveOrEndedJob::Live(handle) => handle,
-            LiveOrEndedJob::Ended(snapshot) => return Ok(LocalEnd::Ended(snapshot)),
+            Some(LiveOrEndedJob::Live(handle)) => handle,
+            Some(LiveOrEndedJob::Ended(snapshot)) => return Ok(LocalEnd::Ended(snapshot)),
+            None => return Ok(LocalEnd::Unknown),
         };
 
         let _running = self.running.add(&claimed.work().id, Arc::clone(&handle));
@@ -210,6 +220,23 @@ impl FleetRunner {
         delay: Duration,
     ) -> FinishOutcome {
         claimed.release(reason, delay, &self.give_up).await
+    }
+}
+
+/// The job of work that an earlier start of the daemon may have run.
+fn lost_job(work: &Work) -> Job {
+    let request = &work.request;
+    Job {
+        state: api::v1::JobState::Lost.into(),
+        tool: request.tool.clone(),
+        dialect: request.dialect.clone(),
+        queue: work.queue.clone(),
+        priority: request.priority.unwrap_or_default(),
+        session: work.session.clone().unwrap_or_default(),
+        principal: work.principal.clone(),
+        end_time: Some(SystemTime::now().into()),
+        result: Some(lost_response(&request.tool, None)),
+        ..Job::default()
     }
 }
 

@@ -1,6 +1,9 @@
 //! Claims the jobs of messages: decides by the record of a job whether this daemon runs it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use async_nats::jetstream::{self, AckKind};
 use prost::Message as _;
@@ -43,6 +46,8 @@ pub(super) struct JobClaims {
     pub(super) heartbeats: Heartbeats,
     pub(super) in_flight: Arc<InFlightClaims>,
     pub(super) daemon_id: Arc<str>,
+    /// When this process began to make claims.
+    pub(super) started: SystemTime,
     pub(super) max_deliver: u32,
     pub(super) ack_wait: Duration,
 }
@@ -295,6 +300,13 @@ impl JobClaims {
         }
     }
 
+    /// Whether a claim of this daemon is older than its process. A younger one has not begun, if its
+    /// job is not in the database: the server had stored it, and its acknowledgement was lost.
+    fn is_of_earlier_start(&self, record: &FleetJobRecord) -> bool {
+        let claimed = record.claim_time.and_then(|time| SystemTime::try_from(time).ok());
+        claimed.is_none_or(|claimed| claimed < self.started)
+    }
+
     fn build_claim(
         &self,
         read: ReadMessage,
@@ -311,7 +323,7 @@ impl JobClaims {
             session: read.message.session,
             traceparent: read.message.traceparent,
             claim_id: claim_id(&record),
-            is_exhausted: is_resumed && read.deliveries > self.max_deliver,
+            is_of_earlier_start: is_resumed && self.is_of_earlier_start(&record),
             is_rate_counted: read.message.signed_principal.is_some(),
             request: read.request,
         };

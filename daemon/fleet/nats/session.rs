@@ -36,6 +36,8 @@ const HEARTBEATS_PER_LOST_AFTER: u32 = 3;
 pub(crate) struct NatsSession {
     config: FleetConfig,
     daemon_id: Arc<str>,
+    /// When this process joined the fleet.
+    started: SystemTime,
     connection: NatsConnection,
     publisher: JobPublisher,
     in_flight: Arc<InFlightClaims>,
@@ -59,6 +61,7 @@ impl NatsSession {
             connection,
             config,
             daemon_id: daemon_id.into(),
+            started: SystemTime::now(),
             in_flight: Arc::default(),
             objects: OnceCell::new(),
             last_heartbeat: watch::Sender::new(None),
@@ -122,6 +125,7 @@ impl NatsSession {
             heartbeats: self.heartbeats().await?,
             in_flight: Arc::clone(&self.in_flight),
             daemon_id: Arc::clone(&self.daemon_id),
+            started: self.started,
             max_deliver: self.config.max_deliver,
             ack_wait: self.config.ack_wait,
         });

@@ -43,6 +43,10 @@ impl JobClaims {
             return Ok(());
         };
         let is_lost = job.state() == JobState::Lost;
+        // Its message is needed, for the dead letters: it is delivered again.
+        if is_lost && own.retry_if_lost && !may_run_again(&own, self.max_deliver) {
+            return Ok(());
+        }
         let record = if is_lost && may_run_again(&own, self.max_deliver) {
             requeued(&own, own.attempts)
         } else {

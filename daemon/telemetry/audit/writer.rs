@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::{
     event::AuditEvent,
     file::AuditFile,
-    queue::{AuditLine, RetryRequest, Shared, AuditWork},
+    queue::{AuditLine, AuditWork, RetryRequest, Shared},
 };
 use crate::daemon::telemetry::{access_log::CallRecord, logs::rfc3339_micros};
 
