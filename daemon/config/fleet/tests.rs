@@ -1,3 +1,5 @@
+//! Tests of the checks of `[fleet]`.
+
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use super::*;
