@@ -49,6 +49,8 @@ pub(super) struct JobClaims {
     /// When this process began to make claims.
     pub(super) started: SystemTime,
     pub(super) max_deliver: u32,
+    /// Deliveries of a message that `max_deliver` deaths of daemons can explain.
+    pub(super) max_deliveries: u32,
     pub(super) ack_wait: Duration,
 }
 
@@ -191,6 +193,7 @@ impl JobClaims {
             daemon_id: &self.daemon_id,
             deliveries: read.deliveries,
             max_deliver: self.max_deliver,
+            max_deliveries: self.max_deliveries,
         };
         loop {
             let found = self.records.get(&read.id).await?;

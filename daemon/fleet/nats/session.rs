@@ -127,6 +127,7 @@ impl NatsSession {
             daemon_id: Arc::clone(&self.daemon_id),
             started: self.started,
             max_deliver: self.config.max_deliver,
+            max_deliveries: max_deliveries(&self.config),
             ack_wait: self.config.ack_wait,
         });
         *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&claims));
@@ -228,4 +229,14 @@ impl NatsSession {
             fresh = heartbeats.wait_for(is_fresh) => fresh.is_ok(),
         }
     }
+}
+
+/// Returns how many deliveries of a message `max_deliver` deaths of daemons can explain.
+///
+/// Until a daemon counts as dead, others hand its messages back, each after half of the wait for an
+/// acknowledgement.
+fn max_deliveries(config: &FleetConfig) -> u32 {
+    let handed_back = config.lost_after.as_millis() * 2 / config.ack_wait.as_millis().max(1);
+    let of_a_death = u32::try_from(handed_back).unwrap_or(u32::MAX).saturating_add(2);
+    config.max_deliver.saturating_mul(of_a_death)
 }

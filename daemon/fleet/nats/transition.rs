@@ -37,6 +37,8 @@ pub(super) struct Claimant<'a> {
     /// How often the queue has handed the message out.
     pub(super) deliveries: u32,
     pub(super) max_deliver: u32,
+    /// Deliveries that `max_deliver` deaths of daemons can explain.
+    pub(super) max_deliveries: u32,
 }
 
 /// Decides by the record that there is, and by one that was made from the message.
@@ -45,9 +47,9 @@ pub(super) fn decide(
     message: &FleetJobRecord,
     claimant: Claimant<'_>,
 ) -> ClaimDecision {
-    let Claimant { daemon_id, deliveries, max_deliver } = claimant;
+    let Claimant { daemon_id, deliveries, max_deliver, max_deliveries } = claimant;
     let Some(found) = found else {
-        return if deliveries > max_deliver {
+        return if deliveries > max_deliveries {
             ClaimDecision::Exhausted
         } else {
             ClaimDecision::Claim
@@ -181,7 +183,12 @@ mod tests {
     }
 
     fn decide_with(found: Option<&FleetJobRecord>, deliveries: u32) -> ClaimDecision {
-        let claimant = Claimant { daemon_id: "me", deliveries, max_deliver: MAX_DELIVER };
+        let claimant = Claimant {
+            daemon_id: "me",
+            deliveries,
+            max_deliver: MAX_DELIVER,
+            max_deliveries: MAX_DELIVER,
+        };
         decide(found, &message(), claimant)
     }
 
