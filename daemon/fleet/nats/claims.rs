@@ -226,7 +226,11 @@ impl JobClaims {
                 ClaimDecision::Exhausted => {
                     let error = exhausted_error(record.attempts);
                     self.publish_dead_letter(read, message, &error).await?;
-                    failed(&read.id, record, &error)
+                    if record.attempts > 0 {
+                        lost(&read.id, record)
+                    } else {
+                        failed(&read.id, record, &error)
+                    }
                 }
                 ClaimDecision::CheckOwner => {
                     match self.heartbeats.liveness(&record.daemon_id).await? {
