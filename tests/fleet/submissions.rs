@@ -46,7 +46,7 @@ async fn repeated_submission_is_the_same_job_by_every_way() {
     let again = fleet.jobs(&observer).submit("m-1", request()).await;
     let elsewhere = fleet.jobs(&worker).submit("m-1", request()).await;
     assert_eq!((&first.job_id, &first.job_id), (&again.job_id, &elsewhere.job_id));
-    fleet.client.wait_for_ends(&[first.job_id.clone()]).await;
+    fleet.client.wait_for_ends(std::slice::from_ref(&first.job_id)).await;
 
     // As a plain message, and once more after the end.
     let plain = SubmitJobRequest { fleet: false, ..request() };
