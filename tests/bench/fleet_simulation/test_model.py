@@ -74,7 +74,8 @@ class Measurements(unittest.TestCase):
             fleet = run(Fleet(1, 8, costs, duration=lambda draw: 0.0), 4000, 5, warm_up=1)
             rates.append(fleet.begun / 5)
         self.assertLess(abs(rates[0] / rates[1] / float(measured[2]) - 1), 0.05, rates)
-        self.assertLess(abs(rates[0] / float(measured[1].replace(",", "")) - 1), 0.2, rates)
+        # The page has throughput and CPU time of different hours. The speed of the machine varies by a quarter.
+        self.assertLess(abs(rates[0] / float(measured[1].replace(",", "")) - 1), 0.3, rates)
 
     def test_durations_are_those_of_agents(self):
         draw = random.Random(1)
