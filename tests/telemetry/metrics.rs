@@ -189,7 +189,22 @@ async fn make_calls(daemon: &Daemon, key: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_documented_metric_is_emitted_and_no_other() {
-    let config = "[limits]\nconcurrent_processes = 1\n[[policy.rules]]\nname = \"no-secrets\"\ntool = \"read_file\"\npattern = '\"path\":\"secret\"'\naction = \"deny\"";
+    let config = r#"
+        [limits]
+        concurrent_processes = 1
+        [[policy.rules]]
+        name = "no-secrets"
+        tool = "read_file"
+        pattern = '"path":"secret"'
+        action = "deny"
+        # No server is there.
+        [fleet]
+        nats = ["nats://127.0.0.1:1"]
+        [[fleet.queues]]
+        name = "build"
+        key = "tester"
+        workspaces = ["workspace"]
+    "#;
     let keys = KeyFile::new();
     let key = keys.add_key("tester", "admin", &[]);
     let setup = Setup::new().workspace_table(config);
