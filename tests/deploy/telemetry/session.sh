@@ -90,6 +90,15 @@ name = "deployments"
 tool = "run"
 pattern = 'deploy'
 action = "ask"
+
+# No server is there.
+[fleet]
+nats = ["nats://127.0.0.1:1"]
+
+[[fleet.queues]]
+name = "build"
+key = "tester"
+workspaces = ["project"]
 TOML
   web=http://localhost:$web_port
   key=$("$jig" key --keys "$configuration/$1.keys.toml" new tester --role admin 2>/dev/null)
