@@ -8,24 +8,26 @@ use std::{
 use tokio::{sync::mpsc::Sender, time::sleep};
 use ulid::Ulid;
 
-use super::{stream::send_event, wait::shutdown_error};
+use super::{
+    stream::{JobStreamEnd, run_in_time, send_event},
+    wait::shutdown_error,
+};
 use crate::{
     api::v1::{
         Job, JobKeepAlive, SubmitJobRequest, SubmitJobResponse, WatchJobRequest, WatchJobResponse,
         watch_job_response::Event,
     },
     daemon::{
-        error::{Error, Reason},
+        error::Error,
         grpc::response_stream::{StreamItem, StreamTerminator, keep_alive_interval},
         pipeline::{
-            self, Pipeline,
+            Pipeline,
             context::CallContext,
             fleet_jobs::{FleetJob, FleetJobEvents, FleetJobs, FleetSubmission},
             job_submission::DEFAULT_QUEUE_NAME,
             once::IdempotentCall,
         },
         queue::Permit,
-        task,
         telemetry::propagation::to_traceparent,
     },
 };
@@ -156,20 +158,10 @@ impl FleetJobStream {
         sender: Sender<StreamItem<WatchJobResponse>>,
         terminator: StreamTerminator<WatchJobResponse>,
     ) {
-        let deadline = self.deadline;
-        let terminate = self.pipeline.shutdown.terminate_token();
-        let sent = tokio::select! {
-            biased;
-            () = task::sleep_until(deadline) => Err(Some(pipeline::stream_deadline_error("WatchJob"))),
-            () = terminate.cancelled() => {
-                let text = "the daemon is shutting down: watch again when it is back";
-                Err(Some(Error::new(Reason::Draining, text)))
-            }
-            sent = self.forward_events(&sender) => sent,
-        };
-        if let Err(Some(error)) = sent {
-            terminator.fail(&error);
-        }
+        let (deadline, terminate) = (self.deadline, self.pipeline.shutdown.terminate_token());
+        let events =
+            async { JobStreamEnd::from(self.forward_events(&sender).await.err().flatten()) };
+        run_in_time(deadline, terminate, terminator, events).await;
     }
 
     /// Returns the error that the client gets; `None` if the client has gone.

@@ -2,12 +2,16 @@
 //!
 //! The output is read from the job's artifacts, at the speed of the client.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::{
     sync::{mpsc::Sender, watch},
     time::sleep,
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::v1::{
@@ -55,7 +59,7 @@ struct JobOutputStream {
 }
 
 /// Why the stream ends.
-enum JobStreamEnd {
+pub(super) enum JobStreamEnd {
     /// Everything was sent, or the client has disconnected.
     Closed,
     /// The client gets this error.
@@ -65,6 +69,28 @@ enum JobStreamEnd {
 impl From<Option<Error>> for JobStreamEnd {
     fn from(error: Option<Error>) -> Self {
         error.map_or(Self::Closed, Self::Failed)
+    }
+}
+
+/// Runs a stream that watches a job, at most until the client's deadline or until the drain timeout
+/// has passed. The client gets the error of a stream that failed.
+pub(super) async fn run_in_time(
+    deadline: Option<Instant>,
+    terminate: CancellationToken,
+    terminator: StreamTerminator<WatchJobResponse>,
+    stream: impl Future<Output = JobStreamEnd>,
+) {
+    let end = tokio::select! {
+        biased;
+        () = task::sleep_until(deadline) => JobStreamEnd::Failed(pipeline::stream_deadline_error("WatchJob")),
+        () = terminate.cancelled() => {
+            let text = "the daemon is shutting down: watch again when it is back";
+            JobStreamEnd::Failed(Error::new(Reason::Draining, text))
+        }
+        end = stream => end,
+    };
+    if let JobStreamEnd::Failed(error) = end {
+        terminator.fail(&error);
     }
 }
 
@@ -108,20 +134,9 @@ impl JobStream {
         sender: Sender<StreamItem<WatchJobResponse>>,
         terminator: StreamTerminator<WatchJobResponse>,
     ) {
-        let deadline = self.context.deadline;
-        let terminate = self.pipeline.shutdown.terminate_token();
-        let end = tokio::select! {
-            biased;
-            () = task::sleep_until(deadline) => JobStreamEnd::Failed(pipeline::stream_deadline_error("WatchJob")),
-            () = terminate.cancelled() => {
-                let text = "the daemon is shutting down: watch again when it is back";
-                JobStreamEnd::Failed(Error::new(Reason::Draining, text))
-            }
-            end = self.forward_updates(&sender) => end,
-        };
-        if let JobStreamEnd::Failed(error) = end {
-            terminator.fail(&error);
-        }
+        let (deadline, terminate) =
+            (self.context.deadline, self.pipeline.shutdown.terminate_token());
+        run_in_time(deadline, terminate, terminator, self.forward_updates(&sender)).await;
     }
 
     async fn forward_updates(
