@@ -316,7 +316,7 @@ reasons! {
     /// The message server of the fleet does not answer, or a daemon of the fleet.
     FleetUnavailable = "FLEET_UNAVAILABLE", Unavailable,
         "Retry later, with the same request id.",
-        "Check that the servers of `fleet.nats` run, and can be reached from the daemon's host with its credentials. The daemon connects again by itself.";
+        "Check that the servers of `fleet.nats` or `fleet.postgres` run, and can be reached from the daemon's host with its credentials. The daemon connects again by itself.";
 
     // Report to the operator, or check the server that was fetched from.
     /// A sandbox could not be created, or was lost.

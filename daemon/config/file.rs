@@ -275,6 +275,8 @@ pub(super) struct JobsTable {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct FleetTable {
     pub(super) nats: Vec<String>,
+    pub(super) postgres: Option<String>,
+    pub(super) password_file: Option<PathBuf>,
     pub(super) credentials_file: Option<PathBuf>,
     pub(super) nkey_file: Option<PathBuf>,
     pub(super) ca_file: Option<PathBuf>,

@@ -2,20 +2,20 @@
 
 use std::{
     collections::HashSet,
-    fs::File,
-    io::Read as _,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use url::{Host, Url};
+use url::Url;
 
 use super::{
     duration::{age_or_default, duration_or_default},
     file::{FleetQueueTable, FleetTable},
+    fleet_postgres::{PostgresConfig, parse_postgres},
+    fleet_secret::{FleetSecret, read_secret},
     jobs::{JobsConfig, is_queue_name},
-    trusted_path::{GROUP_OTHER_WRITE, open_trusted},
+    loopback::is_loopback_host,
+    trusted_path::open_trusted,
 };
 
 const DEFAULT_STREAM: &str = "JIG_JOBS";
@@ -31,17 +31,13 @@ const MIN_LOST_AFTER: Duration = Duration::from_secs(3);
 const DEFAULT_MAX_DELIVER: u32 = 20;
 const DEFAULT_RESULT_RETENTION: Duration = Duration::from_secs(24 * 3600);
 const MAX_QUEUES: usize = 64;
-/// Size of a credentials file, or of a key. NATS credentials have about 1 KiB.
-const MAX_SECRET_FILE_BYTES: u64 = 64 << 10;
 /// As long as the output of the hash of the signatures.
 const MIN_SIGNING_KEY_BYTES: usize = 32;
-/// Permissions of others, none of which a file with a secret may give.
-const OTHER_PERMISSIONS: u32 = 0o007;
 
 /// The checked `[fleet]` table.
 #[derive(Debug, Clone)]
 pub(crate) struct FleetConfig {
-    pub(crate) nats: NatsConfig,
+    pub(crate) servers: FleetServers,
     /// Key of the signatures of jobs. `None`: this daemon accepts no submissions to the fleet, and
     /// runs only jobs without a signature.
     pub(crate) signing_key: Option<FleetSecret>,
@@ -59,6 +55,13 @@ pub(crate) struct FleetConfig {
     pub(crate) queues: Vec<FleetQueueConfig>,
 }
 
+/// The servers that have the queues.
+#[derive(Debug, Clone)]
+pub(crate) enum FleetServers {
+    Nats(NatsConfig),
+    Postgres(PostgresConfig),
+}
+
 /// Connection to the NATS servers.
 #[derive(Debug, Clone)]
 pub(crate) struct NatsConfig {
@@ -69,6 +72,16 @@ pub(crate) struct NatsConfig {
     pub(crate) ca_file: Option<PathBuf>,
     /// Name of the stream of jobs, and prefix of the names of buckets.
     pub(crate) stream: String,
+}
+
+impl FleetServers {
+    /// CA certificates of the servers. `None`: those of the system.
+    pub(crate) fn ca_file(&self) -> Option<&Path> {
+        match self {
+            Self::Nats(nats) => nats.ca_file.as_deref(),
+            Self::Postgres(postgres) => postgres.ca_file.as_deref(),
+        }
+    }
 }
 
 /// How the daemon authenticates to the servers.
@@ -94,10 +107,6 @@ pub(crate) struct FleetQueueConfig {
     pub(crate) places: u32,
 }
 
-/// A secret that was read from a file. Debug output does not contain it.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct FleetSecret(Vec<u8>);
-
 /// What the rest of the configuration says about queues and servers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FleetContext<'a> {
@@ -112,23 +121,6 @@ pub(super) struct FleetContext<'a> {
     pub(super) allow_plaintext: bool,
 }
 
-impl FleetSecret {
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    /// Returns the secret as text. Credentials of NATS are ASCII.
-    pub(crate) fn text(&self) -> std::borrow::Cow<'_, str> {
-        String::from_utf8_lossy(&self.0)
-    }
-}
-
-impl std::fmt::Debug for FleetSecret {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("FleetSecret")
-    }
-}
-
 impl FleetTable {
     /// The files of the table, each with its key and whether commands may read it.
     pub(super) fn files(&self) -> impl Iterator<Item = (&Path, &'static str, bool)> {
@@ -136,6 +128,7 @@ impl FleetTable {
             (&self.credentials_file, "fleet.credentials_file", false),
             (&self.nkey_file, "fleet.nkey_file", false),
             (&self.signing_key_file, "fleet.signing_key_file", false),
+            (&self.password_file, "fleet.password_file", false),
             (&self.ca_file, "fleet.ca_file", true),
         ]
         .into_iter()
@@ -191,14 +184,38 @@ pub(super) fn parse_fleet(
             problems,
         ),
         queues: parse_queues(&table.queues, context, problems),
-        nats: parse_nats(table, context.allow_plaintext, problems),
+        servers: parse_servers(table, context.allow_plaintext, problems),
+    }
+}
+
+fn parse_servers(
+    table: FleetTable,
+    allow_plaintext: bool,
+    problems: &mut Vec<String>,
+) -> FleetServers {
+    if let Some(path) = &table.ca_file
+        && let Err(error) = open_trusted(path)
+    {
+        let explained = error.explain("give the PEM file of the CA of the servers");
+        problems.push(format!("fleet.ca_file {}: {explained}", path.display()));
+    }
+    if table.postgres.is_some() {
+        FleetServers::Postgres(parse_postgres(table, allow_plaintext, problems))
+    } else {
+        FleetServers::Nats(parse_nats(table, allow_plaintext, problems))
     }
 }
 
 fn parse_nats(table: FleetTable, allow_plaintext: bool, problems: &mut Vec<String>) -> NatsConfig {
     if table.nats.is_empty() {
         problems.push(
-            "fleet.nats: give the URLs of the NATS servers, such as tls://nats.example.com:4222"
+            "fleet.nats: give the URLs of the NATS servers, such as tls://nats.example.com:4222, or fleet.postgres"
+                .to_owned(),
+        );
+    }
+    if table.password_file.is_some() {
+        problems.push(
+            "fleet.password_file: is for fleet.postgres: use fleet.credentials_file or fleet.nkey_file"
                 .to_owned(),
         );
     }
@@ -222,13 +239,6 @@ fn parse_nats(table: FleetTable, allow_plaintext: bool, problems: &mut Vec<Strin
             .map_or(NatsCredentials::None, NatsCredentials::Nkey),
         (None, None) => NatsCredentials::None,
     };
-    if let Some(path) = &table.ca_file
-        && let Err(error) = open_trusted(path)
-    {
-        let explained = error.explain("give the PEM file of the CA of the NATS servers");
-        problems.push(format!("fleet.ca_file {}: {explained}", path.display()));
-    }
-
     let stream = table.stream.unwrap_or_else(|| DEFAULT_STREAM.to_owned());
     if !is_token(&stream, MAX_STREAM_NAME_BYTES) {
         problems.push(format!(
@@ -250,17 +260,7 @@ fn check_server_url(text: &str, allow_plaintext: bool) -> Result<(), String> {
         );
     }
 
-    let is_loopback = match url.host() {
-        Some(Host::Domain(name)) => name == "localhost",
-        Some(Host::Ipv4(address)) => address.is_loopback(),
-        Some(Host::Ipv6(address)) => address.is_loopback(),
-        None => false,
-    };
-    // The parser keeps addresses of schemes that it does not know as text.
-    let is_loopback = is_loopback
-        || url.host_str().is_some_and(|host| {
-            host.parse().is_ok_and(|address: std::net::Ipv4Addr| address.is_loopback())
-        });
+    let is_loopback = url.host_str().is_some_and(is_loopback_host);
     if url.scheme() == "nats" && !is_loopback && !allow_plaintext {
         return Err("jobs, and their results, would cross the network unencrypted: use tls://, or allow_plaintext if the network is trusted".to_owned());
     }
@@ -367,47 +367,15 @@ pub(crate) fn is_subject_token(text: &str) -> bool {
 
 fn read_signing_key(path: &Path, problems: &mut Vec<String>) -> Option<FleetSecret> {
     let key = read_secret(path, "fleet.signing_key_file", problems)?;
-    if key.0.len() < MIN_SIGNING_KEY_BYTES {
+    if key.bytes().len() < MIN_SIGNING_KEY_BYTES {
         problems.push(format!(
             "fleet.signing_key_file {}: has {} bytes, of at least {MIN_SIGNING_KEY_BYTES}: create it with: openssl rand -hex 32",
             path.display(),
-            key.0.len()
+            key.bytes().len()
         ));
         return None;
     }
     Some(key)
-}
-
-/// Reads a secret, without the white space around it.
-fn read_secret(path: &Path, key: &str, problems: &mut Vec<String>) -> Option<FleetSecret> {
-    let read = open_trusted(path)
-        .map_err(|error| error.explain("give the path of the file"))
-        .and_then(read_private_file);
-    match read {
-        Ok(content) => Some(FleetSecret(content.trim_ascii().to_vec())),
-        Err(problem) => {
-            problems.push(format!("{key} {}: {problem}", path.display()));
-            None
-        }
-    }
-}
-
-fn read_private_file(file: File) -> Result<Vec<u8>, String> {
-    let metadata = file.metadata().map_err(|error| error.to_string())?;
-    if metadata.mode() & (GROUP_OTHER_WRITE | OTHER_PERMISSIONS) != 0 {
-        return Err(format!(
-            "other users can read or change it (mode {:04o}): chmod o-rwx,g-w it",
-            metadata.mode() & 0o7777
-        ));
-    }
-    let mut content = Vec::new();
-    let mut limited = file.take(MAX_SECRET_FILE_BYTES + 1);
-    limited.read_to_end(&mut content).map_err(|error| error.to_string())?;
-    match content.len() as u64 {
-        0 => Err("is empty".to_owned()),
-        1..=MAX_SECRET_FILE_BYTES => Ok(content),
-        _ => Err(format!("is larger than {MAX_SECRET_FILE_BYTES} bytes")),
-    }
 }
 
 #[cfg(test)]

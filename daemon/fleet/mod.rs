@@ -18,7 +18,7 @@
 //! ```
 //!
 //! * [`work_source`] is the seam: where jobs come from, and where their results go.
-//! * [`nats`] is a source.
+//! * [`nats`] and [`postgres`] are sources. The picture is that of NATS.
 //! * [`runner`] runs the jobs of a queue.
 //! * [`Fleet`] starts all of it.
 //!
@@ -28,11 +28,18 @@
 
 mod backoff;
 mod counts;
+mod failure;
+mod fleet_session;
+mod in_flight;
 mod local_job;
 pub(crate) mod nats;
+mod postgres;
+mod queued_request;
+mod record_job;
 mod recovery;
 mod runner;
 pub(crate) mod running;
+mod transition;
 pub(crate) mod work_source;
 
 use std::{
@@ -47,15 +54,17 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
     counts::FleetQueueState,
+    fleet_session::FleetSession,
     local_job::{StoredFleetJob, list_stored},
     nats::{JobOutputServer, NatsJobs, NatsQueue, NatsSession, NatsSetupError},
+    postgres::{PostgresJobs, PostgresQueue, PostgresSession, PostgresSetupError},
     recovery::FleetRecovery,
     runner::FleetRunner,
     running::RunningFleetJobs,
     work_source::WorkSource,
 };
 use super::{
-    config::fleet::{FleetConfig, FleetQueueConfig},
+    config::fleet::{FleetConfig, FleetQueueConfig, FleetServers},
     error::Error,
     pipeline::Pipeline,
     store::fleet_id,
@@ -65,7 +74,7 @@ use super::{
 /// The fleet, as this daemon takes part in it.
 #[derive(Debug)]
 pub(crate) struct Fleet {
-    session: Arc<NatsSession>,
+    session: FleetSession,
     running: Arc<RunningFleetJobs>,
     queues: Vec<Arc<FleetQueueState>>,
 }
@@ -79,6 +88,8 @@ pub(crate) enum JoinFleetError {
     Jobs(#[source] Error),
     #[error(transparent)]
     Nats(#[from] NatsSetupError),
+    #[error(transparent)]
+    Postgres(#[from] PostgresSetupError),
 }
 
 impl Fleet {
@@ -92,8 +103,15 @@ impl Fleet {
             None => fleet_id::read_or_create(&pipeline.state_dir.fleet_id_path())
                 .map_err(JoinFleetError::DaemonId)?,
         };
-        let session = NatsSession::start(config.clone(), &daemon_id).await?;
-        tracing::info!(daemon_id, stream = config.nats.stream, "joined the fleet");
+        let session = match &config.servers {
+            FleetServers::Nats(nats) => {
+                FleetSession::Nats(NatsSession::start(config.clone(), nats, &daemon_id).await?)
+            }
+            FleetServers::Postgres(postgres) => {
+                FleetSession::Postgres(PostgresSession::new(&config, postgres, &daemon_id)?)
+            }
+        };
+        tracing::info!(daemon_id, "joined the fleet");
 
         let state = |queue: &FleetQueueConfig| {
             Arc::new(FleetQueueState::new(&queue.name, queue.places as usize))
@@ -128,31 +146,50 @@ impl Fleet {
         });
         let recovery = Arc::new(FleetRecovery {
             pipeline: Arc::clone(pipeline),
-            session: Arc::clone(&self.session),
+            session: self.session.clone(),
             running: Arc::clone(&self.running),
             give_up: runner.give_up.clone(),
         });
         task::spawn("recovery of fleet jobs", recovery.run(stored));
         for (state, queue) in self.queues.iter().zip(&config.queues) {
-            let source = NatsQueue::new(Arc::clone(&self.session), queue.clone());
-            let source: Arc<dyn WorkSource> = Arc::new(source);
+            let source: Arc<dyn WorkSource> = match &self.session {
+                FleetSession::Nats(session) => {
+                    Arc::new(NatsQueue::new(Arc::clone(session), queue.clone()))
+                }
+                FleetSession::Postgres(session) => {
+                    Arc::new(PostgresQueue::new(Arc::clone(session), queue.clone()))
+                }
+            };
             let queue = Arc::clone(&runner).run_queue(Arc::clone(state), source);
             task::spawn_tracked("queue of the fleet", runner.tasks.track_future(queue));
         }
 
-        pipeline.join_fleet(Arc::new(NatsJobs::new(Arc::clone(&self.session))));
-        let (pipeline, running) = (Arc::clone(pipeline), Arc::clone(&self.running));
-        let terminate = pipeline.shutdown.terminate_token();
-        let output = JobOutputServer::new(pipeline, Arc::clone(&self.session), running);
-        task::spawn("output of fleet jobs", output.run(terminate));
-
         let watching = Arc::clone(&runner);
         task::spawn("shutdown of the fleet", async move { watching.watch_shutdown().await });
-        task::spawn_tracked("heartbeat", Arc::clone(self).keep_alive(runner));
+        match &self.session {
+            FleetSession::Nats(session) => self.serve_nats(session, runner),
+            FleetSession::Postgres(session) => {
+                let jobs = PostgresJobs::new(Arc::clone(session), config.queues.clone());
+                pipeline.join_fleet(Arc::new(jobs));
+            }
+        }
+    }
+
+    /// Serves the calls about jobs on NATS, the requests of other daemons, and the heartbeat.
+    fn serve_nats(self: &Arc<Self>, session: &Arc<NatsSession>, runner: Arc<FleetRunner>) {
+        let pipeline = Arc::clone(&runner.pipeline);
+        pipeline.join_fleet(Arc::new(NatsJobs::new(Arc::clone(session))));
+        let running = Arc::clone(&self.running);
+        let terminate = pipeline.shutdown.terminate_token();
+        let output = JobOutputServer::new(pipeline, Arc::clone(session), running);
+        task::spawn("output of fleet jobs", output.run(terminate));
+
+        let keep_alive = Arc::clone(self).keep_alive(Arc::clone(session), runner);
+        task::spawn_tracked("heartbeat", keep_alive);
     }
 
     /// Renews the heartbeat of this daemon until it drains and all of its claims are settled.
-    async fn keep_alive(self: Arc<Self>, runner: Arc<FleetRunner>) {
+    async fn keep_alive(self: Arc<Self>, session: Arc<NatsSession>, runner: Arc<FleetRunner>) {
         let settled = CancellationToken::new();
         let drain = async {
             runner.pipeline.shutdown.draining_token().cancelled().await;
@@ -170,13 +207,13 @@ impl Fleet {
                 };
                 self.queues.iter().map(free).collect()
             };
-            self.session.keep_alive(places, &settled).await;
+            session.keep_alive(places, &settled).await;
         };
         tokio::join!(drain, beat);
 
         // With claims left, this daemon is not gone: its next start settles them.
         if !runner.has_unsettled.load(Ordering::Relaxed) && !runner.give_up.is_cancelled() {
-            self.session.leave().await;
+            session.leave().await;
         }
     }
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    backoff::Backoff, local_job::StoredFleetJob, nats::NatsSession, running::RunningFleetJobs,
+    backoff::Backoff, fleet_session::FleetSession, local_job::StoredFleetJob,
+    running::RunningFleetJobs,
 };
 use crate::daemon::{
     pipeline::{
@@ -21,7 +22,7 @@ use crate::daemon::{
 #[derive(Debug)]
 pub(super) struct FleetRecovery {
     pub(super) pipeline: Arc<Pipeline>,
-    pub(super) session: Arc<NatsSession>,
+    pub(super) session: FleetSession,
     pub(super) running: Arc<RunningFleetJobs>,
     /// Cancelled when no more attempts to reach the servers are made.
     pub(super) give_up: CancellationToken,

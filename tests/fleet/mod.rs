@@ -12,6 +12,8 @@ mod nats_proxy;
 mod nats_server;
 mod network;
 mod plain_client;
+mod postgres;
+mod postgres_server;
 mod server_access;
 mod submissions;
 mod throughput;

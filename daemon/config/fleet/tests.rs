@@ -24,7 +24,8 @@ fn a_short_table_has_defaults() {
     let text = "nats = [\"tls://nats.example.com:4222\"]\n[[queues]]\nname = \"build\"\n";
     let (fleet, problems) = parse(text, false);
     assert_eq!(problems, [""; 0]);
-    assert_eq!(fleet.nats.stream, "JIG_JOBS");
+    let FleetServers::Nats(nats) = fleet.servers else { panic!("{:?}", fleet.servers) };
+    assert_eq!(nats.stream, "JIG_JOBS");
     assert_eq!((fleet.ack_wait, fleet.lost_after), (DEFAULT_ACK_WAIT, DEFAULT_LOST_AFTER));
     let queue = FleetQueueConfig {
         name: "build".to_owned(),

@@ -7,10 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     acknowledgement::acknowledge,
-    claims::{JobClaims, WonClaim, exhausted_error, failed},
-    in_flight::InFlightClaim,
+    claims::{JobClaims, WonClaim},
     records::RecordError,
-    transition::{ended, is_claim_of, may_run_again, requeued},
 };
 use crate::{
     api::v1::{FleetJobRecord, FleetJobState, JobState},
@@ -18,6 +16,9 @@ use crate::{
         error::Error,
         fleet::{
             backoff::Backoff,
+            failure::{exhausted_error, failed},
+            in_flight::InFlightClaim,
+            transition::{ended, is_claim_of, may_run_again, requeued},
             work_source::{
                 ClaimedWork, FinishOutcome, JobEnd, ReleaseReason, SourceUnavailable, Work,
             },

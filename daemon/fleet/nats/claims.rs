@@ -6,34 +6,31 @@ use std::{
 };
 
 use async_nats::jetstream::{self, AckKind};
-use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
 use super::{
     acknowledgement::acknowledge,
-    in_flight::{InFlightClaim, InFlightClaims},
     jobs::JobPublisher,
     liveness::{Heartbeats, Liveness},
     message::{InvalidMessage, JobMessage},
     records::{FleetRecords, RecordError},
     results::FleetResults,
-    transition::{
-        ClaimDecision, Claimant, claim_id, claimed, decide, ended, job_of_record, may_run_again,
-    },
 };
 use crate::{
-    api::v1::{FleetJobRecord, FleetJobState, Job, JobState, SubmitJobRequest},
+    api::v1::{FleetJobRecord, FleetJobState, SubmitJobRequest},
     daemon::{
         config::fleet::FleetQueueConfig,
         error::{Error, Reason},
-        fleet::work_source::{SourceUnavailable, Work, fleet_job_id},
-        pipeline::{envelope::rejected_response, jobs::lost_response},
-        store::session::SessionId,
+        fleet::{
+            failure::{exhausted_error, failed, lost},
+            in_flight::{InFlightClaim, InFlightClaims},
+            queued_request::{check_session, decode_request, to_local_request},
+            transition::{ClaimDecision, Claimant, claim_id, claimed, decide, may_run_again},
+            work_source::{SourceUnavailable, Work, fleet_job_id},
+        },
     },
 };
 
-/// The queue of jobs that name no queue, in the contract.
-const DEFAULT_QUEUE_NAME: &str = "default";
 /// Delay of a message whose job could not be looked up.
 const UNAVAILABLE_DELAY: Duration = Duration::from_secs(1);
 
@@ -127,25 +124,8 @@ impl JobClaims {
             Box::new(InvalidMessage { queue, request_id, error })
         };
 
-        let mut request = SubmitJobRequest::decode(parsed.body.clone()).map_err(|error| {
-            let text = format!("the body is no jig.v1.SubmitJobRequest: {error}");
-            invalid(Error::new(Reason::InvalidParams, text))
-        })?;
-        match request.queue.as_deref() {
-            None | Some("" | DEFAULT_QUEUE_NAME) => {}
-            Some(named) if named == queue.name => {}
-            Some(named) => {
-                let text =
-                    format!("must be the queue of the subject, {:?}, not {named:?}", queue.name);
-                return Err(invalid(Error::invalid_field("queue", text)));
-            }
-        }
-        if let Some(session) = &parsed.session
-            && SessionId::parse(session).is_none()
-        {
-            let text = "must have 1 to 64 letters, digits, dots, underscores and hyphens, and not begin with a dot";
-            return Err(invalid(Error::invalid_field("Jig-Session", text)));
-        }
+        let request = decode_request(parsed.body.clone(), &queue.name).map_err(invalid)?;
+        check_session(parsed.session.as_deref()).map_err(invalid)?;
         let principal = parsed.signed_principal.clone();
         let principal = principal.or_else(|| queue.key.as_ref().map(|key| format!("key:{key}")));
         let Some(principal) = principal else {
@@ -169,13 +149,9 @@ impl JobClaims {
             priority: request.priority.unwrap_or_default(),
             ..FleetJobRecord::default()
         };
-        // Here it is a job of the daemon's own queue.
-        request.queue = Some(queue.name.clone());
-        (request.fleet, request.retry_if_lost) = (false, false);
-
         Ok(ReadMessage {
             id: fleet_job_id(&queue.name, &parsed.request_id),
-            request,
+            request: to_local_request(request, &queue.name),
             record,
             workspace: workspace.unwrap_or_default(),
             deliveries: u32::try_from(deliveries).unwrap_or(u32::MAX),
@@ -405,34 +381,4 @@ fn published_at(info: &jetstream::message::Info<'_>) -> prost_types::Timestamp {
         seconds: i64::try_from(nanos.div_euclid(1_000_000_000)).unwrap_or_default(),
         nanos: i32::try_from(nanos.rem_euclid(1_000_000_000)).unwrap_or_default(),
     }
-}
-
-/// The record of a job that failed before it began.
-pub(super) fn failed(id: &str, record: &FleetJobRecord, error: &Error) -> FleetJobRecord {
-    let job = Job {
-        state: JobState::Failed.into(),
-        result: Some(rejected_response(&record.tool, error)),
-        ..job_of_record(id, record)
-    };
-    ended(id, record, job)
-}
-
-/// The record of a job whose daemon died.
-fn lost(id: &str, record: &FleetJobRecord) -> FleetJobRecord {
-    let started = record.claim_time.and_then(|time| time.try_into().ok());
-    let job = Job {
-        state: JobState::Lost.into(),
-        start_time: record.claim_time,
-        result: Some(lost_response(&record.tool, started)),
-        ..job_of_record(id, record)
-    };
-    ended(id, record, job)
-}
-
-/// Why a job is a dead letter that no daemon could begin or complete.
-pub(super) fn exhausted_error(attempts: u32) -> Error {
-    let text = format!(
-        "no daemon of the fleet could begin or complete the job in {attempts} attempts (fleet.max_deliver): check what it has done, and the logs of the daemons"
-    );
-    Error::new(Reason::DaemonLost, text).with_metadata("attempts", attempts.to_string())
 }

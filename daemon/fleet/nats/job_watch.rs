@@ -13,9 +13,9 @@ use tokio_stream::StreamExt as _;
 use super::{
     job_output::{OUTPUT_KEEP_ALIVE_INTERVAL, OUTPUT_WINDOW_BYTES},
     names::watch_subject,
-    record_job::{load_result, to_fleet_job},
     records::RecordWatch,
     session::NatsSession,
+    stored_result::load_result,
 };
 use crate::{
     api::v1::{
@@ -24,7 +24,7 @@ use crate::{
     },
     daemon::{
         error::Error,
-        fleet::work_source::SourceUnavailable,
+        fleet::{record_job::to_fleet_job, work_source::SourceUnavailable},
         pipeline::fleet_jobs::FleetJobEvents,
         task::{self, BoxFuture},
     },

@@ -17,7 +17,6 @@ mod acknowledgement;
 mod claimed_job;
 mod claims;
 mod connection;
-mod in_flight;
 mod job_output;
 mod job_watch;
 mod jobs;
@@ -27,13 +26,12 @@ mod names;
 mod nats_jobs;
 mod objects;
 mod queue;
-mod record_job;
 mod records;
 mod results;
 mod session;
 mod settlement;
 mod signature;
-mod transition;
+mod stored_result;
 
 pub(super) use self::{
     connection::NatsSetupError, job_output::JobOutputServer, nats_jobs::NatsJobs, queue::NatsQueue,

@@ -14,9 +14,9 @@ use super::{
     job_watch::FleetJobWatch,
     jobs::{OutgoingJob, PublishJobError},
     names::cancel_subject,
-    record_job::{cancelled_in_queue, load_result, to_fleet_job},
     records::RecordError,
     session::NatsSession,
+    stored_result::load_result,
 };
 use crate::{
     api::v1::{
@@ -25,7 +25,10 @@ use crate::{
     },
     daemon::{
         error::{Error, Reason},
-        fleet::work_source::{SourceUnavailable, fleet_job_id},
+        fleet::{
+            record_job::{cancelled_in_queue, to_fleet_job},
+            work_source::{SourceUnavailable, fleet_job_id},
+        },
         pipeline::fleet_jobs::{FleetJob, FleetJobEvents, FleetJobs, FleetSubmission},
         task::{self, BoxFuture},
     },

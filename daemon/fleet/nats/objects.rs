@@ -46,11 +46,11 @@ impl NatsObjects {
     /// Opens everything, and creates what is missing.
     pub(super) async fn open(
         jetstream: &jetstream::Context,
+        name: &str,
         config: &FleetConfig,
     ) -> Result<Self, SourceUnavailable> {
-        let name = &config.nats.stream;
-        let stream = open_stream(jetstream, job_stream(config)).await?;
-        open_stream(jetstream, dead_letters(config)).await?;
+        let stream = open_stream(jetstream, job_stream(name, config)).await?;
+        open_stream(jetstream, dead_letters(name, config)).await?;
         Ok(Self {
             stream,
             records: open_bucket(jetstream, records_bucket(name), config.result_retention).await?,
@@ -95,9 +95,9 @@ impl NatsObjects {
     }
 }
 
-fn job_stream(config: &FleetConfig) -> stream::Config {
+fn job_stream(name: &str, config: &FleetConfig) -> stream::Config {
     stream::Config {
-        name: config.nats.stream.clone(),
+        name: name.to_owned(),
         description: Some("Jobs of the jig fleet".to_owned()),
         subjects: vec![ALL_JOBS_SUBJECT.to_owned()],
         retention: RetentionPolicy::WorkQueue,
@@ -110,9 +110,9 @@ fn job_stream(config: &FleetConfig) -> stream::Config {
     }
 }
 
-fn dead_letters(config: &FleetConfig) -> stream::Config {
+fn dead_letters(name: &str, config: &FleetConfig) -> stream::Config {
     stream::Config {
-        name: dead_letter_stream(&config.nats.stream),
+        name: dead_letter_stream(name),
         description: Some("Jobs of the jig fleet that no daemon runs".to_owned()),
         subjects: vec![ALL_DEAD_LETTERS_SUBJECT.to_owned()],
         retention: RetentionPolicy::Limits,

@@ -12,7 +12,6 @@ use tokio_util::sync::CancellationToken;
 use super::{
     claims::JobClaims,
     connection::{NatsConnection, NatsSetupError},
-    in_flight::InFlightClaims,
     jobs::JobPublisher,
     liveness::Heartbeats,
     objects::NatsObjects,
@@ -23,8 +22,8 @@ use super::{
 use crate::{
     api::v1::{FleetDaemonRecord, Job},
     daemon::{
-        config::fleet::{FleetConfig, FleetQueueConfig},
-        fleet::{backoff::Backoff, work_source::SourceUnavailable},
+        config::fleet::{FleetConfig, FleetQueueConfig, NatsConfig},
+        fleet::{backoff::Backoff, in_flight::InFlightClaims, work_source::SourceUnavailable},
     },
 };
 
@@ -35,6 +34,8 @@ const HEARTBEATS_PER_LOST_AFTER: u32 = 3;
 #[derive(Debug)]
 pub(crate) struct NatsSession {
     config: FleetConfig,
+    /// Name of the stream of jobs, and prefix of the names of buckets.
+    stream: String,
     daemon_id: Arc<str>,
     /// When this process joined the fleet.
     started: SystemTime,
@@ -52,13 +53,15 @@ impl NatsSession {
     /// Begins to connect in the background.
     pub(crate) async fn start(
         config: FleetConfig,
+        nats: &NatsConfig,
         daemon_id: &str,
     ) -> Result<Arc<Self>, NatsSetupError> {
-        let connection = NatsConnection::start(&config.nats, &format!("jigd {daemon_id}")).await?;
+        let connection = NatsConnection::start(nats, &format!("jigd {daemon_id}")).await?;
         let signing_key = config.signing_key.as_ref().map(|key| SigningKey::new(key.bytes()));
         Ok(Arc::new(Self {
             publisher: JobPublisher::new(connection.jetstream().clone(), signing_key),
             connection,
+            stream: nats.stream.clone(),
             config,
             daemon_id: daemon_id.into(),
             started: SystemTime::now(),
@@ -160,13 +163,16 @@ impl NatsSession {
         &self,
         queue: &FleetQueueConfig,
     ) -> Result<Vec<PullConsumer>, SourceUnavailable> {
-        let objects = NatsObjects::open(self.connection.jetstream(), &self.config).await?;
+        let objects = self.open_objects().await?;
         objects.open_consumers(queue, self.config.ack_wait).await
     }
 
     async fn objects(&self) -> Result<&NatsObjects, SourceUnavailable> {
-        let open = || NatsObjects::open(self.connection.jetstream(), &self.config);
-        self.objects.get_or_try_init(open).await
+        self.objects.get_or_try_init(|| self.open_objects()).await
+    }
+
+    async fn open_objects(&self) -> Result<NatsObjects, SourceUnavailable> {
+        NatsObjects::open(self.connection.jetstream(), &self.stream, &self.config).await
     }
 
     /// Renews the heartbeat, with the places that are free by queue, until `stop` is cancelled.

@@ -3,14 +3,14 @@
 
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    claims::JobClaims,
-    records::RecordError,
-    transition::{ended, is_claim_of, may_run_again, requeued},
-};
+use super::{claims::JobClaims, records::RecordError};
 use crate::{
     api::v1::{FleetJobRecord, Job, JobState},
-    daemon::fleet::{backoff::Backoff, work_source::SourceUnavailable},
+    daemon::fleet::{
+        backoff::Backoff,
+        transition::{ended, is_claim_of, may_run_again, requeued},
+        work_source::SourceUnavailable,
+    },
 };
 
 impl JobClaims {

@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use super::{
-    session::NatsSession,
-    transition::{ended, job_of_record},
-};
+use super::transition::{ended, job_of_record};
 use crate::{
     api::v1::{FleetJobRecord, FleetJobState, Job, JobState},
-    daemon::{error::Error, pipeline::fleet_jobs::FleetJob},
+    daemon::pipeline::fleet_jobs::FleetJob,
 };
 
 /// Returns the job of a record. `retention`: time that the bucket keeps records.
@@ -58,19 +55,6 @@ fn to_job(id: &str, record: FleetJobRecord, retention: Duration) -> Job {
         fleet: true,
         daemon_id: record.daemon_id,
     }
-}
-
-/// Returns a job with its result, which can be stored apart.
-pub(super) async fn load_result(session: &NatsSession, found: FleetJob) -> Result<Job, Error> {
-    let FleetJob { mut job, result_object, .. } = found;
-    if !result_object.is_empty() {
-        let mut result = session.results().await?.read(&result_object).await?;
-        if !result.pending {
-            result.job_id.clone_from(&job.job_id);
-        }
-        job.result = Some(result);
-    }
-    Ok(job)
 }
 
 /// Returns the record of a queued job that a caller has cancelled.

@@ -1,4 +1,4 @@
-//! The jobs that this daemon has claimed, so that a second delivery of the same message is ignored.
+//! The jobs that this daemon has claimed, so that a second delivery of one is ignored.
 
 use std::{
     collections::HashSet,
@@ -20,6 +20,11 @@ impl InFlightClaims {
     pub(super) fn begin(self: &Arc<Self>, id: &str) -> Option<InFlightClaim> {
         let is_new = self.ids().insert(id.to_owned());
         is_new.then(|| InFlightClaim { claims: Arc::clone(self), id: id.to_owned() })
+    }
+
+    /// The ids of all claims in progress.
+    pub(super) fn all(&self) -> Vec<String> {
+        self.ids().iter().cloned().collect()
     }
 
     fn ids(&self) -> MutexGuard<'_, HashSet<String>> {

@@ -1,0 +1,34 @@
+//! What this daemon has on the servers of its fleet.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::{nats::NatsSession, postgres::PostgresSession, work_source::SourceUnavailable};
+use crate::api::v1::Job;
+
+/// The session at the servers that the configuration names.
+#[derive(Debug, Clone)]
+pub(super) enum FleetSession {
+    Nats(Arc<NatsSession>),
+    Postgres(Arc<PostgresSession>),
+}
+
+impl FleetSession {
+    /// Whether this daemon has a claim still.
+    pub(super) async fn has_claim(&self, id: &str, claim: &str) -> Result<bool, SourceUnavailable> {
+        match self {
+            Self::Nats(session) => session.has_claim(id, claim).await,
+            Self::Postgres(session) => session.has_claim(id, claim).await,
+        }
+    }
+
+    /// Stores the end of a job of an earlier start, if this daemon has its claim still.
+    pub(super) async fn settle(&self, id: &str, claim: &str, job: &Job, stop: &CancellationToken) {
+        match self {
+            Self::Nats(session) => session.settle(id, claim, job, stop).await,
+            // The queue hands this daemon its own claims again, and no other claims.
+            Self::Postgres(_) => {}
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! A row of the queue that this daemon has claimed.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+
+use super::session::{PostgresSession, to_integer};
+use crate::{
+    api::v1::{FleetJobRecord, FleetJobState, JobState},
+    daemon::{
+        error::Error,
+        fleet::{
+            backoff::Backoff,
+            failure::failed,
+            in_flight::InFlightClaim,
+            transition::{ended, may_run_again},
+            work_source::{
+                ClaimedWork, FinishOutcome, JobEnd, ReleaseReason, SourceUnavailable, Work,
+            },
+        },
+        task::BoxFuture,
+    },
+};
+
+/// Part of the lease after which it is renewed.
+const PROGRESS_FRACTION: u32 = 3;
+
+/// `$2` daemon, `$3` attempts, `$4` seconds of the lease.
+const RENEW: &str = "
+    UPDATE jig_jobs SET lease_until = now() + make_interval(secs => $4)
+    WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
+    RETURNING id";
+/// `$2` daemon, `$3` attempts, `$4` attempts that count, `$5` seconds of the delay.
+const REQUEUE: &str = "
+    UPDATE jig_jobs SET state = 'queued', claimed_by = NULL, lease_until = NULL, claimed_at = NULL,
+        attempts = $4, not_before = now() + make_interval(secs => $5)
+    WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
+    RETURNING id";
+
+#[derive(Debug)]
+pub(super) struct PostgresClaim {
+    session: Arc<PostgresSession>,
+    work: Work,
+    /// The row of the claim.
+    record: FleetJobRecord,
+    _in_flight: InFlightClaim,
+}
+
+impl PostgresClaim {
+    pub(super) fn new(
+        session: Arc<PostgresSession>,
+        work: Work,
+        record: FleetJobRecord,
+        in_flight: InFlightClaim,
+    ) -> Self {
+        Self { session, work, record, _in_flight: in_flight }
+    }
+
+    async fn renew(&self) -> Result<(), SourceUnavailable> {
+        let FleetJobRecord { daemon_id, attempts, .. } = &self.record;
+        let (attempts, lease) = (to_integer(*attempts), self.session.lease.as_secs_f64());
+        let renewed =
+            self.session.query(RENEW, &[&self.work.id, daemon_id, &attempts, &lease]).await?;
+        if renewed.is_empty() {
+            return Err(SourceUnavailable::new("another daemon has ended the job, or has it now"));
+        }
+        Ok(())
+    }
+
+    async fn finish_job(&self, end: JobEnd, stop: &CancellationToken) -> FinishOutcome {
+        let JobEnd { job, stopped_by_shutdown } = end;
+        let is_lost = job.state() == JobState::Lost;
+        if (is_lost || stopped_by_shutdown) && may_run_again(&self.record, self.session.max_deliver)
+        {
+            return self.requeue(self.record.attempts, Duration::ZERO, stop).await;
+        }
+        self.end(&ended(&self.work.id, &self.record, job), stop).await
+    }
+
+    /// Stores the end of the job, until the server has answered or `stop` is cancelled.
+    async fn end(&self, ended: &FleetJobRecord, stop: &CancellationToken) -> FinishOutcome {
+        let id = &self.work.id;
+        let mut backoff = Backoff::default();
+        loop {
+            let error = match self.session.end(id, &self.record, ended, false).await {
+                Ok(true) => return FinishOutcome::Stored,
+                Ok(false) => match self.session.find(id).await {
+                    // An earlier attempt was stored, and its acknowledgement was lost.
+                    Ok(Some(found))
+                        if found.record.state() == FleetJobState::Ended
+                            && found.record.job == ended.job =>
+                    {
+                        return FinishOutcome::Stored;
+                    }
+                    Ok(found) => {
+                        let daemon = found.map(|found| found.record.daemon_id);
+                        tracing::warn!(
+                            job = id,
+                            daemon,
+                            "the claim of a fleet job was lost: the result of this daemon is dropped"
+                        );
+                        return FinishOutcome::Superseded;
+                    }
+                    Err(error) => error,
+                },
+                Err(error) => error,
+            };
+
+            tracing::warn!(%error, job = id, "cannot store the end of a fleet job yet");
+            if !backoff.wait(stop).await {
+                return FinishOutcome::Unknown;
+            }
+        }
+    }
+
+    /// Puts the job into the queue again. `counted` are the attempts that count.
+    async fn requeue(
+        &self,
+        counted: u32,
+        delay: Duration,
+        stop: &CancellationToken,
+    ) -> FinishOutcome {
+        let FleetJobRecord { daemon_id, attempts, .. } = &self.record;
+        let (attempts, counted) = (to_integer(*attempts), to_integer(counted));
+        let delay = delay.as_secs_f64();
+        let mut backoff = Backoff::default();
+        loop {
+            let requeued = self
+                .session
+                .query(REQUEUE, &[&self.work.id, daemon_id, &attempts, &counted, &delay])
+                .await;
+            match requeued {
+                Ok(rows) if rows.is_empty() => return FinishOutcome::Superseded,
+                Ok(_) => return FinishOutcome::Requeued,
+                Err(error) => {
+                    tracing::warn!(%error, job = self.work.id, "cannot give a fleet job back yet");
+                }
+            }
+            if !backoff.wait(stop).await {
+                return FinishOutcome::Unknown;
+            }
+        }
+    }
+}
+
+impl ClaimedWork for PostgresClaim {
+    fn work(&self) -> &Work {
+        &self.work
+    }
+
+    fn progress_interval(&self) -> Duration {
+        self.session.lease / PROGRESS_FRACTION
+    }
+
+    fn progress(&self) -> BoxFuture<'_, Result<(), SourceUnavailable>> {
+        Box::pin(self.renew())
+    }
+
+    fn finish<'a>(
+        &'a self,
+        end: JobEnd,
+        stop: &'a CancellationToken,
+    ) -> BoxFuture<'a, FinishOutcome> {
+        Box::pin(self.finish_job(end, stop))
+    }
+
+    fn release<'a>(
+        &'a self,
+        reason: ReleaseReason,
+        delay: Duration,
+        stop: &'a CancellationToken,
+    ) -> BoxFuture<'a, FinishOutcome> {
+        let counted = match reason {
+            ReleaseReason::NoPlace => self.record.attempts.saturating_sub(1),
+            ReleaseReason::Failure => self.record.attempts,
+        };
+        Box::pin(self.requeue(counted, delay, stop))
+    }
+
+    fn reject<'a>(
+        &'a self,
+        error: &'a Error,
+        stop: &'a CancellationToken,
+    ) -> BoxFuture<'a, FinishOutcome> {
+        Box::pin(async move { self.end(&failed(&self.work.id, &self.record, error), stop).await })
+    }
+}

@@ -1,0 +1,210 @@
+//! One connection to PostgreSQL, which all parts of the fleet share.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring::default_provider,
+    pki_types::{CertificateDer, pem::PemObject as _},
+};
+use rustls_platform_verifier::BuilderVerifierExt as _;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::broadcast,
+    task::AbortHandle,
+    time::timeout,
+};
+use tokio_postgres::{
+    AsyncMessage, Client, Config, Connection, Row, config::SslMode, error::SqlState, types::ToSql,
+};
+use tokio_rustls::TlsConnector;
+
+use super::rustls_stream::RustlsConnector;
+use crate::daemon::{
+    config::fleet_postgres::PostgresConfig, fleet::work_source::SourceUnavailable, task,
+};
+
+/// Time limit of one attempt to connect.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit of one statement. All of them are short.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time after which a connection is dead whose server does not acknowledge what it was sent.
+const TCP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Idle time after which the server must show that it is there.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Notifications that a receiver may be late. It looks at the table if there were more.
+const MAX_LATE_NOTIFICATIONS: usize = 256;
+
+/// What connects to the database.
+pub(super) struct PostgresConnector {
+    config: Config,
+    tls: RustlsConnector,
+}
+
+/// An open connection. It closes when this is dropped.
+pub(super) struct PostgresConnection {
+    client: Client,
+    notifications: broadcast::WeakSender<Arc<str>>,
+    since: Instant,
+    driver: AbortHandle,
+}
+
+/// Why the daemon cannot begin to connect: the configuration is invalid.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PostgresSetupError {
+    #[error("fleet.postgres: {0}")]
+    Url(#[from] tokio_postgres::Error),
+    #[error("fleet.ca_file: {0}")]
+    CaFile(#[source] rustls::pki_types::pem::Error),
+    #[error("fleet.postgres: {0}")]
+    Tls(#[from] rustls::Error),
+}
+
+impl PostgresConnector {
+    /// `name` shows in the server's list of connections.
+    pub(super) fn new(postgres: &PostgresConfig, name: &str) -> Result<Self, PostgresSetupError> {
+        let mut config: Config = postgres.url.parse()?;
+        config
+            .application_name(name)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_user_timeout(TCP_TIMEOUT)
+            .keepalives_idle(KEEP_ALIVE)
+            .ssl_mode(if postgres.encrypt { SslMode::Require } else { SslMode::Disable });
+        if let Some(password) = &postgres.password {
+            config.password(password.bytes());
+        }
+        let tls = Arc::new(tls_config(postgres)?);
+        Ok(Self { config, tls: RustlsConnector(TlsConnector::from(tls)) })
+    }
+
+    /// Connects, and listens to the notifications of the table.
+    pub(super) async fn connect(&self) -> Result<PostgresConnection, SourceUnavailable> {
+        let connecting = self.config.connect(self.tls.clone());
+        let (client, connection) = connecting.await.map_err(|error| unavailable(&error))?;
+        let (sender, _) = broadcast::channel(MAX_LATE_NOTIFICATIONS);
+        let connection = PostgresConnection {
+            client,
+            notifications: sender.downgrade(),
+            since: Instant::now(),
+            driver: task::spawn("connection to PostgreSQL", drive(connection, sender))
+                .abort_handle(),
+        };
+        connection.client.batch_execute("LISTEN jig_jobs").await.map_err(|e| unavailable(&e))?;
+        Ok(connection)
+    }
+}
+
+impl PostgresConnection {
+    pub(super) fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    /// How long the connection has stood.
+    pub(super) fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Receives the notifications from now on. The receiver is closed with the connection.
+    pub(super) fn subscribe(&self) -> Result<broadcast::Receiver<Arc<str>>, SourceUnavailable> {
+        let sender = self.notifications.upgrade();
+        Ok(sender.ok_or_else(|| SourceUnavailable::new("the connection broke"))?.subscribe())
+    }
+
+    /// Executes a statement, and returns its rows.
+    pub(super) async fn query(
+        &self,
+        statement: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, SourceUnavailable> {
+        match timeout(STATEMENT_TIMEOUT, self.client.query(statement, parameters)).await {
+            Ok(rows) => rows.map_err(|error| unavailable(&error)),
+            Err(elapsed) => {
+                // The next statement needs a new connection.
+                self.driver.abort();
+                Err(SourceUnavailable::new(elapsed))
+            }
+        }
+    }
+}
+
+impl Drop for PostgresConnection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl fmt::Debug for PostgresConnector {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("PostgresConnector").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for PostgresConnection {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("PostgresConnection").finish_non_exhaustive()
+    }
+}
+
+/// Reads what the server sends until the connection breaks.
+async fn drive<S, T>(mut connection: Connection<S, T>, notifications: broadcast::Sender<Arc<str>>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    tracing::info!("connected to the PostgreSQL server of the fleet");
+    loop {
+        match poll_fn(|context| connection.poll_message(context)).await {
+            Some(Ok(message)) => {
+                if let AsyncMessage::Notification(notification) = message {
+                    // Without a receiver, no queue and no call waits.
+                    let _receivers = notifications.send(notification.payload().into());
+                }
+            }
+            Some(Err(error)) => {
+                let error = unavailable(&error);
+                tracing::warn!(%error, "lost the connection to the PostgreSQL server of the fleet");
+                return;
+            }
+            None => return,
+        }
+    }
+}
+
+fn tls_config(postgres: &PostgresConfig) -> Result<ClientConfig, PostgresSetupError> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()?;
+    let roots = match &postgres.ca_file {
+        // Not used.
+        None if !postgres.encrypt => RootCertStore::empty(),
+        None => return Ok(builder.with_platform_verifier()?.with_no_client_auth()),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            let read = CertificateDer::pem_file_iter(path).map_err(PostgresSetupError::CaFile)?;
+            for certificate in read {
+                roots.add(certificate.map_err(PostgresSetupError::CaFile)?)?;
+            }
+            roots
+        }
+    };
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+/// Describes an error of the server or of the connection.
+fn unavailable(error: &tokio_postgres::Error) -> SourceUnavailable {
+    let Some(reported) = error.as_db_error() else {
+        let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
+        return SourceUnavailable(format!("{error}{}", cause.unwrap_or_default()));
+    };
+    let missing = [SqlState::UNDEFINED_TABLE, SqlState::UNDEFINED_COLUMN];
+    let hint = if missing.contains(reported.code()) {
+        ": run deploy/postgres/fleet.sql in the database"
+    } else {
+        ""
+    };
+    SourceUnavailable(format!("{} ({}){hint}", reported.message(), reported.code().code()))
+}

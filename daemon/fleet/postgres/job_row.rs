@@ -1,0 +1,116 @@
+//! The row of a job, as the other parts of the fleet know it.
+
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use prost::Message as _;
+use tokio_postgres::Row;
+
+use crate::{
+    api::v1::{FleetJobRecord, FleetJobState, Job, SubmitJobRequest},
+    daemon::{
+        config::fleet::FleetQueueConfig,
+        error::{Error, Reason},
+        fleet::{
+            queued_request::{check_session, decode_request, to_local_request},
+            transition::claim_id,
+            work_source::{SourceUnavailable, Work},
+        },
+    },
+};
+
+/// A job in the table.
+#[derive(Debug, Clone)]
+pub(super) struct JobRow {
+    pub(super) id: String,
+    pub(super) record: FleetJobRecord,
+    pub(super) request: Bytes,
+    traceparent: String,
+}
+
+impl JobRow {
+    pub(super) fn read(row: &Row) -> Result<Self, SourceUnavailable> {
+        Self::read_columns(row)
+            .map_err(|error| SourceUnavailable(format!("the table jig_jobs: {error}")))
+    }
+
+    fn read_columns(row: &Row) -> Result<Self, tokio_postgres::Error> {
+        let time = |name: &str| {
+            let time: Option<SystemTime> = row.try_get(name)?;
+            Ok::<_, tokio_postgres::Error>(time.map(Into::into))
+        };
+        let count = |name: &str| {
+            let count: i32 = row.try_get(name)?;
+            Ok::<_, tokio_postgres::Error>(u32::try_from(count).unwrap_or_default())
+        };
+        let request = Bytes::from(row.try_get::<_, Vec<u8>>("request")?);
+        // One that is malformed fails when the job is claimed.
+        let decoded = SubmitJobRequest::decode(request.clone()).unwrap_or_default();
+        let state = match row.try_get("state")? {
+            "ended" => FleetJobState::Ended,
+            "claimed" => FleetJobState::Claimed,
+            _ => FleetJobState::Queued,
+        };
+        let result: Option<Vec<u8>> = row.try_get("result")?;
+        let job = result.and_then(|result| Job::decode(result.as_slice()).ok());
+
+        Ok(Self {
+            id: row.try_get("id")?,
+            record: FleetJobRecord {
+                state: state.into(),
+                queue: row.try_get("queue")?,
+                workspace: row.try_get("workspace")?,
+                request_id: row.try_get("request_id")?,
+                tool: decoded.tool,
+                dialect: decoded.dialect,
+                principal: job.as_ref().map(|job| job.principal.clone()).unwrap_or_default(),
+                session: row.try_get("session")?,
+                daemon_id: row.try_get::<_, Option<_>>("claimed_by")?.unwrap_or_default(),
+                attempts: count("attempts")?,
+                retry_if_lost: row.try_get("retry_if_lost")? || decoded.retry_if_lost,
+                submit_time: time("submitted_at")?,
+                claim_time: time("claimed_at")?,
+                end_time: time("ended_at")?,
+                job,
+                priority: decoded.priority.unwrap_or_default(),
+                ..FleetJobRecord::default()
+            },
+            request,
+            traceparent: row.try_get("traceparent")?,
+        })
+    }
+
+    /// Returns the work of a claim of this daemon.
+    pub(super) fn to_work(
+        &self,
+        queue: &FleetQueueConfig,
+        is_of_earlier_start: bool,
+    ) -> Result<Work, Error> {
+        let record = &self.record;
+        let request = decode_request(self.request.clone(), &queue.name)?;
+        let session = Some(record.session.clone()).filter(|session| !session.is_empty());
+        check_session(session.as_deref())?;
+        let Some(key) = &queue.key else {
+            let text = "the daemon does not know whose rights jobs of this queue have: the operator can set `key` in [[fleet.queues]]";
+            return Err(Error::new(Reason::Unauthenticated, text));
+        };
+
+        Ok(Work {
+            id: self.id.clone(),
+            queue: queue.name.clone(),
+            workspace: record.workspace.clone(),
+            principal: principal_of_key(key),
+            session,
+            traceparent: Some(self.traceparent.clone()).filter(|parent| !parent.is_empty()),
+            claim_id: claim_id(record),
+            is_of_earlier_start,
+            is_rate_counted: false,
+            request: to_local_request(request, &queue.name),
+        })
+    }
+}
+
+/// Name of the principal of a key.
+pub(super) fn principal_of_key(key: &str) -> String {
+    format!("key:{key}")
+}

@@ -1,0 +1,345 @@
+//! One queue of the fleet in PostgreSQL: claims rows, and waits for new ones.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::broadcast::{self, error::RecvError},
+    time::{sleep_until, timeout_at},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    claimed_row::PostgresClaim,
+    connection::PostgresConnection,
+    job_row::{JobRow, principal_of_key},
+    session::{PostgresSession, to_integer},
+};
+use crate::{
+    api::v1::FleetJobRecord,
+    daemon::{
+        config::fleet::FleetQueueConfig,
+        fleet::{
+            failure::{exhausted_error, failed, lost},
+            transition::may_run_again,
+            work_source::{ClaimedWork, SourceUnavailable, WorkSource},
+        },
+        task::BoxFuture,
+    },
+};
+
+/// Time after which the table is read again without a notification.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+/// Time between two claims while rows are due that another daemon has locked.
+const MIN_WAIT: Duration = Duration::from_millis(200);
+
+/// Claims due rows: `$1` queue, `$2` workspaces, `$3` count, `$4` daemon, `$5` seconds of the lease.
+/// Materialized, so that the limit holds.
+const CLAIM_QUEUED: &str = "
+    WITH due AS MATERIALIZED (
+        SELECT id FROM jig_jobs
+        WHERE queue = $1 AND state = 'queued' AND not_before <= now()
+            AND (workspace = '' OR workspace = ANY($2))
+        ORDER BY not_before, id LIMIT $3 FOR UPDATE SKIP LOCKED)
+    UPDATE jig_jobs AS job SET state = 'claimed', claimed_by = $4, claimed_at = now(),
+        lease_until = now() + make_interval(secs => $5),
+        workspace = coalesce(nullif(job.workspace, ''), ($2::text[])[1]),
+        attempts = job.attempts + 1
+    FROM due WHERE job.id = due.id
+    RETURNING job.*";
+/// Finds the claims that this daemon had before, and those of dead daemons: `$3` daemon, `$4` jobs
+/// that it runs, `$5` whether others may be dead, `$6` count.
+const FIND_CLAIMED: &str = "
+    SELECT * FROM jig_jobs
+    WHERE queue = $1 AND state = 'claimed' AND workspace = ANY($2)
+        AND ((claimed_by = $3 AND id <> ALL($4))
+            OR (claimed_by <> $3 AND $5 AND lease_until < now()))
+    ORDER BY lease_until LIMIT $6";
+/// Makes a found claim one of this daemon: `$2` daemon and `$3` attempts of the found one, `$4`
+/// daemon, `$5` seconds of the lease.
+const TAKE_CLAIMED: &str = "
+    UPDATE jig_jobs SET claimed_by = $4, lease_until = now() + make_interval(secs => $5),
+        claimed_at = CASE WHEN $2 = $4 THEN claimed_at ELSE now() END,
+        attempts = attempts + CASE WHEN $2 = $4 THEN 0 ELSE 1 END
+    WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
+        AND ($2 = $4 OR lease_until < now())
+    RETURNING *";
+/// Seconds until the next job is due, and until the next lease of another daemon ends.
+const NEXT_DUE: &str = "
+    SELECT
+        extract(epoch FROM (
+            SELECT min(not_before) FROM jig_jobs
+            WHERE queue = $1 AND state = 'queued' AND (workspace = '' OR workspace = ANY($2))
+        ) - now())::float8,
+        extract(epoch FROM (
+            SELECT min(lease_until) FROM jig_jobs
+            WHERE queue = $1 AND state = 'claimed' AND workspace = ANY($2) AND claimed_by <> $3
+        ) - now())::float8";
+
+/// A queue, as this daemon takes jobs from it.
+#[derive(Debug)]
+pub(crate) struct PostgresQueue {
+    session: Arc<PostgresSession>,
+    queue: FleetQueueConfig,
+}
+
+/// The claims of one look at the table.
+#[derive(Default)]
+struct ClaimedRows {
+    claims: Vec<Box<dyn ClaimedWork>>,
+    /// Whether rows were changed: there may be more.
+    any_changed: bool,
+}
+
+impl PostgresQueue {
+    pub(crate) fn new(session: Arc<PostgresSession>, queue: FleetQueueConfig) -> Self {
+        Self { session, queue }
+    }
+
+    async fn claim_rows(
+        &self,
+        max: usize,
+        stop: &CancellationToken,
+    ) -> Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable> {
+        while !stop.is_cancelled() {
+            let connection = self.session.connection().await?;
+            self.session.note_start(&connection).await?;
+            // Before the table is read, so that no job is missed.
+            let mut notifications = connection.subscribe()?;
+            let claimed = self.claim_present(&connection, max).await?;
+            if !claimed.claims.is_empty() {
+                return Ok(claimed.claims);
+            }
+            if claimed.any_changed {
+                continue;
+            }
+
+            self.session.delete_old().await?;
+            let until = Instant::now() + self.next_due(&connection).await?;
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => {}
+                () = sleep_until(until.into()) => {}
+                notified = self.wait_for_job(&mut notifications) => notified?,
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Claims at most `max` of the jobs that there are, those of dead daemons first.
+    async fn claim_present(
+        &self,
+        connection: &PostgresConnection,
+        max: usize,
+    ) -> Result<ClaimedRows, SourceUnavailable> {
+        let mut claimed = ClaimedRows::default();
+        self.claim_claimed(connection, max, &mut claimed).await?;
+        let missing = max - claimed.claims.len();
+        if missing > 0 {
+            let queued = self.claim_queued(connection, missing, &mut claimed).await;
+            if let Err(error) = queued
+                && claimed.claims.is_empty()
+            {
+                return Err(error);
+            }
+        }
+        Ok(claimed)
+    }
+
+    async fn claim_queued(
+        &self,
+        connection: &PostgresConnection,
+        max: usize,
+        claimed: &mut ClaimedRows,
+    ) -> Result<(), SourceUnavailable> {
+        let PostgresSession { daemon_id, lease, .. } = &*self.session;
+        let (name, workspaces) = (&self.queue.name, &self.queue.workspaces);
+        let (max, lease) = (to_limit(max), lease.as_secs_f64());
+        let daemon_id: &str = daemon_id;
+        let rows =
+            connection.query(CLAIM_QUEUED, &[name, workspaces, &max, &daemon_id, &lease]).await?;
+        for row in rows {
+            claimed.any_changed = true;
+            let row = JobRow::read(&row)?;
+            if row.record.attempts > self.session.max_deliver {
+                let record = self.with_principal(row.record);
+                let ended = failed(&row.id, &record, &exhausted_error(record.attempts - 1));
+                self.session.end(&row.id, &record, &ended, false).await?;
+            } else {
+                claimed.claims.extend(self.build_claim(row, false).await?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over claims of dead daemons, and claims that this one had before it was restarted. Jobs
+    /// that must not run again are lost.
+    async fn claim_claimed(
+        &self,
+        connection: &PostgresConnection,
+        max: usize,
+        claimed: &mut ClaimedRows,
+    ) -> Result<(), SourceUnavailable> {
+        let PostgresSession { daemon_id, lease, in_flight, .. } = &*self.session;
+        let (name, workspaces) = (&self.queue.name, &self.queue.workspaces);
+        let (max, lease) = (to_limit(max), lease.as_secs_f64());
+        let daemon_id: &str = daemon_id;
+        let running = in_flight.all();
+        let can_judge = self.time_until_judge(connection).is_zero();
+        let rows = connection
+            .query(FIND_CLAIMED, &[name, workspaces, &daemon_id, &running, &can_judge, &max])
+            .await?;
+        for row in rows {
+            let JobRow { id, record, .. } = JobRow::read(&row)?;
+            let is_mine = record.daemon_id == daemon_id;
+            if !is_mine && !self.take_over(&id, &record).await? {
+                claimed.any_changed = true;
+                continue;
+            }
+            let attempts = to_integer(record.attempts);
+            let taken = connection
+                .query(TAKE_CLAIMED, &[&id, &record.daemon_id, &attempts, &daemon_id, &lease])
+                .await?;
+            // Otherwise another daemon was faster, or the first one is alive.
+            if let Some(row) = taken.first() {
+                claimed.any_changed = true;
+                claimed.claims.extend(self.build_claim(JobRow::read(row)?, is_mine).await?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the job of a dead daemon may run again. Ends it as lost if not.
+    async fn take_over(
+        &self,
+        id: &str,
+        record: &FleetJobRecord,
+    ) -> Result<bool, SourceUnavailable> {
+        let runs_again = may_run_again(record, self.session.max_deliver);
+        tracing::warn!(
+            job = id,
+            daemon = record.daemon_id,
+            attempts = record.attempts,
+            runs_again,
+            "the daemon of a fleet job is dead"
+        );
+        if !runs_again {
+            let record = &self.with_principal(record.clone());
+            self.session.end(id, record, &lost(id, record), true).await?;
+        }
+        Ok(runs_again)
+    }
+
+    /// Builds the claim of a row. An invalid job fails instead.
+    async fn build_claim(
+        &self,
+        mut row: JobRow,
+        is_resumed: bool,
+    ) -> Result<Option<Box<dyn ClaimedWork>>, SourceUnavailable> {
+        row.record = self.with_principal(row.record);
+        match row.to_work(&self.queue, is_resumed && self.session.is_of_earlier_start(&row.record))
+        {
+            Ok(work) => {
+                let session = Arc::clone(&self.session);
+                let in_flight = self.session.in_flight.begin(&row.id);
+                Ok(in_flight.map(|in_flight| {
+                    Box::new(PostgresClaim::new(session, work, row.record, in_flight))
+                        as Box<dyn ClaimedWork>
+                }))
+            }
+            Err(error) => {
+                let reason = error.reason.name();
+                tracing::warn!(%error, reason, job = row.id, "rejected a row of the fleet");
+                let record = failed(&row.id, &row.record, &error);
+                self.session.end(&row.id, &row.record, &record, false).await?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Adds the principal of the queue.
+    fn with_principal(&self, record: FleetJobRecord) -> FleetJobRecord {
+        let principal = self.queue.key.as_deref().map(principal_of_key).unwrap_or_default();
+        FleetJobRecord { principal, ..record }
+    }
+
+    /// Time until this daemon may take others for dead. After an outage, they get the time to renew
+    /// their leases.
+    fn time_until_judge(&self, connection: &PostgresConnection) -> Duration {
+        self.session.lease.saturating_sub(connection.age())
+    }
+
+    /// How long to wait without a notification.
+    async fn next_due(
+        &self,
+        connection: &PostgresConnection,
+    ) -> Result<Duration, SourceUnavailable> {
+        let daemon_id: &str = &self.session.daemon_id;
+        let (name, workspaces) = (&self.queue.name, &self.queue.workspaces);
+        let rows = connection.query(NEXT_DUE, &[name, workspaces, &daemon_id]).await?;
+        let delay = |column| {
+            let seconds: Option<f64> = rows.first().and_then(|row| row.try_get(column).ok()?);
+            // A lease or a delay that has ended is due now.
+            seconds.map(|secs| Duration::try_from_secs_f64(secs.max(0.0)).unwrap_or(MAX_WAIT))
+        };
+        let job_delay = delay(0).unwrap_or(MAX_WAIT);
+        let lease_delay = delay(1).map(|delay| delay.max(self.time_until_judge(connection)));
+        Ok(job_delay.min(lease_delay.unwrap_or(MAX_WAIT)).clamp(MIN_WAIT, MAX_WAIT))
+    }
+
+    /// Waits for a notification of a new job in this queue.
+    async fn wait_for_job(
+        &self,
+        notifications: &mut broadcast::Receiver<Arc<str>>,
+    ) -> Result<(), SourceUnavailable> {
+        loop {
+            match notifications.recv().await {
+                Ok(notification) => {
+                    let mut words = notification.splitn(3, ' ');
+                    if words.next() == Some("queued")
+                        && words.nth(1).is_none_or(|queue| queue == self.queue.name)
+                    {
+                        return Ok(());
+                    }
+                }
+                Err(RecvError::Lagged(_)) => return Ok(()),
+                Err(RecvError::Closed) => {
+                    return Err(SourceUnavailable::new("the connection broke"));
+                }
+            }
+        }
+    }
+}
+
+impl WorkSource for PostgresQueue {
+    fn claim<'a>(
+        &'a self,
+        max: usize,
+        stop: &'a CancellationToken,
+    ) -> BoxFuture<'a, Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable>> {
+        Box::pin(self.claim_rows(max, stop))
+    }
+}
+
+/// Waits until a notification names this job, or `until`.
+pub(super) async fn wait_for_notification(
+    notifications: &mut broadcast::Receiver<Arc<str>>,
+    id: &str,
+    until: Instant,
+) -> Result<(), SourceUnavailable> {
+    loop {
+        match timeout_at(until.into(), notifications.recv()).await {
+            Ok(Ok(notification)) if notification.split(' ').nth(1) != Some(id) => {}
+            Ok(Ok(_) | Err(RecvError::Lagged(_))) | Err(_) => return Ok(()),
+            Ok(Err(RecvError::Closed)) => {
+                return Err(SourceUnavailable::new("the connection broke"));
+            }
+        }
+    }
+}
+
+fn to_limit(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

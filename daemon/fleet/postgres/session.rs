@@ -1,0 +1,194 @@
+//! What this daemon has in PostgreSQL: a connection, which is opened again after each failure, and the
+//! statements that several parts use.
+
+use std::{
+    sync::{Arc, Mutex as StdMutex, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use prost::Message as _;
+use tokio::{
+    sync::{Mutex, OnceCell},
+    time::timeout,
+};
+use tokio_postgres::{Row, types::ToSql};
+
+use super::{
+    connection::{CONNECT_TIMEOUT, PostgresConnection, PostgresConnector, PostgresSetupError},
+    job_row::JobRow,
+};
+use crate::{
+    api::v1::{FleetJobRecord, JobState},
+    daemon::{
+        config::{fleet::FleetConfig, fleet_postgres::PostgresConfig},
+        fleet::{
+            in_flight::InFlightClaims, transition::is_claim_of, work_source::SourceUnavailable,
+        },
+    },
+};
+
+/// How often a daemon deletes old rows.
+const DELETION_INTERVAL: Duration = Duration::from_secs(600);
+/// Rows that it deletes at once.
+const MAX_DELETED_ROWS: i64 = 10_000;
+
+const FIND: &str = "SELECT * FROM jig_jobs WHERE id = $1";
+/// Ends a claim. `$6`: whether only if its lease has ended.
+const END: &str = "
+    UPDATE jig_jobs SET state = 'ended', lease_until = NULL, ended_at = now(), outcome = $4,
+        result = $5
+    WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
+        AND (NOT $6 OR lease_until < now())
+    RETURNING id";
+const DELETE_OLD: &str = "
+    DELETE FROM jig_jobs WHERE id IN (
+        SELECT id FROM jig_jobs
+        WHERE state = 'ended' AND ended_at < now() - make_interval(secs => $1) LIMIT $2)";
+
+/// The part of the fleet that is in PostgreSQL.
+#[derive(Debug)]
+pub(crate) struct PostgresSession {
+    connector: PostgresConnector,
+    connection: Mutex<Option<Arc<PostgresConnection>>>,
+    pub(super) daemon_id: Arc<str>,
+    /// Time after which a claim that is not renewed belongs to a dead daemon.
+    pub(super) lease: Duration,
+    pub(super) max_deliver: u32,
+    pub(super) result_retention: Duration,
+    pub(super) in_flight: Arc<InFlightClaims>,
+    last_deletion: StdMutex<Option<Instant>>,
+    /// When this process first connected, by the clock of the server.
+    started: OnceCell<SystemTime>,
+}
+
+impl PostgresSession {
+    /// Does not connect yet.
+    pub(crate) fn new(
+        config: &FleetConfig,
+        postgres: &PostgresConfig,
+        daemon_id: &str,
+    ) -> Result<Arc<Self>, PostgresSetupError> {
+        Ok(Arc::new(Self {
+            connector: PostgresConnector::new(postgres, &format!("jigd {daemon_id}"))?,
+            connection: Mutex::default(),
+            daemon_id: daemon_id.into(),
+            lease: config.lost_after,
+            max_deliver: config.max_deliver,
+            result_retention: config.result_retention,
+            in_flight: Arc::default(),
+            last_deletion: StdMutex::default(),
+            started: OnceCell::new(),
+        }))
+    }
+
+    /// Returns the connection. Connects if there is none.
+    pub(super) async fn connection(&self) -> Result<Arc<PostgresConnection>, SourceUnavailable> {
+        let connect = async {
+            let mut current = self.connection.lock().await;
+            if let Some(connection) = &*current
+                && !connection.is_closed()
+            {
+                return Ok(Arc::clone(connection));
+            }
+            let connection = Arc::new(self.connector.connect().await?);
+            *current = Some(Arc::clone(&connection));
+            Ok(connection)
+        };
+        timeout(CONNECT_TIMEOUT, connect).await.map_err(SourceUnavailable::new)?
+    }
+
+    /// Executes a statement, and returns its rows.
+    pub(super) async fn query(
+        &self,
+        statement: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, SourceUnavailable> {
+        self.connection().await?.query(statement, parameters).await
+    }
+
+    pub(super) async fn find(&self, id: &str) -> Result<Option<JobRow>, SourceUnavailable> {
+        self.query(FIND, &[&id]).await?.first().map(JobRow::read).transpose()
+    }
+
+    /// Whether this daemon has a claim still.
+    pub(crate) async fn has_claim(&self, id: &str, claim: &str) -> Result<bool, SourceUnavailable> {
+        let found = self.find(id).await?;
+        Ok(found.is_some_and(|found| is_claim_of(&found.record, &self.daemon_id, claim)))
+    }
+
+    /// Reads the time of the start from the server, before the first claim.
+    pub(super) async fn note_start(
+        &self,
+        connection: &PostgresConnection,
+    ) -> Result<(), SourceUnavailable> {
+        let read = async || {
+            let rows = connection.query("SELECT now()", &[]).await?;
+            let now = rows.first().and_then(|row| row.try_get(0).ok());
+            now.ok_or_else(|| SourceUnavailable::new("the server has no time"))
+        };
+        self.started.get_or_try_init(read).await.map(|_| ())
+    }
+
+    /// Whether a claim was made before this process connected. Otherwise the response to the claim
+    /// was lost, and the job has not begun.
+    pub(super) fn is_of_earlier_start(&self, claim: &FleetJobRecord) -> bool {
+        let claimed = claim.claim_time.and_then(|time| SystemTime::try_from(time).ok());
+        claimed < self.started.get().copied()
+    }
+
+    /// Stores the end of a claim, unless it is one no more. `only_if_expired`: unless its lease was
+    /// renewed.
+    pub(super) async fn end(
+        &self,
+        id: &str,
+        claim: &FleetJobRecord,
+        ended: &FleetJobRecord,
+        only_if_expired: bool,
+    ) -> Result<bool, SourceUnavailable> {
+        let job = ended.job.clone().unwrap_or_default();
+        let (outcome, result) = (outcome(job.state()), job.encode_to_vec());
+        let attempts = to_integer(claim.attempts);
+        let rows = self
+            .query(END, &[&id, &claim.daemon_id, &attempts, &outcome, &result, &only_if_expired])
+            .await?;
+        Ok(!rows.is_empty())
+    }
+
+    /// Deletes old ended jobs, once in a while.
+    pub(super) async fn delete_old(&self) -> Result<(), SourceUnavailable> {
+        let is_due = {
+            let mut last = self.last_deletion.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_due = last.is_none_or(|last| last.elapsed() >= DELETION_INTERVAL);
+            if is_due {
+                *last = Some(Instant::now());
+            }
+            is_due
+        };
+        if is_due {
+            let retention = self.result_retention.as_secs_f64();
+            self.query(DELETE_OLD, &[&retention, &MAX_DELETED_ROWS]).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Name of the state of an ended job, in the column `outcome`.
+pub(super) fn outcome(state: JobState) -> String {
+    state.as_str_name().trim_start_matches("JOB_STATE_").to_lowercase()
+}
+
+/// PostgreSQL has no unsigned numbers.
+pub(super) fn to_integer(count: u32) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcomes_are_words() {
+        assert_eq!(outcome(JobState::Succeeded), "succeeded");
+        assert_eq!(outcome(JobState::Lost), "lost");
+    }
+}

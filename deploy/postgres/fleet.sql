@@ -1,0 +1,84 @@
+-- The queues of a jig fleet in PostgreSQL 12 or later (docs/operate/fleet.md).
+--
+-- The operator runs this once, as the owner of the table. Daemons and submitters get their rights at
+-- the end, and need none to create anything:
+--
+--   psql --set=ON_ERROR_STOP=1 --set=daemons=jigd --set=submitters=ci --file=fleet.sql DATABASE
+--
+-- Both are roles that exist. Repeating it changes nothing.
+
+BEGIN;
+
+CREATE TABLE IF NOT EXISTS jig_jobs (
+    -- 'fleet-' and 32 digits of the SHA-256 of queue/request_id. The trigger sets it.
+    id text PRIMARY KEY,
+
+    -- What submitters give. Two rows cannot have the same queue and request id.
+    queue text NOT NULL CHECK (char_length(queue) BETWEEN 1 AND 80),
+    -- Empty: the first workspace of the daemon that runs the job.
+    workspace text NOT NULL DEFAULT '',
+    request_id text NOT NULL CHECK (char_length(request_id) BETWEEN 1 AND 120),
+    session text NOT NULL DEFAULT '',
+    traceparent text NOT NULL DEFAULT '',
+    -- An encoded jig.v1.SubmitJobRequest.
+    request bytea NOT NULL,
+    -- Whether another daemon runs the job again if its daemon dies.
+    retry_if_lost boolean NOT NULL DEFAULT false,
+    -- No daemon claims the job before.
+    not_before timestamptz NOT NULL DEFAULT now(),
+
+    -- What daemons store.
+    state text NOT NULL DEFAULT 'queued' CHECK (state IN ('queued', 'claimed', 'ended')),
+    claimed_by text,
+    -- When the daemon that has claimed the job counts as dead. It renews the lease before.
+    lease_until timestamptz,
+    -- Claims that began the job.
+    attempts integer NOT NULL DEFAULT 0,
+    -- succeeded, failed, cancelled or lost.
+    outcome text,
+    -- An encoded jig.v1.Job with its result.
+    result bytea,
+    submitted_at timestamptz NOT NULL DEFAULT now(),
+    claimed_at timestamptz,
+    ended_at timestamptz,
+
+    CHECK ((state = 'claimed') = (lease_until IS NOT NULL)),
+    CHECK (state <> 'claimed' OR claimed_by IS NOT NULL),
+    CHECK ((state = 'ended') = (result IS NOT NULL))
+);
+
+CREATE INDEX IF NOT EXISTS jig_jobs_queued ON jig_jobs (queue, not_before, id) WHERE state = 'queued';
+CREATE INDEX IF NOT EXISTS jig_jobs_claimed ON jig_jobs (queue, lease_until) WHERE state = 'claimed';
+CREATE INDEX IF NOT EXISTS jig_jobs_ended ON jig_jobs (ended_at) WHERE state = 'ended';
+
+CREATE OR REPLACE FUNCTION jig_jobs_set_id() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.id := 'fleet-'
+        || left(encode(sha256(convert_to(NEW.queue || '/' || NEW.request_id, 'UTF8')), 'hex'), 32);
+    RETURN NEW;
+END
+$$;
+
+-- Wakes the daemons that wait for a job of the queue, and those that wait for its end.
+CREATE OR REPLACE FUNCTION jig_jobs_notify() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('jig_jobs', NEW.state || ' ' || NEW.id || ' ' || NEW.queue);
+    RETURN NULL;
+END
+$$;
+
+DROP TRIGGER IF EXISTS jig_jobs_set_id ON jig_jobs;
+CREATE TRIGGER jig_jobs_set_id BEFORE INSERT ON jig_jobs
+    FOR EACH ROW EXECUTE FUNCTION jig_jobs_set_id();
+
+DROP TRIGGER IF EXISTS jig_jobs_notify ON jig_jobs;
+CREATE TRIGGER jig_jobs_notify AFTER INSERT OR UPDATE OF state ON jig_jobs
+    FOR EACH ROW WHEN (NEW.state <> 'claimed') EXECUTE FUNCTION jig_jobs_notify();
+
+-- A role that can change all columns can give jobs results. Submitters cannot.
+GRANT SELECT, INSERT, UPDATE, DELETE ON jig_jobs TO :"daemons";
+GRANT SELECT ON jig_jobs TO :"submitters";
+GRANT INSERT (queue, workspace, request_id, session, traceparent, request, retry_if_lost, not_before)
+    ON jig_jobs TO :"submitters";
+
+COMMIT;
