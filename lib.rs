@@ -23,7 +23,7 @@
 //!   agent_sandbox/  the agent-sandbox runtime: processes over gRPC, files over REST
 //!   http/           the ways in beside gRPC: Connect, REST, events, MCP; each becomes calls of gRPC
 //!   grpc/           one file or directory per gRPC service; errors → statuses
-//!   fleet/          queues of jobs that several daemons share, on NATS
+//!   fleet/          queues of jobs that several daemons share, on NATS or PostgreSQL
 //!   pipeline/       what every call passes: validation, idempotency, policy, approval, admission, records;
 //!                   jobs, batches and calls by name
 //!   dialect/        one file per dialect: names and parameters of tools that models know
@@ -123,6 +123,7 @@
 //! | opentelemetry, prometheus, tracing | spans, metrics and logs |
 //! | rmcp | the Model Context Protocol |
 //! | async-nats, hmac | queues of a fleet, and the signatures of their jobs |
+//! | tokio-postgres | queues of a fleet in PostgreSQL |
 //! | clap, indicatif, anstream | command line, progress and colours of `jig` |
 //!
 //! The process decides which crate makes a system call. In ordinary processes (daemon, keeper,
