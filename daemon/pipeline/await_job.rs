@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Instant};
 use serde_json::Value;
 
 use super::{
-    Pipeline, context::CallContext, invoke::batch::cancelled_response, jobs::LiveOrEndedJob,
+    Pipeline, context::CallContext, fleet_access::wait_for_fleet_job, fleet_jobs::is_fleet_job_id,
+    invoke::batch::cancelled_response, jobs::LiveOrEndedJob,
 };
 use crate::{
     api::{
@@ -14,7 +15,6 @@ use crate::{
     },
     daemon::{
         error::Error,
-        store::jobs::Job,
         task::{self, BoxFuture},
         tool::job_waiter::JobWaiter,
     },
@@ -37,44 +37,71 @@ impl Pipeline {
 impl JobWaiter for CallerJobs {
     fn wait(&self, id: String, until: Instant) -> BoxFuture<'_, Result<AwaitJobResponse, Error>> {
         Box::pin(async move {
-            let found = self.pipeline.find_job(&self.context, &id).await?;
-            self.check_dialect(&found.job())?;
-
-            let snapshot = match found {
-                LiveOrEndedJob::Ended(snapshot) => *snapshot,
-                LiveOrEndedJob::Live(handle) => tokio::select! {
-                    biased;
-                    snapshot = handle.wait_for_end() => snapshot,
-                    () = task::sleep_until(Some(until)) => {
-                        return Ok(AwaitJobResponse {
-                            pending: true,
-                            ..AwaitJobResponse::default()
-                        });
-                    }
-                },
+            let ended = if is_fleet_job_id(&id) {
+                self.wait_for_fleet_job(&id, until).await?
+            } else {
+                self.wait_for_local_job(&id, until).await?
             };
-            Ok(await_job_response(snapshot.response()?.unwrap_or_else(cancelled_response)))
+            Ok(ended.map_or_else(pending_response, await_job_response))
         })
     }
 }
 
 impl CallerJobs {
+    /// Returns the result of a job of this daemon, or `None` if it has not ended by `until`.
+    async fn wait_for_local_job(
+        &self,
+        id: &str,
+        until: Instant,
+    ) -> Result<Option<InvokeResponse>, Error> {
+        let found = self.pipeline.find_job(&self.context, id).await?;
+        self.check_dialect(&found.job().dialect)?;
+
+        let snapshot = match found {
+            LiveOrEndedJob::Ended(snapshot) => *snapshot,
+            LiveOrEndedJob::Live(handle) => tokio::select! {
+                biased;
+                snapshot = handle.wait_for_end() => snapshot,
+                () = task::sleep_until(Some(until)) => return Ok(None),
+            },
+        };
+        Ok(Some(snapshot.response()?.unwrap_or_else(cancelled_response)))
+    }
+
+    /// Returns the result of a fleet job, or `None` if it has not ended by `until`.
+    async fn wait_for_fleet_job(
+        &self,
+        id: &str,
+        until: Instant,
+    ) -> Result<Option<InvokeResponse>, Error> {
+        let (fleet, found) = self.pipeline.find_fleet_job(&self.context, id).await?;
+        self.check_dialect(&found.job.dialect)?;
+
+        let job = wait_for_fleet_job(fleet, found, Some(until)).await?;
+        let has_ended = job.end_time.is_some();
+        Ok(has_ended.then(|| job.result.unwrap_or_else(cancelled_response)))
+    }
+
     /// Rejects a job of another dialect than that of the call. Its result is in the terms of its
     /// own dialect, and names tools that the calling model does not have.
-    fn check_dialect(&self, job: &Job) -> Result<(), Error> {
+    fn check_dialect(&self, job_dialect: &str) -> Result<(), Error> {
         let Some(origin) = &self.context.invoke_origin else {
             return Ok(());
         };
 
         let own_dialect = origin.dialect.map_or("", |dialect| dialect.name);
-        if job.dialect.is_empty() || job.dialect == own_dialect {
+        if job_dialect.is_empty() || job_dialect == own_dialect {
             return Ok(());
         }
 
-        let text =
-            format!("is a job of the dialect {}: call wait_job in that dialect", job.dialect);
+        let text = format!("is a job of the dialect {job_dialect}: call wait_job in that dialect");
         Err(Error::invalid_field("job_id", text))
     }
+}
+
+/// The response while a job has not ended.
+fn pending_response() -> AwaitJobResponse {
+    AwaitJobResponse { pending: true, ..AwaitJobResponse::default() }
 }
 
 /// Converts the result of a job for the model.

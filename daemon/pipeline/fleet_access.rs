@@ -1,6 +1,6 @@
 //! The fleet of a daemon, and which of its jobs a caller may see.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use super::{
     Pipeline,
@@ -8,7 +8,7 @@ use super::{
     fleet_jobs::{FleetJob, FleetJobs},
     jobs::job_not_found_error,
 };
-use crate::daemon::error::Error;
+use crate::{api::v1::Job, daemon::error::Error};
 
 impl Pipeline {
     /// Registers the fleet, before the first call.
@@ -49,4 +49,17 @@ impl Pipeline {
             None => Err(job_not_found_error(workspace, id)),
         }
     }
+}
+
+/// Waits until a job has ended or `until`, and returns it with its result.
+pub(crate) async fn wait_for_fleet_job(
+    fleet: &Arc<dyn FleetJobs>,
+    job: FleetJob,
+    until: Option<Instant>,
+) -> Result<Job, Error> {
+    let job = match job.job.end_time {
+        Some(_) => job,
+        None => fleet.wait(&job.job.job_id, until).await?.unwrap_or(job),
+    };
+    fleet.load_result(job).await
 }

@@ -34,7 +34,7 @@ pub(crate) mod context;
 mod dyn_tool;
 pub(crate) mod envelope;
 mod execute;
-mod fleet_access;
+pub(crate) mod fleet_access;
 pub(crate) mod fleet_jobs;
 pub(crate) mod idempotency;
 pub(crate) mod invoke;

@@ -17,6 +17,7 @@ mod postgres_server;
 mod server_access;
 mod submissions;
 mod throughput;
+mod wait_tool;
 mod watch;
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc};

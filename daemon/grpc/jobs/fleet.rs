@@ -23,6 +23,7 @@ use crate::{
         pipeline::{
             Pipeline,
             context::CallContext,
+            fleet_access::wait_for_fleet_job,
             fleet_jobs::{FleetJob, FleetJobEvents, FleetJobs, FleetSubmission},
             job_submission::DEFAULT_QUEUE_NAME,
             once::IdempotentCall,
@@ -87,21 +88,17 @@ pub(super) async fn submit_fleet_job(
 }
 
 /// Waits until a job has ended or `until`. Fails if the drain timeout passes first.
-pub(super) async fn wait_for_fleet_job(
+pub(super) async fn wait_for_job(
     pipeline: &Pipeline,
     fleet: &Arc<dyn FleetJobs>,
     job: FleetJob,
     until: Option<Instant>,
 ) -> Result<Job, Error> {
-    let job = match job.job.end_time {
-        Some(_) => job,
-        None => tokio::select! {
-            biased;
-            waited = fleet.wait(&job.job.job_id, until) => waited?.unwrap_or(job),
-            () = pipeline.shutdown.terminate_token().cancelled_owned() => return Err(shutdown_error()),
-        },
-    };
-    fleet.load_result(job).await
+    tokio::select! {
+        biased;
+        waited = wait_for_fleet_job(fleet, job, until) => waited,
+        () = pipeline.shutdown.terminate_token().cancelled_owned() => Err(shutdown_error()),
+    }
 }
 
 /// Cancels a job, and waits until it has ended.

@@ -16,8 +16,7 @@ use tonic::{Request, Response, Status};
 
 use self::{
     fleet::{
-        FleetJobStream, cancel_fleet_job, parse_fleet_submission, submit_fleet_job,
-        wait_for_fleet_job,
+        FleetJobStream, cancel_fleet_job, parse_fleet_submission, submit_fleet_job, wait_for_job,
     },
     limits::JobLimits,
     list::{next_page_token, parse_job_query},
@@ -187,7 +186,7 @@ impl JobService for JobServiceHandler {
             let until = wait.map(|wait| Instant::now() + wait);
             if is_fleet_job_id(&request.job_id) {
                 let (fleet, job) = self.pipeline.find_fleet_job(&context, &request.job_id).await?;
-                let job = wait_for_fleet_job(&self.pipeline, fleet, job, until).await?;
+                let job = wait_for_job(&self.pipeline, fleet, job, until).await?;
                 return Ok(WaitJobResponse { job: Some(job) });
             }
             let snapshot = match self.find_job(&context, &request.job_id).await? {
