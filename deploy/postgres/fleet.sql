@@ -16,12 +16,12 @@ CREATE TABLE IF NOT EXISTS jig_jobs (
     -- What submitters give. Two rows cannot have the same queue and request id.
     queue text NOT NULL CHECK (char_length(queue) BETWEEN 1 AND 80),
     -- Empty: the first workspace of the daemon that runs the job.
-    workspace text NOT NULL DEFAULT '',
+    workspace text NOT NULL DEFAULT '' CHECK (char_length(workspace) <= 80),
     request_id text NOT NULL CHECK (char_length(request_id) BETWEEN 1 AND 120),
-    session text NOT NULL DEFAULT '',
-    traceparent text NOT NULL DEFAULT '',
+    session text NOT NULL DEFAULT '' CHECK (char_length(session) <= 64),
+    traceparent text NOT NULL DEFAULT '' CHECK (char_length(traceparent) <= 64),
     -- An encoded jig.v1.SubmitJobRequest.
-    request bytea NOT NULL,
+    request bytea NOT NULL CHECK (octet_length(request) <= 1048576),
     -- Whether another daemon runs the job again if its daemon dies.
     retry_if_lost boolean NOT NULL DEFAULT false,
     -- No daemon claims the job before.

@@ -246,7 +246,9 @@ async fn invalid_rows_fail() {
         assert!(result.contains(message), "{name}: {result}");
     }
     // The table rejects what is no job.
-    assert!(client.query_one(insert, &[&"build", &"", &"", &vec![0_u8]]).await.is_err());
+    for (request_id, body) in [("", vec![0_u8]), ("huge", vec![0_u8; (1 << 20) + 1])] {
+        assert!(client.query_one(insert, &[&"build", &request_id, &"", &body]).await.is_err());
+    }
 
     let id = fleet.server.insert("valid", &valid).await;
     fleet.expect_end(&id, "succeeded").await;

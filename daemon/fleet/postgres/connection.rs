@@ -22,9 +22,8 @@ use tokio::{
 use tokio_postgres::{
     AsyncMessage, Client, Config, Connection, Row, config::SslMode, error::SqlState, types::ToSql,
 };
-use tokio_rustls::TlsConnector;
+use tokio_postgres_rustls_improved::MakeRustlsConnect;
 
-use super::rustls_stream::RustlsConnector;
 use crate::daemon::{
     config::fleet_postgres::PostgresConfig, fleet::work_source::SourceUnavailable, task,
 };
@@ -43,7 +42,7 @@ const MAX_LATE_NOTIFICATIONS: usize = 256;
 /// What connects to the database.
 pub(super) struct PostgresConnector {
     config: Config,
-    tls: RustlsConnector,
+    tls: MakeRustlsConnect,
 }
 
 /// An open connection. It closes when this is dropped.
@@ -78,8 +77,7 @@ impl PostgresConnector {
         if let Some(password) = &postgres.password {
             config.password(password.bytes());
         }
-        let tls = Arc::new(tls_config(postgres)?);
-        Ok(Self { config, tls: RustlsConnector(TlsConnector::from(tls)) })
+        Ok(Self { config, tls: MakeRustlsConnect::new(tls_config(postgres)?) })
     }
 
     /// Connects, and listens to the notifications of the table.

@@ -20,7 +20,6 @@ mod connection;
 mod job_row;
 mod postgres_jobs;
 mod queue;
-mod rustls_stream;
 mod session;
 
 pub(super) use self::{
