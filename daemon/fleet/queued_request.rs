@@ -6,18 +6,37 @@ use prost::Message as _;
 use crate::{
     api::v1::SubmitJobRequest,
     daemon::{
-        error::{Error, Reason},
+        error::{Error, Reason, Violation},
         pipeline::job_submission::DEFAULT_QUEUE_NAME,
         store::session::SessionId,
     },
 };
 
-/// Decodes a request, which may name only the queue that has it.
+/// Size of a name in a request. No tool, dialect or queue has a longer one.
+const MAX_NAME_BYTES: usize = 80;
+
+/// Decodes a request, which may name only the queue that has it. The names in it are stored with the
+/// state of the job, so they must be short.
 pub(super) fn decode_request(body: Bytes, queue: &str) -> Result<SubmitJobRequest, Error> {
     let request = SubmitJobRequest::decode(body).map_err(|error| {
         let text = format!("the body is no jig.v1.SubmitJobRequest: {error}");
         Error::new(Reason::InvalidParams, text)
     })?;
+    let names = [
+        ("tool", request.tool.as_str()),
+        ("dialect", request.dialect.as_str()),
+        ("queue", request.queue.as_deref().unwrap_or_default()),
+    ];
+    let too_long = names.iter().filter(|(_, name)| name.len() > MAX_NAME_BYTES);
+    let violations: Vec<_> = too_long
+        .map(|(field, _)| {
+            Violation::new(*field, format!("must have at most {MAX_NAME_BYTES} bytes"))
+        })
+        .collect();
+    if !violations.is_empty() {
+        return Err(Error::invalid(violations));
+    }
+
     match request.queue.as_deref() {
         None | Some("" | DEFAULT_QUEUE_NAME) => Ok(request),
         Some(named) if named == queue => Ok(request),

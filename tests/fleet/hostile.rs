@@ -98,6 +98,28 @@ async fn malformed_requests_are_rejected() {
     }
 }
 
+/// The server stores the names of a job in its record, which must fit into a message.
+#[tokio::test]
+async fn huge_names_jam_no_place() {
+    let fleet = TestFleet::start().await;
+    let name = "x".repeat(900_000);
+    let request = |change: fn(&mut SubmitJobRequest, String)| {
+        let mut request = effect();
+        change(&mut request, name.clone());
+        request
+    };
+    let messages = [
+        ("tool", request(|request, name| request.tool = name)),
+        ("dialect", request(|request, name| request.dialect = name)),
+        ("queue", request(|request, name| request.queue = Some(name))),
+        ("control", request(|request, name| request.queue = Some("\u{1}".repeat(name.len())))),
+        ("params", request(|request, name| request.params_json = json!({ name: 1 }).to_string())),
+    ]
+    .map(|(id, request)| (id, JobMessage::new(id, &request)));
+    let reasons = rejections(&fleet, &messages).await;
+    assert!(reasons.values().all(|reason| reason == "INVALID_PARAMS"), "{reasons:?}");
+}
+
 #[tokio::test]
 async fn forged_principals_are_rejected() {
     let fleet = TestFleet::start().await;
