@@ -8,6 +8,8 @@ pub(crate) use crate::api::reason::Reason;
 /// Violations that one error reports. Validation stops at that number: a request can have a million
 /// invalid fields, and the caller learns of the others once these are fixed.
 pub(crate) const MAX_VIOLATIONS: usize = 20;
+/// Longest text of an error, in bytes. It is sent in a trailer, and clients accept 8 KiB of trailers.
+const MAX_MESSAGE_BYTES: usize = 2048;
 
 /// Metadata of `RESOURCE_EXHAUSTED` from an admission queue: which of its limits was reached, as
 /// `concurrency`, `queue`, `pending_bytes` or `queue_timeout`.
@@ -48,7 +50,8 @@ pub(crate) struct Error {
 
 impl Violation {
     pub(crate) fn new(field: impl Into<String>, description: impl Into<String>) -> Self {
-        Self { field: field.into(), description: description.into() }
+        // Both may repeat what the caller sent.
+        Self { field: truncate_message(field), description: truncate_message(description) }
     }
 }
 
@@ -117,4 +120,14 @@ impl Error {
         self.retry_after = Some(wait);
         self
     }
+}
+
+/// Cuts a text that is too long for an error.
+pub(crate) fn truncate_message(text: impl Into<String>) -> String {
+    let text = text.into();
+    if text.len() <= MAX_MESSAGE_BYTES {
+        return text;
+    }
+    let end = text.floor_char_boundary(MAX_MESSAGE_BYTES);
+    format!("{} … ({} bytes)", text.get(..end).unwrap_or_default(), text.len())
 }

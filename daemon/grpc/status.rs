@@ -5,12 +5,10 @@ use std::collections::HashMap;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
-use crate::daemon::error::{Error, MAX_VIOLATIONS, Reason};
+use crate::daemon::error::{Error, MAX_VIOLATIONS, Reason, truncate_message};
 
 /// Domain of `ErrorInfo`.
 const ERROR_DOMAIN: &str = "jig.v1";
-/// Longest message. It is sent in a trailer, and clients accept 8 KiB of trailers.
-const MAX_MESSAGE_BYTES: usize = 2048;
 
 /// Converts an error to a status.
 pub(crate) fn to_status(error: &Error) -> Status {
@@ -28,7 +26,7 @@ pub(crate) fn status_with_code(code: Code, error: &Error) -> Status {
     let metadata: HashMap<_, _> = error
         .metadata
         .iter()
-        .map(|(name, value)| (name.clone().into_owned(), truncate_message(value)))
+        .map(|(name, value)| (name.clone().into_owned(), truncate_message(value.as_str())))
         .collect();
     details.set_error_info(error.reason.name(), ERROR_DOMAIN, metadata);
 
@@ -36,10 +34,7 @@ pub(crate) fn status_with_code(code: Code, error: &Error) -> Status {
         let violations = error.violations.iter().take(MAX_VIOLATIONS);
         let violations: Vec<_> = violations
             .map(|violation| {
-                FieldViolation::new(
-                    truncate_message(&violation.field),
-                    truncate_message(&violation.description),
-                )
+                FieldViolation::new(violation.field.as_str(), violation.description.as_str())
             })
             .collect();
         details.set_bad_request(violations);
@@ -48,7 +43,7 @@ pub(crate) fn status_with_code(code: Code, error: &Error) -> Status {
         details.set_retry_info(Some(delay));
     }
 
-    Status::with_error_details(code, truncate_message(&error.message), details)
+    Status::with_error_details(code, truncate_message(&*error.message), details)
 }
 
 /// Converts an error to a status. Logs an internal error under the call id.
@@ -58,15 +53,4 @@ pub(crate) fn to_logged_status(error: &Error, call_id: &str) -> Status {
         tracing::error!(call_id, cause, error = %error, "internal error in a call");
     }
     to_status(error)
-}
-
-fn truncate_message(text: &str) -> String {
-    if text.len() <= MAX_MESSAGE_BYTES {
-        return text.to_owned();
-    }
-    let mut end = MAX_MESSAGE_BYTES;
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    format!("{} … ({} bytes)", text.get(..end).unwrap_or_default(), text.len())
 }
