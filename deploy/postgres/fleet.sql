@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS jig_jobs (
     -- Whether another daemon runs the job again if its daemon dies.
     retry_if_lost boolean NOT NULL DEFAULT false,
     -- No daemon claims the job before.
-    not_before timestamptz NOT NULL DEFAULT now(),
+    not_before timestamptz NOT NULL DEFAULT now() CHECK (isfinite(not_before)),
 
     -- What daemons store.
     state text NOT NULL DEFAULT 'queued' CHECK (state IN ('queued', 'claimed', 'ended')),

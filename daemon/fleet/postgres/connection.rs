@@ -20,7 +20,8 @@ use tokio::{
     time::timeout,
 };
 use tokio_postgres::{
-    AsyncMessage, Client, Config, Connection, Row, config::SslMode, error::SqlState, types::ToSql,
+    AsyncMessage, Client, Config, Connection, NoTls, Row, Socket, config::SslMode, error::SqlState,
+    tls::MakeTlsConnect, types::ToSql,
 };
 use tokio_postgres_rustls_improved::MakeRustlsConnect;
 
@@ -42,7 +43,8 @@ const MAX_LATE_NOTIFICATIONS: usize = 256;
 /// What connects to the database.
 pub(super) struct PostgresConnector {
     config: Config,
-    tls: MakeRustlsConnect,
+    /// `None` for connections that are not encrypted.
+    tls: Option<MakeRustlsConnect>,
 }
 
 /// An open connection. It closes when this is dropped.
@@ -77,12 +79,23 @@ impl PostgresConnector {
         if let Some(password) = &postgres.password {
             config.password(password.bytes());
         }
-        Ok(Self { config, tls: MakeRustlsConnect::new(tls_config(postgres)?) })
+        let tls = postgres.encrypt.then(|| tls_config(postgres)).transpose()?;
+        Ok(Self { config, tls: tls.map(MakeRustlsConnect::new) })
     }
 
     /// Connects, and listens to the notifications of the table.
     pub(super) async fn connect(&self) -> Result<PostgresConnection, SourceUnavailable> {
-        let connecting = self.config.connect(self.tls.clone());
+        match &self.tls {
+            Some(tls) => self.connect_with(tls.clone()).await,
+            None => self.connect_with(NoTls).await,
+        }
+    }
+
+    async fn connect_with<T>(&self, tls: T) -> Result<PostgresConnection, SourceUnavailable>
+    where
+        T: MakeTlsConnect<Socket, Stream: Send + 'static>,
+    {
+        let connecting = self.config.connect(tls);
         let (client, connection) = connecting.await.map_err(|error| unavailable(&error))?;
         let (sender, _) = broadcast::channel(MAX_LATE_NOTIFICATIONS);
         let connection = PostgresConnection {
@@ -177,8 +190,6 @@ fn tls_config(postgres: &PostgresConfig) -> Result<ClientConfig, PostgresSetupEr
     let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()?;
     let roots = match &postgres.ca_file {
-        // Not used.
-        None if !postgres.encrypt => RootCertStore::empty(),
         None => return Ok(builder.with_platform_verifier()?.with_no_client_auth()),
         Some(path) => {
             let mut roots = RootCertStore::empty();
