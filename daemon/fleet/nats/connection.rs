@@ -16,6 +16,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of pings. A connection is dead after two without a reply.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// Prefix of the subjects of replies, which are those of daemons alone. With the usual one, programs
+/// could read the signed messages that daemons receive.
+const INBOX_PREFIX: &str = "_INBOX_JIG";
 /// Delay before the first attempt to connect again. It doubles with each attempt.
 const MIN_RECONNECT_DELAY: Duration = Duration::from_millis(50);
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(5);
@@ -61,6 +64,7 @@ impl NatsConnection {
         let (state, connected_since) = watch::channel(None);
         let options = options
             .name(name)
+            .custom_inbox_prefix(INBOX_PREFIX)
             .connection_timeout(CONNECT_TIMEOUT)
             .request_timeout(Some(REQUEST_TIMEOUT))
             .ping_interval(PING_INTERVAL)
@@ -99,6 +103,11 @@ impl NatsConnection {
     }
 }
 
+/// Whether only a daemon can have chosen this subject for replies. Others may be those of the server.
+pub(super) fn is_daemon_inbox(subject: &str) -> bool {
+    subject.strip_prefix(INBOX_PREFIX).is_some_and(|rest| rest.starts_with('.'))
+}
+
 fn reconnect_delay(attempts: usize) -> Duration {
     let doublings = u32::try_from(attempts).unwrap_or(u32::MAX).min(16);
     (MIN_RECONNECT_DELAY * 2_u32.pow(doublings)).min(MAX_RECONNECT_DELAY)
@@ -134,6 +143,15 @@ fn observe_event(event: &Event, state: &watch::Sender<Option<Instant>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn replies_go_to_daemons_only() {
+        assert!(is_daemon_inbox("_INBOX_JIG.a.b"));
+        for subject in ["_INBOX.a", "_INBOX_JIG", "_INBOX_JIGX.a", "$JS.API.STREAM.PURGE.JIG_JOBS"]
+        {
+            assert!(!is_daemon_inbox(subject), "{subject}");
+        }
+    }
 
     #[test]
     fn delays_double_up_to_the_maximum() {

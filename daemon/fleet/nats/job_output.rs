@@ -26,6 +26,7 @@ use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    connection::is_daemon_inbox,
     names::{cancel_subject, watch_subject},
     session::NatsSession,
 };
@@ -140,6 +141,7 @@ impl JobOutputServer {
     }
 
     async fn handle_cancel(&self, message: Message) {
+        let Some(reply) = daemon_reply(&message) else { return };
         let Ok(request) = FleetCancelRequest::decode(message.payload) else { return };
         let found = match self.find_job(&request.job_id).await {
             Ok(Some(LiveOrEndedJob::Live(job))) => {
@@ -153,16 +155,14 @@ impl JobOutputServer {
                 return;
             }
         };
-        if let Some(reply) = message.reply {
-            let response = FleetCancelResponse { found }.encode_to_vec();
-            if let Err(error) = self.session.client().publish(reply, response.into()).await {
-                tracing::warn!(%error, "cannot reply to another daemon");
-            }
+        let response = FleetCancelResponse { found }.encode_to_vec();
+        if let Err(error) = self.session.client().publish(reply, response.into()).await {
+            tracing::warn!(%error, "cannot reply to another daemon");
         }
     }
 
     fn handle_watch(self: &Arc<Self>, message: Message) {
-        let Some(reply) = message.reply else { return };
+        let Some(reply) = daemon_reply(&message) else { return };
         let Ok(request) = FleetWatchRequest::decode(message.payload) else { return };
         let mut watchers = self.watchers();
         if request.end {
@@ -348,4 +348,13 @@ impl OutgoingOutput {
             if index == 0 { Event::Stdout(output) } else { Event::Stderr(output) }
         }))
     }
+}
+
+/// Returns where to reply. Replies to other subjects would have the rights of this daemon.
+fn daemon_reply(message: &Message) -> Option<Subject> {
+    let reply = message.reply.clone().filter(|reply| is_daemon_inbox(reply));
+    if reply.is_none() {
+        tracing::debug!(reply = ?message.reply, "ignored a request of another program");
+    }
+    reply
 }
