@@ -59,7 +59,11 @@ pub(crate) async fn wait_for_fleet_job(
 ) -> Result<Job, Error> {
     let job = match job.job.end_time {
         Some(_) => job,
-        None => fleet.wait(&job.job.job_id, until).await?.unwrap_or(job),
+        None => {
+            let id = &job.job.job_id;
+            let waited = fleet.wait(id, until).await?;
+            waited.ok_or_else(|| job_not_found_error(&job.workspace, id))?
+        }
     };
     fleet.load_result(job).await
 }

@@ -24,7 +24,7 @@ pub(crate) trait FleetJobs: fmt::Debug + Send + Sync {
     /// Finds a job by its id.
     fn find<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<FleetJob>, Error>>;
 
-    /// Waits until a job has ended or `until`, and returns it.
+    /// Waits until a job has ended or `until`, and returns it if it is still stored.
     fn wait<'a>(
         &'a self,
         id: &'a str,

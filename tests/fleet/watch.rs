@@ -1,7 +1,7 @@
 //! Watches of fleet jobs by daemons that do not run them: states from the record, and output from
 //! the daemon that runs the job.
 
-use jig::api::v1::{JobState, WatchJobRequest, WatchJobResponse};
+use jig::api::v1::{JobState, WaitJobRequest, WatchJobRequest, WatchJobResponse};
 use tonic::Streaming;
 
 use super::{FleetJobs, TestFleet, fleet_job};
@@ -114,4 +114,28 @@ async fn watch_reports_a_lost_job() {
     let reading = async { while watched.read_next(&mut stream, (0, 0)).await {} };
     tokio::time::timeout(super::plain_client::MAX_FLEET_TIME, reading).await.unwrap();
     assert_eq!(watched.states.last(), Some(&JobState::Lost));
+}
+
+#[tokio::test]
+async fn watch_and_wait_end_when_the_record_expires() {
+    let mut fleet = TestFleet::start().await;
+    fleet.add_settings("result_retention = \"3s\"\n");
+    let observer = fleet.start_observer().await;
+    let mut jobs = fleet.jobs(&observer);
+    let id = jobs.submit("m-1", fleet_job("true")).await.job_id;
+
+    let mut stream = watch(&mut jobs, &id).await;
+    let wait = WaitJobRequest { job_id: id, wait_ms: None };
+    let waited = promptly("the wait ends", jobs.client.wait_job(with_key(&fleet.ci, wait))).await;
+    assert_eq!(Refusal::from_status(&waited.unwrap_err()).reason, "JOB_NOT_FOUND");
+    let end = async {
+        loop {
+            match stream.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("the watch ends without an error"),
+                Err(status) => return Refusal::from_status(&status),
+            }
+        }
+    };
+    assert_eq!(promptly("the watch ends", end).await.reason, "JOB_NOT_FOUND");
 }

@@ -196,7 +196,7 @@ impl JobClaims {
                     let text =
                         "another job of this queue had the same request id: give each job its own";
                     let error = Error::new(Reason::RequestIdReused, text);
-                    self.bury(&record.queue, None, message, &error).await?;
+                    self.bury(&read.record.queue, None, message, &error).await?;
                     return Ok(None);
                 }
                 ClaimDecision::Exhausted => {

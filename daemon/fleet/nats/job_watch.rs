@@ -23,7 +23,7 @@ use crate::{
         watch_job_response::Event,
     },
     daemon::{
-        error::Error,
+        error::{Error, Reason},
         fleet::{record_job::to_fleet_job, work_source::SourceUnavailable},
         pipeline::fleet_jobs::FleetJobEvents,
         task::{self, BoxFuture},
@@ -117,7 +117,7 @@ impl FleetJobWatch {
     async fn next_event(&mut self) -> Result<Option<Event>, Error> {
         while !self.is_finished {
             let Some(record) = &self.record else {
-                self.record = Some(self.records.next().await?);
+                self.record = Some(present(&self.id, self.records.next().await?)?);
                 continue;
             };
             let has_ended = record.state() == FleetJobState::Ended;
@@ -181,7 +181,7 @@ impl FleetJobWatch {
         };
         let received = tokio::select! {
             record = self.records.next(), if !has_ended => {
-                self.record = Some(record?);
+                self.record = Some(present(&self.id, record?)?);
                 return Ok(None);
             }
             () = task::sleep_until(retry) => return Ok(None),
@@ -222,6 +222,14 @@ impl JobAttempt {
         let attempt = Self { daemon_id: record.daemon_id.clone(), number: record.attempts };
         has_output.then_some(attempt)
     }
+}
+
+/// Returns the record, unless it has expired.
+fn present(id: &str, record: Option<FleetJobRecord>) -> Result<FleetJobRecord, Error> {
+    record.ok_or_else(|| {
+        let text = "the job is no longer stored: the fleet keeps it for fleet.result_retention";
+        Error::new(Reason::JobNotFound, text).with_metadata("job_id", id)
+    })
 }
 
 /// Receives from a feed; never without one. Cancel safe.

@@ -117,7 +117,16 @@ impl NatsJobs {
             };
             publisher.publish(&job).await?;
         }
-        Ok(to_fleet_job(&id, record, self.0.result_retention()))
+        Ok(self.to_job(&id, record))
+    }
+
+    async fn find_job(&self, id: &str) -> Result<Option<FleetJob>, SourceUnavailable> {
+        let found = self.0.records().await?.get(id).await?;
+        Ok(found.map(|(record, _revision)| self.to_job(id, record)))
+    }
+
+    fn to_job(&self, id: &str, record: FleetJobRecord) -> FleetJob {
+        to_fleet_job(id, record, self.0.result_retention())
     }
 
     /// Waits for the end of a job. A failed watch is repeated for some time.
@@ -126,16 +135,15 @@ impl NatsJobs {
         id: &str,
         until: Option<Instant>,
     ) -> Result<Option<FleetJob>, Error> {
-        let mut last = None;
         let mut attempts = 0;
         loop {
             let error = tokio::select! {
                 biased;
-                watched = self.watch_until_end(id, &mut last) => match watched {
-                    Ok(()) => break,
+                watched = self.watch_until_end(id) => match watched {
+                    Ok(record) => return Ok(record.map(|record| self.to_job(id, record))),
                     Err(error) => error,
                 },
-                () = task::sleep_until(until) => break,
+                () = task::sleep_until(until) => return Ok(self.find_job(id).await?),
             };
             attempts += 1;
             if attempts == MAX_WATCH_ATTEMPTS {
@@ -144,22 +152,15 @@ impl NatsJobs {
             let retry = Instant::now() + WATCH_RETRY_INTERVAL;
             task::sleep_until(Some(until.map_or(retry, |until| retry.min(until)))).await;
         }
-        Ok(last.map(|record| to_fleet_job(id, record, self.0.result_retention())))
     }
 
-    /// Updates `last` until the job has ended.
-    async fn watch_until_end(
-        &self,
-        id: &str,
-        last: &mut Option<FleetJobRecord>,
-    ) -> Result<(), SourceUnavailable> {
+    /// Waits until the job has ended. Returns `None` if its record expires before.
+    async fn watch_until_end(&self, id: &str) -> Result<Option<FleetJobRecord>, SourceUnavailable> {
         let mut records = self.0.records().await?.watch(id).await?;
         loop {
             let record = records.next().await?;
-            let has_ended = record.state() == FleetJobState::Ended;
-            *last = Some(record);
-            if has_ended {
-                return Ok(());
+            if record.as_ref().is_none_or(|record| record.state() == FleetJobState::Ended) {
+                return Ok(record);
             }
         }
     }
@@ -216,10 +217,7 @@ impl FleetJobs for NatsJobs {
     }
 
     fn find<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<FleetJob>, Error>> {
-        Box::pin(async move {
-            let found = self.0.records().await?.get(id).await?;
-            Ok(found.map(|(record, _revision)| to_fleet_job(id, record, self.0.result_retention())))
-        })
+        Box::pin(async move { Ok(self.find_job(id).await?) })
     }
 
     fn wait<'a>(
