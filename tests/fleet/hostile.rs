@@ -1,7 +1,7 @@
 //! Hostile messages: none runs more than its principal may, each that is rejected becomes a dead
 //! letter with a reason, and the queue serves the next one.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs};
 
 use async_nats::Message;
 use jig::api::v1::{JobState, SubmitJobRequest};
@@ -9,7 +9,7 @@ use prost::Message as _;
 use serde_json::json;
 
 use super::{
-    SIGNING_KEY, TestFleet,
+    SIGNING_KEY, TestFleet, fleet_job,
     plain_client::{JobMessage, fleet_job_id, next_message},
 };
 use crate::jobs::{command_job, tool_job};
@@ -185,6 +185,32 @@ async fn messages_beyond_the_rights_of_the_queues_key_are_rejected() {
     // A key that may not submit jobs runs none, whatever their tools do.
     assert_eq!(record.job.unwrap().state(), JobState::Failed);
     assert_eq!(member.lines("effects"), [""; 0]);
+}
+
+#[tokio::test]
+async fn daemon_with_another_key_ends_no_job_of_others() {
+    let fleet = TestFleet::start().await;
+    let observer = fleet.start_observer().await;
+    let mut jobs = fleet.jobs(&observer);
+    let key_file = fleet.signing_key_file();
+    let key = fs::read(&key_file).unwrap();
+    fs::write(&key_file, b"a signing key of another fleet, 32+ bytes").unwrap();
+    let stranger = fleet.start_member_beside(&observer).await;
+
+    // Without a daemon that has the key, a job fails at last.
+    let id = jobs.submit("alone", fleet_job("echo run >> effects")).await.job_id;
+    let job = jobs.wait(&id).await;
+    assert_eq!(job.state(), JobState::Failed);
+    assert_eq!(job.result.unwrap().error.unwrap().error_type, "unauthenticated");
+
+    fs::write(&key_file, key).unwrap();
+    let member = fleet.start_member_beside(&observer).await;
+    for number in 0..8 {
+        let request = fleet_job("echo run >> effects");
+        let id = jobs.submit(&format!("m-{number}"), request).await.job_id;
+        assert_eq!(jobs.wait(&id).await.state(), JobState::Succeeded);
+    }
+    assert_eq!((member.lines("effects").len(), stranger.lines("effects").len()), (8, 0));
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ use super::{
     jobs::JobPublisher,
     liveness::{Heartbeats, Liveness},
     message::{InvalidMessage, JobMessage},
+    names::{SIGNATURE_HEADER, single_header},
     records::{FleetRecords, RecordError},
     results::FleetResults,
 };
@@ -340,9 +341,15 @@ impl JobClaims {
                 ..FleetJobRecord::default()
             };
             let failed = failed(id, &record, &error);
-            match self.records.create(id, &failed).await {
-                Ok(_) | Err(RecordError::Conflict) => {}
-                Err(RecordError::Unavailable(error)) => {
+            let stored = match self.records.create(id, &failed).await {
+                Ok(_) => Ok(true),
+                Err(RecordError::Conflict) => self.reject_published(id, message, &error).await,
+                Err(RecordError::Unavailable(error)) => Err(error),
+            };
+            match stored {
+                Ok(true) => {}
+                Ok(false) => return hand_back(message, self.ack_wait / 2).await,
+                Err(error) => {
                     tracing::warn!(%error, job = id, "cannot store that a job was rejected yet");
                     return hand_back(message, UNAVAILABLE_DELAY).await;
                 }
@@ -351,6 +358,37 @@ impl JobClaims {
         if let Err(error) = self.bury(queue_name, id.as_deref(), message, &error).await {
             tracing::warn!(%error, "cannot publish a dead letter yet");
             hand_back(message, UNAVAILABLE_DELAY).await;
+        }
+    }
+
+    /// Decides about a message whose job has a record already. Returns false if it is the one that a
+    /// daemon has published: this daemon has another key, so another one may run the job. After as
+    /// many attempts as deaths can explain, the job fails.
+    async fn reject_published(
+        &self,
+        id: &str,
+        message: &jetstream::Message,
+        error: &Error,
+    ) -> Result<bool, SourceUnavailable> {
+        let Some((record, revision)) = self.records.get(id).await? else { return Ok(true) };
+        let signature = single_header(message.headers.as_ref(), SIGNATURE_HEADER);
+        let is_published = record.state() == FleetJobState::Queued
+            && signature.is_ok_and(|signature| signature == Some(&record.signature));
+        if !is_published {
+            return Ok(true);
+        }
+
+        tracing::error!(
+            job = id,
+            "cannot verify a job that another daemon has published: give all daemons of the fleet the same fleet.signing_key_file"
+        );
+        if message.info().map_or(1, |info| info.delivered) <= i64::from(self.max_deliveries) {
+            return Ok(false);
+        }
+        match self.records.update(id, &failed(id, &record, error), revision).await {
+            Ok(_) => Ok(true),
+            Err(RecordError::Conflict) => Ok(false),
+            Err(RecordError::Unavailable(error)) => Err(error),
         }
     }
 

@@ -68,21 +68,25 @@ impl JobPublisher {
         self.signing_key.as_ref()
     }
 
+    /// Returns the signature of the message of a job.
+    pub(crate) fn sign(&self, job: &OutgoingJob<'_>) -> Result<String, PublishJobError> {
+        let key = self.signing_key.as_ref().ok_or(PublishJobError::NoSigningKey)?;
+        Ok(key.sign(SignedParts {
+            subject: &job_subject(job.queue, Some(job.workspace)),
+            request_id: job.request_id,
+            principal: job.principal,
+            session: job.session,
+            body: &job.body,
+        }))
+    }
+
     /// Publishes a job, and waits until the stream has stored it.
     pub(crate) async fn publish(
         &self,
         job: &OutgoingJob<'_>,
     ) -> Result<PublishedJob, PublishJobError> {
-        let key = self.signing_key.as_ref().ok_or(PublishJobError::NoSigningKey)?;
         let subject = job_subject(job.queue, Some(job.workspace));
-        let signature = key.sign(SignedParts {
-            subject: &subject,
-            request_id: job.request_id,
-            principal: job.principal,
-            session: job.session,
-            body: &job.body,
-        });
-
+        let signature = self.sign(job)?;
         let mut headers = HeaderMap::new();
         headers.insert(REQUEST_ID_HEADER, job.request_id);
         headers.insert(PRINCIPAL_HEADER, job.principal);

@@ -7,6 +7,7 @@ use std::{
 };
 
 use async_nats::{Request, RequestErrorKind};
+use bytes::Bytes;
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
@@ -59,22 +60,21 @@ impl NatsJobs {
     /// In this order, a job that was published has a record. If the daemon dies between the two, a
     /// repetition of the submission publishes the message.
     async fn submit_job(&self, submission: FleetSubmission) -> Result<FleetJob, Error> {
-        let FleetSubmission {
+        let id = fleet_job_id(&submission.queue, &submission.request_id);
+        let body = Bytes::from(submission.request.encode_to_vec());
+        let FleetSubmission { queue, workspace, request_id, principal, session, .. } = &submission;
+        let job = OutgoingJob {
             queue,
             workspace,
             request_id,
             principal,
             session,
-            traceparent,
-            request,
-        } = submission;
-        let id = fleet_job_id(&queue, &request_id);
-        let body = request.encode_to_vec();
+            traceparent: &submission.traceparent,
+            body: body.clone(),
+        };
         // Before there is a record of a job that cannot be published.
         let publisher = self.0.publisher();
-        if publisher.signing_key().is_none() {
-            return Err(PublishJobError::NoSigningKey.into());
-        }
+        let signature = publisher.sign(&job)?;
         if body.len() + MAX_HEADER_BYTES > self.0.client().max_payload() {
             return Err(PublishJobError::TooLarge.into());
         }
@@ -82,12 +82,13 @@ impl NatsJobs {
             state: FleetJobState::Queued.into(),
             request_sha256: Sha256::digest(&body).to_vec().into(),
             submit_time: Some(SystemTime::now().into()),
-            queue,
-            workspace,
-            request_id,
-            principal,
-            session,
-            ..record_of(request)
+            queue: queue.clone(),
+            workspace: workspace.clone(),
+            request_id: request_id.clone(),
+            principal: principal.clone(),
+            session: session.clone(),
+            signature,
+            ..record_of(submission.request.clone())
         };
         let records = self.0.records().await?;
         let record = match records.create(&id, &new).await {
@@ -106,15 +107,6 @@ impl NatsJobs {
         // Also for a record of an earlier submission: its message may not have been stored. The
         // stream drops a second one, and daemons run one job for both.
         if record.state() == FleetJobState::Queued {
-            let job = OutgoingJob {
-                queue: &record.queue,
-                workspace: &record.workspace,
-                request_id: &record.request_id,
-                principal: &record.principal,
-                session: &record.session,
-                traceparent: &traceparent,
-                body: body.into(),
-            };
             publisher.publish(&job).await?;
         }
         Ok(self.to_job(&id, record))
