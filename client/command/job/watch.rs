@@ -79,14 +79,19 @@ fn notes(job: &Job, received: [u64; 2]) -> Vec<String> {
     };
 
     let written = [command.stdout_bytes, command.stderr_bytes];
-    let names = ["standard output", "standard error"];
-    let streams = names.into_iter().zip(received.into_iter().zip(written));
-    let mut notes: Vec<_> = streams
-        .filter(|(_, (received, written))| received < written)
-        .map(|(name, (received, written))| {
-            format!("{name} has {written} bytes, of which the first {received} are stored")
-        })
-        .collect();
+    let mut notes: Vec<_> = if job.fleet && received == [0, 0] && written != received {
+        let id = &job.job_id;
+        vec![format!("the output cannot be watched here: jig job wait {id} prints the result")]
+    } else {
+        let names = ["standard output", "standard error"];
+        let streams = names.into_iter().zip(received.into_iter().zip(written));
+        streams
+            .filter(|(_, (received, written))| received < written)
+            .map(|(name, (received, written))| {
+                format!("{name} has {written} bytes, of which the first {received} are stored")
+            })
+            .collect()
+    };
 
     notes.extend(exit_note::exit_note(command.outcome, &command.signal, &command.limit));
     notes
@@ -166,5 +171,11 @@ mod tests {
             assert_eq!(exit_code(&job), expected, "{job:?}");
             assert_eq!(notes(&job, [10, 0]), notes_expected, "{job:?}");
         }
+
+        let fleet_job =
+            Job { fleet: true, job_id: "fleet-1".to_owned(), ..job(Succeeded, exited(0)) };
+        let elsewhere = "the output cannot be watched here: jig job wait fleet-1 prints the result";
+        assert_eq!(notes(&fleet_job, [0, 0]), [elsewhere]);
+        assert_eq!(notes(&fleet_job, [10, 0]), [missing]);
     }
 }
