@@ -118,6 +118,7 @@ async fn submission_without_server_fails_and_can_be_repeated() {
     let call = jobs.try_submit("m-2", request());
     let refusal = tokio::time::timeout(MAX_FLEET_TIME, call).await.unwrap().unwrap_err();
     assert_eq!(refusal.reason, "FLEET_UNAVAILABLE", "{refusal:?}");
+    assert_eq!(refusal.metadata["request_id"], "m-2");
     // Local jobs do not need the server.
     let local = jobs.submit("local", command_job("true")).await;
     assert!(!local.fleet);

@@ -18,7 +18,8 @@ use crate::{
         watch_job_response::Event,
     },
     daemon::{
-        error::Error,
+        config::fleet::is_subject_token,
+        error::{Error, Reason},
         grpc::response_stream::{StreamItem, StreamTerminator, keep_alive_interval},
         pipeline::{
             Pipeline,
@@ -54,10 +55,17 @@ pub(super) fn parse_fleet_submission(
     }
 
     pipeline.validate_job_request(context, request.clone())?.require_access()?;
+    let workspace = pipeline.resolve_workspace(context)?.workspace.name().to_owned();
+    if !is_subject_token(&workspace) {
+        let text = format!(
+            "must have no . * > / or \\ in its name, which is part of a subject: no daemon of the fleet takes jobs of {workspace:?}"
+        );
+        return Err(Error::invalid_field("jig-workspace", text));
+    }
 
     Ok(FleetSubmission {
         queue,
-        workspace: pipeline.resolve_workspace(context)?.workspace.name().to_owned(),
+        workspace,
         request_id: context.request_id.clone().unwrap_or_else(|| Ulid::generate().to_string()),
         principal: context.principal.name().to_owned(),
         session: context.session.as_str().to_owned(),
@@ -78,13 +86,27 @@ pub(super) async fn submit_fleet_job(
         // A repeat after a crash finds the record of the job, so it needs no check.
         async move |_is_unfinished: bool| {
             pipeline.shutdown.check_accepting()?;
-            let submitted = pipeline.require_fleet()?.submit(submission).await?.job;
+            let request_id = submission.request_id.clone();
+            let submitted = pipeline.require_fleet()?.submit(submission).await;
+            let submitted = submitted.map_err(|error| name_request_id(error, request_id))?.job;
             let id = submitted.job_id.clone();
             context.access_log_entry.update(|fields| fields.job_id = Some(id));
             Ok(SubmitJobResponse { job: Some(Job { result: None, ..submitted }) })
         }
     };
     pipeline.run_once_detached(call, work).await
+}
+
+/// Names the request id with which a submission can be repeated. The caller may not have chosen it.
+fn name_request_id(mut error: Error, request_id: String) -> Error {
+    if error.reason != Reason::FleetUnavailable {
+        return error;
+    }
+    error.message = format!(
+        "the message server of the fleet does not answer, so the job may be in its queue: submit again with the request id {request_id:?}, and there is one job"
+    )
+    .into();
+    error.with_metadata("request_id", request_id)
 }
 
 /// Waits until a job has ended or `until`. Fails if the drain timeout passes first.
