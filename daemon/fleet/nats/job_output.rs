@@ -42,6 +42,7 @@ use crate::{
             Pipeline,
             command_output::OutputCursor,
             context::CallContext,
+            fleet_jobs::is_fleet_job_id,
             jobs::{JobSnapshot, LiveOrEndedJob},
         },
         store::session::StepId,
@@ -143,6 +144,9 @@ impl JobOutputServer {
     async fn handle_cancel(&self, message: Message) {
         let Some(reply) = daemon_reply(&message) else { return };
         let Ok(request) = FleetCancelRequest::decode(message.payload) else { return };
+        if !is_fleet_job_id(&request.job_id) {
+            return;
+        }
         let found = match self.find_job(&request.job_id).await {
             Ok(Some(LiveOrEndedJob::Live(job))) => {
                 self.pipeline.jobs.cancel(&job).await;
@@ -164,6 +168,9 @@ impl JobOutputServer {
     fn handle_watch(self: &Arc<Self>, message: Message) {
         let Some(reply) = daemon_reply(&message) else { return };
         let Ok(request) = FleetWatchRequest::decode(message.payload) else { return };
+        if !is_fleet_job_id(&request.job_id) {
+            return;
+        }
         let mut watchers = self.watchers();
         if request.end {
             // Its task ends with the sender.
