@@ -14,7 +14,7 @@ CREATE TABLE IF NOT EXISTS jig_jobs (
     id text PRIMARY KEY,
 
     -- What submitters give. Two rows cannot have the same queue and request id.
-    queue text NOT NULL CHECK (char_length(queue) BETWEEN 1 AND 80),
+    queue text NOT NULL CHECK (queue ~ '^[a-z0-9_:-]{1,80}$'),
     -- Empty: the first workspace of the daemon that runs the job.
     workspace text NOT NULL DEFAULT '' CHECK (char_length(workspace) <= 80),
     request_id text NOT NULL CHECK (char_length(request_id) BETWEEN 1 AND 120),
@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS jig_jobs (
     request bytea NOT NULL CHECK (octet_length(request) <= 1048576),
     -- Whether another daemon runs the job again if its daemon dies.
     retry_if_lost boolean NOT NULL DEFAULT false,
-    -- No daemon claims the job before.
+    -- No daemon claims the job before. The trigger replaces a time in the past.
     not_before timestamptz NOT NULL DEFAULT now() CHECK (isfinite(not_before)),
 
     -- What daemons store.
@@ -51,10 +51,12 @@ CREATE INDEX IF NOT EXISTS jig_jobs_queued ON jig_jobs (queue, not_before, id) W
 CREATE INDEX IF NOT EXISTS jig_jobs_claimed ON jig_jobs (queue, lease_until) WHERE state = 'claimed';
 CREATE INDEX IF NOT EXISTS jig_jobs_ended ON jig_jobs (ended_at) WHERE state = 'ended';
 
-CREATE OR REPLACE FUNCTION jig_jobs_set_id() RETURNS trigger LANGUAGE plpgsql AS $$
+-- A job of the past would be before all others.
+CREATE OR REPLACE FUNCTION jig_jobs_prepare() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     NEW.id := 'fleet-'
         || left(encode(sha256(convert_to(NEW.queue || '/' || NEW.request_id, 'UTF8')), 'hex'), 32);
+    NEW.not_before := greatest(NEW.not_before, now());
     RETURN NEW;
 END
 $$;
@@ -67,9 +69,9 @@ BEGIN
 END
 $$;
 
-DROP TRIGGER IF EXISTS jig_jobs_set_id ON jig_jobs;
-CREATE TRIGGER jig_jobs_set_id BEFORE INSERT ON jig_jobs
-    FOR EACH ROW EXECUTE FUNCTION jig_jobs_set_id();
+DROP TRIGGER IF EXISTS jig_jobs_prepare ON jig_jobs;
+CREATE TRIGGER jig_jobs_prepare BEFORE INSERT ON jig_jobs
+    FOR EACH ROW EXECUTE FUNCTION jig_jobs_prepare();
 
 DROP TRIGGER IF EXISTS jig_jobs_notify ON jig_jobs;
 CREATE TRIGGER jig_jobs_notify AFTER INSERT OR UPDATE OF state ON jig_jobs
