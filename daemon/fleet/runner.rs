@@ -12,7 +12,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::Semaphore,
     time::{MissedTickBehavior, interval, sleep},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -89,12 +89,11 @@ impl FleetRunner {
     ) {
         let draining = self.pipeline.shutdown.draining_token();
         let mut backoff = Backoff::default();
-        while let Some(mut places) = acquire_places(&queue.places, &draining).await {
-            let claimed = match source.claim(places.num_permits(), &draining).await {
+        while let Some(free) = wait_for_places(&queue.places, &draining).await {
+            let claimed = match source.claim(free, &draining).await {
                 Ok(claimed) => claimed,
                 Err(error) => {
                     tracing::warn!(%error, queue = queue.name(), "cannot take jobs of the fleet");
-                    drop(places);
                     backoff.wait(&draining).await;
                     continue;
                 }
@@ -103,7 +102,8 @@ impl FleetRunner {
             backoff = Backoff::default();
             for claimed in claimed {
                 queue.count(FleetJobEvent::Claimed);
-                let place = places.split(1);
+                // Never waits: only this task takes places, and the source returns no more claims.
+                let place = Arc::clone(&queue.places).acquire_owned().await;
                 let (runner, queue) = (Arc::clone(&self), Arc::clone(&queue));
                 let job = async move {
                     runner.run(&queue, &*claimed).await;
@@ -240,21 +240,14 @@ fn lost_job(work: &Work) -> Job {
     }
 }
 
-/// Waits for a free place, and acquires all that are free. `None` once `stop` is cancelled.
-async fn acquire_places(
-    places: &Arc<Semaphore>,
-    stop: &CancellationToken,
-) -> Option<OwnedSemaphorePermit> {
-    let mut acquired = tokio::select! {
+/// Waits for a free place, and returns how many there are. `None` once `stop` is cancelled.
+async fn wait_for_places(places: &Semaphore, stop: &CancellationToken) -> Option<usize> {
+    tokio::select! {
         biased;
-        () = stop.cancelled() => return None,
+        () = stop.cancelled() => None,
         // The semaphore is never closed.
-        first = Arc::clone(places).acquire_owned() => first.ok()?,
-    };
-    while let Ok(more) = Arc::clone(places).try_acquire_owned() {
-        acquired.merge(more);
+        first = places.acquire() => first.ok().map(|_first| places.available_permits() + 1),
     }
-    Some(acquired)
 }
 
 /// Runs `work`, and keeps the claim meanwhile.

@@ -184,16 +184,19 @@ async fn places_bound_the_jobs_that_run_at_once() {
     let fleet = TestFleet::start().await;
     let first = fleet.start_member().await;
     let client = &fleet.client;
+    client.wait_for_free_places(&[4]).await;
     for number in 0..6 {
         let request = command_job(super::COUNTED_WAIT);
         client.publish(&JobMessage::new(&format!("m-{number}"), &request)).await;
     }
     first.wait_for_effects(4).await;
+    client.wait_for_free_places(&[0]).await;
 
     // Another daemon takes what has no place at the first.
     let second = fleet.start_member_beside(&first).await;
     second.wait_for_effects(2).await;
     assert_eq!(first.lines("effects").len(), 4);
+    client.wait_for_free_places(&[0, 2]).await;
 
     let ids: Vec<_> = (0..6).map(|number| fleet_job_id(&format!("m-{number}"))).collect();
     for id in &ids {
@@ -204,4 +207,5 @@ async fn places_bound_the_jobs_that_run_at_once() {
     for record in client.wait_for_ends(&ids).await.values() {
         assert_eq!(record.job.as_ref().unwrap().state(), JobState::Succeeded);
     }
+    client.wait_for_free_places(&[4, 4]).await;
 }

@@ -8,7 +8,7 @@ use async_nats::{
 };
 use futures_util::StreamExt as _;
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use jig::api::v1::{FleetJobRecord, FleetJobState, SubmitJobRequest};
+use jig::api::v1::{FleetDaemonRecord, FleetJobRecord, FleetJobState, SubmitJobRequest};
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 use tokio::time::{sleep, timeout};
@@ -85,6 +85,27 @@ impl PlainClient {
             self.jetstream.publish_with_headers(message.subject.clone(), headers, body);
         let acknowledging = publishing.await.ok()?;
         Some(acknowledging.await.ok()?.duplicate)
+    }
+
+    /// Waits until the heartbeats of all daemons have these free places, in order.
+    pub(super) async fn wait_for_free_places(&self, expected: &[u32]) {
+        let what = format!("the free places are {expected:?}");
+        eventually_within(MAX_FLEET_TIME, &what, async || {
+            let Ok(bucket) = self.jetstream.get_key_value("JIG_JOBS_daemons").await else {
+                return false;
+            };
+            let mut found = Vec::new();
+            let mut keys = bucket.keys().await.unwrap();
+            while let Some(Ok(key)) = keys.next().await {
+                if let Some(record) = bucket.get(&key).await.unwrap() {
+                    let record = FleetDaemonRecord::decode(record).unwrap();
+                    found.push(record.free_places["build"]);
+                }
+            }
+            found.sort_unstable();
+            found == expected
+        })
+        .await;
     }
 
     /// The bucket of records.

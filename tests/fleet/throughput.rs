@@ -1,5 +1,5 @@
 //! Throughput of one, two and three daemons beside that of local jobs, and what the queue costs.
-//! The test prints its figures; docs/operate/fleet.md has those of `JIG_FULL=1`.
+//! The test prints its figures; docs/operate/fleet-size.md has those of `JIG_FULL=1`.
 
 use std::{fs, time::Duration};
 
