@@ -113,6 +113,8 @@ async fn message_that_kills_each_daemon_becomes_a_dead_letter() {
     let headers = letter.headers.unwrap();
     assert_eq!(headers.get("Jig-Subject").unwrap().as_str(), "jig.jobs.build.main");
     assert_eq!(headers.get("Jig-Reason").unwrap().as_str(), "DAEMON_LOST");
+    assert_eq!(headers.get("Jig-Request-Id").unwrap().as_str(), "poison");
+    assert_eq!(headers.get("Jig-Job-Id").unwrap().as_str(), &*id);
 
     // The queue is not blocked.
     fleet.client.publish(&JobMessage::new("next", &command_job("true"))).await;

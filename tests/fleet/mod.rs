@@ -2,7 +2,9 @@
 //! own, with JetStream on disk, and each daemon a proxy of its own between it and the server.
 
 mod absent;
+mod dead_letters;
 mod deaths;
+mod deduplication;
 mod drain;
 mod full_disk;
 mod hostile;

@@ -240,8 +240,11 @@ impl JobMessage {
             values.next().map(|(_, value)| value.as_str()).unwrap_or_default()
         };
         let mut mac = Hmac::<Sha256>::new_from_slice(key).unwrap();
-        let texts =
-            [&*self.subject, header("Nats-Msg-Id"), header("Jig-Principal"), header("Jig-Session")];
+        let request_id = match header("Jig-Request-Id") {
+            "" => header("Nats-Msg-Id"),
+            request_id => request_id,
+        };
+        let texts = [&*self.subject, request_id, header("Jig-Principal"), header("Jig-Session")];
         for part in texts.map(str::as_bytes).into_iter().chain([&*self.body]) {
             mac.update(&u32::try_from(part.len()).unwrap().to_be_bytes());
             mac.update(part);
@@ -252,6 +255,11 @@ impl JobMessage {
 
 /// The id of a job of the queue `build`.
 pub(super) fn fleet_job_id(request_id: &str) -> String {
-    let digest = Sha256::digest(format!("build/{request_id}"));
+    queue_job_id("build", request_id)
+}
+
+/// The id of a job of a queue.
+pub(super) fn queue_job_id(queue: &str, request_id: &str) -> String {
+    let digest = Sha256::digest(format!("{queue}/{request_id}"));
     format!("fleet-{}", &hex(&digest)[..32])
 }

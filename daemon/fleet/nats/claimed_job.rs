@@ -192,7 +192,7 @@ impl NatsClaim {
         let mut backoff = Backoff::default();
         loop {
             let publisher = &self.claims.publisher;
-            match publisher.publish_dead_letter(queue, id, &self.message.message, error).await {
+            match publisher.publish_dead_letter(queue, id, &self.message, error).await {
                 Ok(()) => return true,
                 Err(error) => {
                     tracing::warn!(%error, job = self.work.id, "cannot publish a dead letter yet");

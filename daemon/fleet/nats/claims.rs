@@ -268,7 +268,7 @@ impl JobClaims {
         error: &Error,
     ) -> Result<(), SourceUnavailable> {
         let (queue, id) = (&read.record.queue, Some(read.id.as_str()));
-        self.publisher.publish_dead_letter(queue, id, &message.message, error).await
+        self.publisher.publish_dead_letter(queue, id, message, error).await
     }
 
     /// Stores a record in place of that of `revision`, or as the first one.
@@ -400,7 +400,7 @@ impl JobClaims {
         message: &jetstream::Message,
         error: &Error,
     ) -> Result<(), SourceUnavailable> {
-        self.publisher.publish_dead_letter(queue, id, &message.message, error).await?;
+        self.publisher.publish_dead_letter(queue, id, message, error).await?;
         acknowledge(message, AckKind::Term).await;
         Ok(())
     }

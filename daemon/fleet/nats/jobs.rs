@@ -2,22 +2,23 @@
 
 use async_nats::{
     HeaderMap,
-    jetstream::{self, context::PublishErrorKind},
+    jetstream::{self, context::PublishErrorKind, publish::PublishAck},
 };
 use bytes::Bytes;
+use ulid::Ulid;
 
 use super::{
+    dead_letter::{build_headers, without_body},
     names::{
-        DEAD_LETTER_MESSAGE_HEADER, DEAD_LETTER_REASON_HEADER, DEAD_LETTER_SUBJECT_HEADER,
-        PRINCIPAL_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, SIGNATURE_HEADER, TRACEPARENT_HEADER,
-        dead_letter_subject, job_subject,
+        MESSAGE_ID_HEADER, PRINCIPAL_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, SIGNATURE_HEADER,
+        TRACEPARENT_HEADER, dead_letter_subject, job_subject,
     },
     signature::{SignedParts, SigningKey},
 };
-use crate::daemon::{error::Error, fleet::work_source::SourceUnavailable};
-
-/// Bytes of the message of a dead letter that are published.
-const MAX_DEAD_LETTER_MESSAGE_BYTES: usize = 1024;
+use crate::daemon::{
+    error::Error,
+    fleet::work_source::{SourceUnavailable, fleet_job_id},
+};
 
 /// Publishes to the streams of the fleet.
 #[derive(Debug, Clone)]
@@ -38,13 +39,6 @@ pub(crate) struct OutgoingJob<'a> {
     pub(crate) traceparent: &'a str,
     /// The encoded `SubmitJobRequest`.
     pub(crate) body: Bytes,
-}
-
-/// A job that the stream has stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PublishedJob {
-    /// Whether the stream had a message with this request id, and dropped this one.
-    pub(crate) is_duplicate: bool,
 }
 
 /// Why a job was not published.
@@ -81,10 +75,11 @@ impl JobPublisher {
     }
 
     /// Publishes a job, and waits until the stream has stored it.
-    pub(crate) async fn publish(
-        &self,
-        job: &OutgoingJob<'_>,
-    ) -> Result<PublishedJob, PublishJobError> {
+    ///
+    /// The stream drops a message as a duplicate of one with the same `Nats-Msg-Id`, also if that one
+    /// is of another queue, of another program, or gone. So this one is published again, with another
+    /// id, unless the stream has it. A job that is published twice runs once: its record decides.
+    pub(crate) async fn publish(&self, job: &OutgoingJob<'_>) -> Result<(), PublishJobError> {
         let subject = job_subject(job.queue, Some(job.workspace));
         let signature = self.sign(job)?;
         let mut headers = HeaderMap::new();
@@ -97,8 +92,33 @@ impl JobPublisher {
         if !job.traceparent.is_empty() {
             headers.insert(TRACEPARENT_HEADER, job.traceparent);
         }
-        let is_duplicate = self.publish_message(subject, headers, job.body.clone()).await?;
-        Ok(PublishedJob { is_duplicate })
+        let message_ids = [
+            job.request_id.to_owned(),
+            fleet_job_id(job.queue, job.request_id),
+            Ulid::generate().to_string(),
+        ];
+        for message_id in message_ids {
+            headers.insert(MESSAGE_ID_HEADER, message_id);
+            let body = job.body.clone();
+            let stored = self.publish_message(subject.clone(), headers.clone(), body).await?;
+            if !stored.duplicate || self.has_message(&stored, &subject, &signature).await {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the stream has a message with this signature. It has none if it cannot say.
+    async fn has_message(&self, stored: &PublishAck, subject: &str, signature: &str) -> bool {
+        let Ok(stream) = self.jetstream.get_stream_no_info(&stored.stream).await else {
+            return false;
+        };
+        let found = stream.get_raw_message(stored.sequence).await;
+        found.is_ok_and(|found| {
+            let stored = found.headers.get(SIGNATURE_HEADER);
+            found.subject.as_str() == subject
+                && stored.is_some_and(|stored| stored.as_str() == signature)
+        })
     }
 
     /// Publishes the message of a job that no daemon runs. `id` identifies the job, if it has an id.
@@ -106,44 +126,42 @@ impl JobPublisher {
         &self,
         queue: &str,
         id: Option<&str>,
-        message: &async_nats::Message,
+        message: &jetstream::Message,
         error: &Error,
     ) -> Result<(), SourceUnavailable> {
-        let text = error.to_string();
-        let length = text.floor_char_boundary(MAX_DEAD_LETTER_MESSAGE_BYTES);
-        let mut headers = HeaderMap::new();
-        // A repetition after a lost acknowledgement is the same dead letter.
-        if let Some(id) = id {
-            headers.insert(REQUEST_ID_HEADER, id);
-        }
-        headers.insert(DEAD_LETTER_REASON_HEADER, error.reason.name());
-        headers.insert(DEAD_LETTER_MESSAGE_HEADER, text[..length].replace(['\r', '\n'], " "));
-        headers.insert(DEAD_LETTER_SUBJECT_HEADER, message.subject.as_str());
-
+        let headers = build_headers(id, message, error);
         let subject = dead_letter_subject(queue);
-        match self.publish_message(subject, headers, message.payload.clone()).await {
-            Ok(_is_duplicate) => Ok(()),
-            // With its headers it is larger than the job was. Its record has the error.
+        let body = message.payload.clone();
+        let stored = self.publish_message(subject.clone(), headers.clone(), body).await;
+        let stored = match stored {
+            // With its headers it is larger than the job was.
+            Err(PublishJobError::TooLarge) => {
+                self.publish_message(subject, without_body(headers), Bytes::new()).await
+            }
+            stored => stored,
+        };
+        match stored {
+            Ok(_) => Ok(()),
+            // The record of the job has the error.
             Err(PublishJobError::TooLarge | PublishJobError::NoSigningKey) => Ok(()),
             Err(PublishJobError::Unavailable(error)) => Err(error),
         }
     }
 
-    /// Publishes a message, and waits until its stream has stored it. Returns whether the stream had
-    /// it before.
+    /// Publishes a message, and waits until its stream has stored it.
     async fn publish_message(
         &self,
         subject: String,
         headers: HeaderMap,
         body: Bytes,
-    ) -> Result<bool, PublishJobError> {
+    ) -> Result<PublishAck, PublishJobError> {
         let publishing = self.jetstream.publish_with_headers(subject, headers, body).await;
         let acknowledged = match publishing {
             Ok(acknowledgement) => acknowledgement.await,
             Err(error) => Err(error),
         };
         match acknowledged {
-            Ok(acknowledgement) => Ok(acknowledgement.duplicate),
+            Ok(acknowledgement) => Ok(acknowledgement),
             Err(error) if error.kind() == PublishErrorKind::MaxPayloadExceeded => {
                 Err(PublishJobError::TooLarge)
             }

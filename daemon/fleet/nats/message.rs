@@ -5,8 +5,8 @@ use bytes::Bytes;
 
 use super::{
     names::{
-        PRINCIPAL_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, SIGNATURE_HEADER, TRACEPARENT_HEADER,
-        parse_job_subject, single_header,
+        MESSAGE_ID_HEADER, PRINCIPAL_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, SIGNATURE_HEADER,
+        TRACEPARENT_HEADER, parse_job_subject, single_header,
     },
     signature::{SignedParts, SigningKey},
 };
@@ -108,10 +108,17 @@ impl JobMessage {
     }
 }
 
+/// Returns the header that has the request id of a message.
+pub(super) fn request_id_header(headers: Option<&HeaderMap>) -> &'static str {
+    let has_own = headers.is_some_and(|headers| headers.get(REQUEST_ID_HEADER).is_some());
+    if has_own { REQUEST_ID_HEADER } else { MESSAGE_ID_HEADER }
+}
+
 /// Reads the request id of a message, which has the rules of `jig-request-id`.
 fn parse_request_id(headers: Option<&HeaderMap>) -> Result<String, Error> {
-    let invalid = |text| Error::invalid(vec![Violation::new(REQUEST_ID_HEADER, text)]);
-    match single_header(headers, REQUEST_ID_HEADER) {
+    let header = request_id_header(headers);
+    let invalid = |text| Error::invalid(vec![Violation::new(header, text)]);
+    match single_header(headers, header) {
         Ok(Some(id)) if id.is_empty() || id.chars().count() > MAX_REQUEST_ID_CHARS => {
             Err(invalid(format!("must have 1 to {MAX_REQUEST_ID_CHARS} characters")))
         }
@@ -194,6 +201,25 @@ mod tests {
     }
 
     #[test]
+    fn a_request_id_of_its_own_comes_first() {
+        let key = SigningKey::new(KEY);
+        let subject = "jig.jobs.build.main";
+        let signature = signature(subject, "key:ci");
+        let headers = [
+            ("Nats-Msg-Id", "another"),
+            ("Jig-Request-Id", "r"),
+            ("Jig-Principal", "key:ci"),
+            ("Jig-Signature", signature.as_str()),
+        ];
+        let parsed = JobMessage::parse(&message(subject, &headers), Some(&key)).unwrap();
+        assert_eq!(parsed.request_id, "r");
+        // Without it, the signature is of another request id.
+        let stripped = [headers[0], headers[2], headers[3]];
+        let error = JobMessage::parse(&message(subject, &stripped), Some(&key)).unwrap_err();
+        assert_eq!(error.error.reason, Reason::Unauthenticated);
+    }
+
+    #[test]
     fn a_request_id_is_required() {
         let long = "x".repeat(MAX_REQUEST_ID_CHARS + 1);
         for headers in [
@@ -201,6 +227,8 @@ mod tests {
             &[("Nats-Msg-Id", "")],
             &[("Nats-Msg-Id", long.as_str())],
             &[("Nats-Msg-Id", "a"), ("Nats-Msg-Id", "b")],
+            &[("Nats-Msg-Id", "a"), ("Jig-Request-Id", "")],
+            &[("Nats-Msg-Id", "a"), ("Jig-Request-Id", "b"), ("Jig-Request-Id", "c")],
         ] {
             let error = JobMessage::parse(&message("jig.jobs.build", headers), None).unwrap_err();
             assert_eq!((error.error.reason, error.request_id), (Reason::InvalidParams, None));

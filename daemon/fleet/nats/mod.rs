@@ -17,6 +17,7 @@ mod acknowledgement;
 mod claimed_job;
 mod claims;
 mod connection;
+mod dead_letter;
 mod job_output;
 mod job_watch;
 mod jobs;

@@ -9,8 +9,11 @@ const JOBS_PREFIX: &str = "jig.jobs.";
 /// Subjects of all dead letters.
 pub(super) const ALL_DEAD_LETTERS_SUBJECT: &str = "jig.dead.>";
 
-/// Header of a job with its request id. The stream drops a second message with the same one.
-pub(super) const REQUEST_ID_HEADER: &str = "Nats-Msg-Id";
+/// Header of a message. The stream drops a second one with the same value for some time, whatever its
+/// subject. It is the request id of a job without [`REQUEST_ID_HEADER`].
+pub(super) const MESSAGE_ID_HEADER: &str = "Nats-Msg-Id";
+/// Header of a job with its request id.
+pub(super) const REQUEST_ID_HEADER: &str = "Jig-Request-Id";
 /// Header of a job with its session.
 pub(super) const SESSION_HEADER: &str = "Jig-Session";
 /// Header of a job with the name of its principal.
@@ -23,6 +26,8 @@ pub(super) const TRACEPARENT_HEADER: &str = "traceparent";
 pub(super) const DEAD_LETTER_REASON_HEADER: &str = "Jig-Reason";
 /// Header of a dead letter: the message of that error.
 pub(super) const DEAD_LETTER_MESSAGE_HEADER: &str = "Jig-Message";
+/// Header of a dead letter: the id of the job, if it has one.
+pub(super) const DEAD_LETTER_JOB_ID_HEADER: &str = "Jig-Job-Id";
 /// Header of a dead letter: the subject of the job.
 pub(super) const DEAD_LETTER_SUBJECT_HEADER: &str = "Jig-Subject";
 
