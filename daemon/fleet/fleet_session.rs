@@ -23,12 +23,19 @@ impl FleetSession {
         }
     }
 
-    /// Stores the end of a job of an earlier start, if this daemon has its claim still.
-    pub(super) async fn settle(&self, id: &str, claim: &str, job: &Job, stop: &CancellationToken) {
+    /// Stores the end of a job of an earlier start, if this daemon has its claim still. Returns
+    /// whether it has the claim no more.
+    pub(super) async fn settle(
+        &self,
+        id: &str,
+        claim: &str,
+        job: &Job,
+        stop: &CancellationToken,
+    ) -> bool {
         match self {
             Self::Nats(session) => session.settle(id, claim, job, stop).await,
             // The queue hands this daemon its own claims again, and no other claims.
-            Self::Postgres(_) => {}
+            Self::Postgres(session) => session.has_claim(id, claim).await.is_ok_and(|has| !has),
         }
     }
 }

@@ -30,6 +30,7 @@ mod backoff;
 mod counts;
 mod failure;
 mod fleet_session;
+mod identity;
 mod in_flight;
 mod local_job;
 pub(crate) mod nats;
@@ -51,10 +52,12 @@ use std::{
 };
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use ulid::Ulid;
 
 use self::{
     counts::FleetQueueState,
     fleet_session::FleetSession,
+    identity::FleetIdentity,
     local_job::{StoredFleetJob, list_stored},
     nats::{JobOutputServer, NatsJobs, NatsQueue, NatsSession, NatsSetupError},
     postgres::{PostgresJobs, PostgresQueue, PostgresSession, PostgresSetupError},
@@ -67,7 +70,7 @@ use super::{
     config::fleet::{FleetConfig, FleetQueueConfig, FleetServers},
     error::Error,
     pipeline::Pipeline,
-    store::fleet_id,
+    store::{fleet_id, fleet_starts},
     task,
 };
 
@@ -103,15 +106,22 @@ impl Fleet {
             None => fleet_id::read_or_create(&pipeline.state_dir.fleet_id_path())
                 .map_err(JoinFleetError::DaemonId)?,
         };
+        let start_id = Ulid::generate().to_string();
+        let known_starts = record_start(pipeline, &start_id).await;
+        let identity = FleetIdentity { daemon_id: daemon_id.into(), start_id: start_id.into() };
         let session = match &config.servers {
-            FleetServers::Nats(nats) => {
-                FleetSession::Nats(NatsSession::start(config.clone(), nats, &daemon_id).await?)
-            }
-            FleetServers::Postgres(postgres) => {
-                FleetSession::Postgres(PostgresSession::new(&config, postgres, &daemon_id)?)
-            }
+            FleetServers::Nats(nats) => FleetSession::Nats(
+                NatsSession::start(config.clone(), nats, identity.clone()).await?,
+            ),
+            FleetServers::Postgres(postgres) => FleetSession::Postgres(PostgresSession::new(
+                &config,
+                postgres,
+                identity.clone(),
+                known_starts,
+            )?),
         };
-        tracing::info!(daemon_id, "joined the fleet");
+        let FleetIdentity { daemon_id, start_id } = identity;
+        tracing::info!(%daemon_id, %start_id, "joined the fleet");
 
         let state = |queue: &FleetQueueConfig| {
             Arc::new(FleetQueueState::new(&queue.name, queue.places as usize))
@@ -122,7 +132,7 @@ impl Fleet {
             session,
         });
         let stored = list_stored(pipeline).await.map_err(JoinFleetError::Jobs)?;
-        fleet.spawn(&config, pipeline, stored);
+        fleet.spawn(&config, pipeline, start_id, stored);
         Ok(fleet)
     }
 
@@ -131,14 +141,25 @@ impl Fleet {
         &self.queues
     }
 
+    /// Whether another daemon has the name of this one, which takes no jobs then.
+    pub(crate) fn is_name_taken(&self) -> bool {
+        match &self.session {
+            FleetSession::Nats(session) => session.is_name_taken(),
+            // Claims name the start of their daemon.
+            FleetSession::Postgres(_) => false,
+        }
+    }
+
     fn spawn(
         self: &Arc<Self>,
         config: &FleetConfig,
         pipeline: &Arc<Pipeline>,
+        start_id: Arc<str>,
         stored: Vec<StoredFleetJob>,
     ) {
         let runner = Arc::new(FleetRunner {
             pipeline: Arc::clone(pipeline),
+            start_id,
             running: Arc::clone(&self.running),
             tasks: TaskTracker::new(),
             give_up: CancellationToken::new(),
@@ -216,4 +237,25 @@ impl Fleet {
             session.leave().await;
         }
     }
+}
+
+/// Notes in the database that it has the jobs of this start. Returns the starts whose jobs it has.
+/// Without the note, claims that a later start finds without a job count as lost.
+async fn record_start(pipeline: &Pipeline, start_id: &str) -> Vec<String> {
+    let table = pipeline.jobs.table();
+    let recorded = async {
+        let place = fleet_starts::read_place(&pipeline.state_dir.database_path());
+        let place = place.map_err(|error| error.to_string())?;
+        let recorded = table.record_fleet_start(place, start_id.to_owned()).await;
+        recorded.map_err(|error| error.to_string())?;
+        let listed = table.list_fleet_starts(start_id.to_owned()).await;
+        listed.map_err(|error| error.to_string())
+    };
+    recorded.await.unwrap_or_else(|error| {
+        tracing::warn!(
+            error,
+            "the next start cannot tell which claims of the fleet have not begun"
+        );
+        vec![start_id.to_owned()]
+    })
 }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    backoff::Backoff, fleet_session::FleetSession, local_job::StoredFleetJob,
+    backoff::Backoff,
+    fleet_session::FleetSession,
+    local_job::{StoredFleetJob, mark_settled},
     running::RunningFleetJobs,
 };
 use crate::daemon::{
@@ -59,6 +61,7 @@ impl FleetRecovery {
                 "the fleet has given up a job of the last start: cancelling it"
             );
             self.pipeline.jobs.cancel(&handle).await;
+            mark_settled(&self.pipeline, &job.id, &job.claim_id).await;
             return;
         }
         tokio::select! {
@@ -87,7 +90,10 @@ impl FleetRecovery {
     async fn settle(&self, job: &StoredFleetJob, snapshot: JobSnapshot) {
         match wire_job(snapshot, &self.pipeline.jobs) {
             Ok(ended) => {
-                self.session.settle(&job.id, &job.claim_id, &ended, &self.give_up).await;
+                let StoredFleetJob { id, claim_id, .. } = job;
+                if self.session.settle(id, claim_id, &ended, &self.give_up).await {
+                    mark_settled(&self.pipeline, id, claim_id).await;
+                }
             }
             Err(error) => {
                 tracing::error!(%error, job = job.id, "the result of a job is unreadable")

@@ -20,7 +20,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     backoff::Backoff,
     counts::{FleetJobEvent, FleetQueueState},
-    local_job::find_or_submit,
+    local_job::{LocalJob, find_or_submit, mark_settled},
     running::RunningFleetJobs,
     work_source::{ClaimedWork, FinishOutcome, JobEnd, ReleaseReason, Work, WorkSource},
 };
@@ -49,6 +49,8 @@ const LAST_ATTEMPTS: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct FleetRunner {
     pub(super) pipeline: Arc<Pipeline>,
+    /// The start of this daemon.
+    pub(super) start_id: Arc<str>,
     pub(super) running: Arc<RunningFleetJobs>,
     /// The tasks of queues and jobs.
     pub(super) tasks: TaskTracker,
@@ -65,6 +67,8 @@ enum LocalEnd {
     NotBegun,
     /// An earlier start of the daemon may have run it.
     Unknown,
+    /// The database of this daemon cannot be read. The claim stays, until it can.
+    Unclear,
 }
 
 impl FleetRunner {
@@ -126,8 +130,16 @@ impl FleetRunner {
                 let end = JobEnd { job: lost_job(claimed.work()), stopped_by_shutdown: false };
                 claimed.finish(end, &self.give_up).await
             }
+            Ok(LocalEnd::Unclear) => {
+                self.has_unsettled.store(true, Ordering::Relaxed);
+                return;
+            }
             Err(error) => self.settle_error(queue, claimed, &error).await,
         };
+        if outcome != FinishOutcome::Unknown {
+            let Work { id, claim_id, .. } = claimed.work();
+            mark_settled(&self.pipeline, id, claim_id).await;
+        }
 
         match outcome {
             FinishOutcome::Stored => queue.count(FleetJobEvent::Finished),
@@ -145,10 +157,22 @@ impl FleetRunner {
 
     /// Runs a job at this daemon, and waits for its end.
     async fn run_locally(&self, claimed: &dyn ClaimedWork) -> Result<LocalEnd, Error> {
-        let handle = match find_or_submit(&self.pipeline, claimed.work()).await? {
-            Some(LiveOrEndedJob::Live(handle)) => handle,
-            Some(LiveOrEndedJob::Ended(snapshot)) => return Ok(LocalEnd::Ended(snapshot)),
-            None => return Ok(LocalEnd::Unknown),
+        let local = find_or_submit(&self.pipeline, claimed.work(), &self.start_id).await?;
+        let handle = match local {
+            LocalJob::Known(LiveOrEndedJob::Live(handle)) => handle,
+            LocalJob::Known(LiveOrEndedJob::Ended(snapshot)) => {
+                return Ok(LocalEnd::Ended(snapshot));
+            }
+            LocalJob::Unknown => return Ok(LocalEnd::Unknown),
+            LocalJob::Unclear(error) => {
+                let job = &claimed.work().id;
+                tracing::error!(%error, job, "cannot look a job of the fleet up: keeping its claim");
+                tokio::select! {
+                    () = sleep(FAILURE_DELAY) => {}
+                    () = self.give_up.cancelled() => {}
+                }
+                return Ok(LocalEnd::Unclear);
+            }
         };
 
         let _running = self.running.add(&claimed.work().id, Arc::clone(&handle));

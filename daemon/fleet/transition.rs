@@ -11,6 +11,7 @@
 
 use std::time::SystemTime;
 
+use super::identity::FleetIdentity;
 use crate::api::v1::{FleetJobRecord, FleetJobState, Job};
 
 /// What a daemon does with the message of a job.
@@ -85,10 +86,15 @@ pub(super) fn may_run_again(record: &FleetJobRecord, max_deliver: u32) -> bool {
 }
 
 /// The record after a claim.
-pub(super) fn claimed(record: &FleetJobRecord, daemon_id: &str, workspace: &str) -> FleetJobRecord {
+pub(super) fn claimed(
+    record: &FleetJobRecord,
+    claimant: &FleetIdentity,
+    workspace: &str,
+) -> FleetJobRecord {
     FleetJobRecord {
         state: FleetJobState::Claimed.into(),
-        daemon_id: daemon_id.to_owned(),
+        daemon_id: claimant.daemon_id.to_string(),
+        start_id: claimant.start_id.to_string(),
         workspace: workspace.to_owned(),
         local_job_id: String::new(),
         attempts: record.attempts + 1,
@@ -102,6 +108,7 @@ pub(super) fn requeued(record: &FleetJobRecord, attempts: u32) -> FleetJobRecord
     FleetJobRecord {
         state: FleetJobState::Queued.into(),
         daemon_id: String::new(),
+        start_id: String::new(),
         local_job_id: String::new(),
         attempts,
         claim_time: None,
@@ -172,6 +179,11 @@ mod tests {
 
     const MAX_DELIVER: u32 = 3;
 
+    fn claimed_by(record: &FleetJobRecord, daemon_id: &str) -> FleetJobRecord {
+        let claimant = FleetIdentity { daemon_id: daemon_id.into(), start_id: "1".into() };
+        claimed(record, &claimant, "main")
+    }
+
     fn message() -> FleetJobRecord {
         FleetJobRecord {
             state: FleetJobState::Queued.into(),
@@ -199,10 +211,11 @@ mod tests {
 
         let queued = message();
         assert_eq!(decide_with(Some(&queued), 100), ClaimDecision::Claim);
-        let mine = claimed(&queued, "me", "main");
+        let mine = claimed_by(&queued, "me");
         assert_eq!((mine.attempts, mine.workspace.as_str()), (1, "main"));
+        assert_eq!((mine.start_id.as_str(), requeued(&mine, 1).start_id.as_str()), ("1", ""));
         assert_eq!(decide_with(Some(&mine), 1), ClaimDecision::Resume);
-        let other = claimed(&queued, "other", "main");
+        let other = claimed_by(&queued, "other");
         assert_eq!(decide_with(Some(&other), 1), ClaimDecision::CheckOwner);
 
         let exhausted = requeued(&mine, MAX_DELIVER);
@@ -213,7 +226,7 @@ mod tests {
 
     #[test]
     fn another_request_is_a_conflict_in_every_state() {
-        let mine = claimed(&message(), "me", "main");
+        let mine = claimed_by(&message(), "me");
         for found in [message(), mine.clone(), ended("fleet-1", &mine, Job::default())] {
             for other in [
                 FleetJobRecord { request_sha256: vec![2].into(), ..found.clone() },
@@ -226,7 +239,7 @@ mod tests {
 
     #[test]
     fn an_ended_job_has_the_names_of_the_fleet() {
-        let record = claimed(&message(), "me", "main");
+        let record = claimed_by(&message(), "me");
         let local =
             Job { job_id: "01J".to_owned(), result: Some(Default::default()), ..Job::default() };
         let ended = ended("fleet-1", &record, local);
@@ -239,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_lost_job_is_run_again_if_its_submission_says_so() {
-        let lost = claimed(&message(), "dead", "main");
+        let lost = claimed_by(&message(), "dead");
         assert!(!may_run_again(&lost, MAX_DELIVER));
         let retried = FleetJobRecord { retry_if_lost: true, ..lost };
         assert!(may_run_again(&retried, MAX_DELIVER));

@@ -88,9 +88,9 @@ pub(crate) struct Work {
     pub(crate) traceparent: Option<String>,
     /// Identifies the claim. It is the same when this daemon has the claim still after a restart.
     pub(crate) claim_id: String,
-    /// Whether the claim is from an earlier start of this daemon. If its database does not have the
-    /// job, the progress of the job is unknown.
-    pub(crate) is_of_earlier_start: bool,
+    /// The start of this daemon that made the claim, if the claim was found and not made now: its job
+    /// may have begun.
+    pub(crate) resumed_from: Option<String>,
     /// Whether a daemon has published the job. It has counted it against the caller's rate limit.
     pub(crate) is_rate_counted: bool,
     pub(crate) request: SubmitJobRequest,

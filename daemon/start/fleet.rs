@@ -43,6 +43,12 @@ fn observe(pipeline: &Pipeline, fleet: &Arc<Fleet>) {
     });
 
     let observed = Arc::downgrade(fleet);
+    metrics.observe(&table::FLEET_NAME_TAKEN, move |observe| {
+        let Some(fleet) = observed.upgrade() else { return };
+        observe(fleet.is_name_taken().into(), &[]);
+    });
+
+    let observed = Arc::downgrade(fleet);
     metrics.observe(&table::FLEET_FREE_PLACES, move |observe| {
         let Some(fleet) = observed.upgrade() else { return };
         for state in fleet.queues() {

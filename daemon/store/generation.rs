@@ -8,7 +8,10 @@ use std::{fs, io, path::Path};
 use rusqlite::{Connection, OptionalExtension as _};
 use ulid::Ulid;
 
-use super::database::{Database, DatabaseError};
+use super::{
+    database::{Database, DatabaseError},
+    fleet_starts,
+};
 
 /// Logs an error if the database is older than the file, then stores a new generation in both.
 /// Blocks for a moment.
@@ -29,8 +32,14 @@ pub(crate) async fn advance(database: &Database, file: &Path) -> Result<(), Data
     // ULIDs sort by time.
     let generation = Ulid::generate().to_string();
     let swap = {
-        let generation = generation.clone();
-        move |connection: &Connection| swap_generation(connection, &generation)
+        let (generation, in_file) = (generation.clone(), in_file.clone());
+        move |connection: &Connection| {
+            let previous = swap_generation(connection, &generation)?;
+            if previous.as_str() < in_file.trim() {
+                fleet_starts::forget(connection)?;
+            }
+            Ok(previous)
+        }
     };
     match database.apply(swap).await {
         Ok(in_database) => {

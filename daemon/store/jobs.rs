@@ -11,10 +11,13 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params, types::Value};
 
 use super::{
     database::{Database, DatabaseError},
-    requests,
+    fleet_starts, requests,
     retention::rows::{ExcessRows, RetainedTable, RetentionLimits, RetentionTrigger},
     unix_millis,
 };
+
+#[cfg(feature = "fleet")]
+mod fleet;
 
 const TABLE: RetainedTable = RetainedTable { name: "job", bytes_column: "result_bytes" };
 /// In memory: the jobs that were running when the previous daemon died. Marking them as lost in the
@@ -355,10 +358,18 @@ fn mark_lost(connection: &Connection) -> rusqlite::Result<usize> {
 /// Removes one batch of expired or excess rows. Returns whether none remain.
 fn delete_batch(connection: &Connection, limits: RetentionLimits) -> rusqlite::Result<bool> {
     let excess = ExcessRows::find(connection, TABLE, limits)?;
-    let mut delete = connection.prepare_cached("DELETE FROM job WHERE rowid = ?1")?;
+    let mut delete =
+        connection.prepare_cached("DELETE FROM job WHERE rowid = ?1 RETURNING request")?;
+    let mut has_unsettled = false;
     for &row in excess.rows.iter().chain(&excess.oversized) {
         requests::mark_job_evicted(connection, row)?;
-        delete.execute([row])?;
+        let request: Option<Option<String>> =
+            delete.query_row([row], |row| row.get(0)).optional()?;
+        let request = request.flatten().unwrap_or_default();
+        has_unsettled |= request.starts_with(fleet_starts::UNSETTLED_PREFIX);
+    }
+    if has_unsettled {
+        fleet_starts::forget(connection)?;
     }
     Ok(!excess.is_full())
 }

@@ -32,6 +32,8 @@ mod directory;
 pub(crate) mod failure;
 #[cfg(feature = "fleet")]
 pub(crate) mod fleet_id;
+#[cfg_attr(not(feature = "fleet"), allow(dead_code, reason = "only fleets record starts"))]
+pub(crate) mod fleet_starts;
 pub(crate) mod follower;
 pub(crate) mod generation;
 pub(crate) mod job_params;

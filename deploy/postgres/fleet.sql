@@ -30,6 +30,8 @@ CREATE TABLE IF NOT EXISTS jig_jobs (
     -- What daemons store.
     state text NOT NULL DEFAULT 'queued' CHECK (state IN ('queued', 'claimed', 'ended')),
     claimed_by text,
+    -- The start of that daemon: its claims are its own after a restart with the same database.
+    claimed_start text NOT NULL DEFAULT '',
     -- When the daemon that has claimed the job counts as dead. It renews the lease before.
     lease_until timestamptz,
     -- Claims that began the job.
@@ -46,6 +48,9 @@ CREATE TABLE IF NOT EXISTS jig_jobs (
     CHECK (state <> 'claimed' OR claimed_by IS NOT NULL),
     CHECK ((state = 'ended') = (result IS NOT NULL))
 );
+
+-- For tables of earlier versions.
+ALTER TABLE jig_jobs ADD COLUMN IF NOT EXISTS claimed_start text NOT NULL DEFAULT '';
 
 CREATE INDEX IF NOT EXISTS jig_jobs_queued ON jig_jobs (queue, not_before, id) WHERE state = 'queued';
 CREATE INDEX IF NOT EXISTS jig_jobs_claimed ON jig_jobs (queue, lease_until) WHERE state = 'claimed';

@@ -176,6 +176,14 @@ impl PlainClient {
         ended.into_iter().map(|(id, (_, record))| (id, record)).collect()
     }
 
+    /// The heartbeat of a daemon, and its revision.
+    pub(super) async fn heartbeat(&self, daemon_id: &str) -> Option<(FleetDaemonRecord, u64)> {
+        let store = self.jetstream.get_key_value("JIG_JOBS_daemons").await.ok()?;
+        let entry = store.entry(daemon_id).await.ok()??;
+        let is_put = entry.operation == kv::Operation::Put;
+        is_put.then(|| (FleetDaemonRecord::decode(entry.value).unwrap(), entry.revision))
+    }
+
     /// Messages of the stream, if the server answers.
     pub(super) async fn message_count(&self) -> Option<u64> {
         let mut stream = self.jetstream.get_stream("JIG_JOBS").await.ok()?;

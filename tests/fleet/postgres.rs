@@ -330,3 +330,53 @@ async fn any_daemon_submits_and_waits_by_tls_with_a_password() {
     assert_eq!(cancelled.unwrap().state(), JobState::Cancelled);
     fleet.expect_end(&job_id, "cancelled").await;
 }
+
+/// The death of a daemon after a claim, before it stored the job.
+#[tokio::test]
+async fn claim_without_a_job_runs_if_the_database_is_the_same() {
+    let mut fleet = PostgresFleet::start().await;
+    fleet.settings += "daemon_id = \"one\"\n";
+    let mut daemon = fleet.start_daemon().await;
+    let id = fleet.server.insert("first", &command_job("echo run >> effects")).await;
+    fleet.expect_end(&id, "succeeded").await;
+    kill(&mut daemon).await;
+
+    let mut ids = Vec::new();
+    for name in ["own", "foreign"] {
+        ids.push(fleet.server.insert(name, &command_job("echo run >> effects")).await);
+    }
+    let claim = "UPDATE jig_jobs AS job SET state = 'claimed', claimed_by = 'one', attempts = 1,
+        claimed_start = CASE WHEN job.request_id = 'own' THEN first.claimed_start ELSE 'x' END,
+        claimed_at = now() + interval '1 hour', lease_until = now()
+        FROM jig_jobs AS first WHERE job.state = 'queued' AND first.request_id = 'first'";
+    assert_eq!(fleet.server.connect("postgres").await.execute(claim, &[]).await.unwrap(), 2);
+    let daemon = daemon.restart().await;
+    assert_eq!(fleet.expect_end(&ids[0], "succeeded").await.attempts, 1);
+    assert_eq!(fleet.expect_end(&ids[1], "lost").await.attempts, 1);
+    assert_eq!(effects(&daemon), 2);
+}
+
+#[tokio::test]
+async fn daemons_with_one_name_do_not_take_claims_of_each_other() {
+    let mut fleet = PostgresFleet::start().await;
+    fleet.settings += "daemon_id = \"twin\"\n";
+    let first = fleet.start_daemon().await;
+    let running = fleet.server.insert("running", &command_job(COUNTED_WAIT)).await;
+    wait_for_effects(&first, 1).await;
+
+    let second = fleet.start_daemon_beside(&first).await;
+    go(&second);
+    let mut number = 0;
+    eventually_within(MAX_FLEET_TIME, "the second daemon takes jobs", async || {
+        number += 1;
+        let job = command_job("echo run >> effects");
+        let id = fleet.server.insert(&format!("m-{number}"), &job).await;
+        fleet.expect_end(&id, "succeeded").await;
+        effects(&second) > 0
+    })
+    .await;
+    assert_eq!(fleet.server.job(&running).await.state, "claimed");
+    go(&first);
+    assert_eq!(fleet.expect_end(&running, "succeeded").await.attempts, 1);
+    assert_eq!(effects(&first) + effects(&second), number + 1);
+}

@@ -176,7 +176,7 @@ impl NatsClaim {
     }
 
     fn is_own_claim(&self, record: &FleetJobRecord) -> bool {
-        is_claim_of(record, &self.claims.daemon_id, &self.work.claim_id)
+        is_claim_of(record, &self.claims.identity.daemon_id, &self.work.claim_id)
     }
 
     async fn reject_job(&self, error: &Error, stop: &CancellationToken) -> FinishOutcome {

@@ -1,9 +1,6 @@
 //! Claims the jobs of messages: decides by the record of a job whether this daemon runs it.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{sync::Arc, time::Duration};
 
 use async_nats::jetstream::{self, AckKind};
 use sha2::{Digest as _, Sha256};
@@ -24,6 +21,7 @@ use crate::{
         error::{Error, Reason},
         fleet::{
             failure::{exhausted_error, failed, lost},
+            identity::FleetIdentity,
             in_flight::{InFlightClaim, InFlightClaims},
             queued_request::{check_session, decode_request, to_local_request},
             transition::{ClaimDecision, Claimant, claim_id, claimed, decide, may_run_again},
@@ -43,9 +41,7 @@ pub(super) struct JobClaims {
     pub(super) publisher: JobPublisher,
     pub(super) heartbeats: Heartbeats,
     pub(super) in_flight: Arc<InFlightClaims>,
-    pub(super) daemon_id: Arc<str>,
-    /// When this process began to make claims.
-    pub(super) started: SystemTime,
+    pub(super) identity: FleetIdentity,
     pub(super) max_deliver: u32,
     /// Deliveries of a message that `max_deliver` deaths of daemons can explain.
     pub(super) max_deliveries: u32,
@@ -90,6 +86,10 @@ impl JobClaims {
         queue: &FleetQueueConfig,
         message: jetstream::Message,
     ) -> Option<WonClaim> {
+        if self.heartbeats.is_name_taken() {
+            hand_back(&message, UNAVAILABLE_DELAY).await;
+            return None;
+        }
         let read = match self.read(queue, &message) {
             Ok(read) => read,
             Err(invalid) => {
@@ -167,7 +167,7 @@ impl JobClaims {
         message: &jetstream::Message,
     ) -> Result<Option<StoredClaim>, SourceUnavailable> {
         let claimant = Claimant {
-            daemon_id: &self.daemon_id,
+            daemon_id: &self.identity.daemon_id,
             deliveries: read.deliveries,
             max_deliver: self.max_deliver,
             max_deliveries: self.max_deliveries,
@@ -181,7 +181,7 @@ impl JobClaims {
 
             let decision = decide(found.as_ref().map(|(record, _)| record), &read.record, claimant);
             let next = match decision {
-                ClaimDecision::Claim => claimed(record, &self.daemon_id, &read.workspace),
+                ClaimDecision::Claim => claimed(record, &self.identity, &read.workspace),
                 ClaimDecision::Resume => {
                     return Ok(revision.map(|revision| StoredClaim {
                         record: record.clone(),
@@ -251,7 +251,7 @@ impl JobClaims {
             "the daemon of a fleet job is dead"
         );
         if runs_again {
-            return Ok(claimed(record, &self.daemon_id, &read.workspace));
+            return Ok(claimed(record, &self.identity, &read.workspace));
         }
 
         if record.retry_if_lost {
@@ -284,13 +284,6 @@ impl JobClaims {
         }
     }
 
-    /// Whether a claim of this daemon is older than its process. A younger one has not begun, if its
-    /// job is not in the database: the server had stored it, and its acknowledgement was lost.
-    fn is_of_earlier_start(&self, record: &FleetJobRecord) -> bool {
-        let claimed = record.claim_time.and_then(|time| SystemTime::try_from(time).ok());
-        claimed.is_none_or(|claimed| claimed < self.started)
-    }
-
     fn build_claim(
         &self,
         read: ReadMessage,
@@ -307,7 +300,7 @@ impl JobClaims {
             session: read.message.session,
             traceparent: read.message.traceparent,
             claim_id: claim_id(&record),
-            is_of_earlier_start: is_resumed && self.is_of_earlier_start(&record),
+            resumed_from: is_resumed.then(|| record.start_id.clone()),
             is_rate_counted: read.message.signed_principal.is_some(),
             request: read.request,
         };

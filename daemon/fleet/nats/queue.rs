@@ -46,11 +46,8 @@ impl NatsQueue {
         stop: &CancellationToken,
     ) -> Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable> {
         // A daemon without a heartbeat counts as dead, and its claims as lost.
-        if !self.session.wait_for_heartbeat(stop).await {
-            return Ok(Vec::new());
-        }
-        let claims = self.session.claims().await?;
-        while !stop.is_cancelled() {
+        while self.session.wait_for_heartbeat(stop).await {
+            let claims = self.session.claims().await?;
             let messages = self.fetch(max, stop).await?;
             let claimed = self.claim_all(&claims, messages).await;
             if !claimed.is_empty() {

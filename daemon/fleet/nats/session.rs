@@ -1,7 +1,10 @@
 //! What this daemon has on the NATS servers: one connection, and the objects that all parts use.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant, SystemTime},
 };
 
@@ -13,7 +16,7 @@ use super::{
     claims::JobClaims,
     connection::{NatsConnection, NatsSetupError},
     jobs::JobPublisher,
-    liveness::Heartbeats,
+    liveness::{Heartbeats, OwnHeartbeat},
     objects::NatsObjects,
     records::FleetRecords,
     results::FleetResults,
@@ -23,7 +26,10 @@ use crate::{
     api::v1::{FleetDaemonRecord, Job},
     daemon::{
         config::fleet::{FleetConfig, FleetQueueConfig, NatsConfig},
-        fleet::{backoff::Backoff, in_flight::InFlightClaims, work_source::SourceUnavailable},
+        fleet::{
+            backoff::Backoff, identity::FleetIdentity, in_flight::InFlightClaims,
+            work_source::SourceUnavailable,
+        },
     },
 };
 
@@ -36,9 +42,7 @@ pub(crate) struct NatsSession {
     config: FleetConfig,
     /// Name of the stream of jobs, and prefix of the names of buckets.
     stream: String,
-    daemon_id: Arc<str>,
-    /// When this process joined the fleet.
-    started: SystemTime,
+    identity: FleetIdentity,
     connection: NatsConnection,
     publisher: JobPublisher,
     in_flight: Arc<InFlightClaims>,
@@ -46,6 +50,9 @@ pub(crate) struct NatsSession {
     objects: OnceCell<NatsObjects>,
     /// When the last heartbeat was stored.
     last_heartbeat: watch::Sender<Option<Instant>>,
+    own_heartbeat: Mutex<OwnHeartbeat>,
+    /// Whether another daemon has the name of this one.
+    is_name_taken: Arc<AtomicBool>,
     claims: Mutex<Option<Arc<JobClaims>>>,
 }
 
@@ -54,27 +61,34 @@ impl NatsSession {
     pub(crate) async fn start(
         config: FleetConfig,
         nats: &NatsConfig,
-        daemon_id: &str,
+        identity: FleetIdentity,
     ) -> Result<Arc<Self>, NatsSetupError> {
-        let connection = NatsConnection::start(nats, &format!("jigd {daemon_id}")).await?;
+        let name = format!("jigd {}", identity.daemon_id);
+        let connection = NatsConnection::start(nats, &name).await?;
         let signing_key = config.signing_key.as_ref().map(|key| SigningKey::new(key.bytes()));
         Ok(Arc::new(Self {
             publisher: JobPublisher::new(connection.jetstream().clone(), signing_key),
             connection,
             stream: nats.stream.clone(),
             config,
-            daemon_id: daemon_id.into(),
-            started: SystemTime::now(),
+            identity,
             in_flight: Arc::default(),
             objects: OnceCell::new(),
             last_heartbeat: watch::Sender::new(None),
+            own_heartbeat: Mutex::new(OwnHeartbeat::None),
+            is_name_taken: Arc::default(),
             claims: Mutex::default(),
         }))
     }
 
     /// Name of this daemon in the fleet.
     pub(crate) fn daemon_id(&self) -> &str {
-        &self.daemon_id
+        &self.identity.daemon_id
+    }
+
+    /// Whether another daemon has the name of this one, which takes no jobs then.
+    pub(crate) fn is_name_taken(&self) -> bool {
+        self.is_name_taken.load(Ordering::Relaxed)
     }
 
     /// The client, for subjects without a stream.
@@ -107,12 +121,13 @@ impl NatsSession {
     }
 
     pub(super) async fn heartbeats(&self) -> Result<Heartbeats, SourceUnavailable> {
-        Ok(Heartbeats::new(
-            self.objects().await?.daemons.clone(),
-            self.connection.clone(),
-            self.config.lost_after,
-            Arc::clone(&self.daemon_id),
-        ))
+        Ok(Heartbeats {
+            bucket: self.objects().await?.daemons.clone(),
+            connection: self.connection.clone(),
+            lost_after: self.config.lost_after,
+            identity: self.identity.clone(),
+            is_name_taken: Arc::clone(&self.is_name_taken),
+        })
     }
 
     /// What makes claims, for all queues.
@@ -127,8 +142,7 @@ impl NatsSession {
             publisher: self.publisher.clone(),
             heartbeats: self.heartbeats().await?,
             in_flight: Arc::clone(&self.in_flight),
-            daemon_id: Arc::clone(&self.daemon_id),
-            started: self.started,
+            identity: self.identity.clone(),
             max_deliver: self.config.max_deliver,
             max_deliveries: max_deliveries(&self.config),
             ack_wait: self.config.ack_wait,
@@ -143,8 +157,14 @@ impl NatsSession {
     }
 
     /// Stores the end of a job, if this daemon has its claim still. Repeats it until the server has
-    /// answered or `stop` is cancelled.
-    pub(crate) async fn settle(&self, id: &str, claim: &str, job: &Job, stop: &CancellationToken) {
+    /// answered or `stop` is cancelled. Returns whether this daemon has the claim no more.
+    pub(crate) async fn settle(
+        &self,
+        id: &str,
+        claim: &str,
+        job: &Job,
+        stop: &CancellationToken,
+    ) -> bool {
         let mut backoff = Backoff::default();
         let claims = loop {
             match self.claims().await {
@@ -152,10 +172,10 @@ impl NatsSession {
                 Err(error) => tracing::debug!(%error, job = id, "cannot settle a fleet job yet"),
             }
             if !backoff.wait(stop).await {
-                return;
+                return false;
             }
         };
-        claims.settle(id, claim, job, stop).await;
+        claims.settle(id, claim, job, stop).await
     }
 
     /// Opens the consumers of a queue. Creates streams and buckets again, if the server has lost them.
@@ -186,16 +206,14 @@ impl NatsSession {
         loop {
             connection.mark_unchanged();
             let record = FleetDaemonRecord {
-                daemon_id: self.daemon_id.to_string(),
+                daemon_id: self.identity.daemon_id.to_string(),
+                start_id: self.identity.start_id.to_string(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 free_places: free_places().into_iter().collect(),
                 time: Some(SystemTime::now().into()),
             };
-            match self.beat(&record).await {
-                Ok(()) => {
-                    self.last_heartbeat.send_replace(Some(Instant::now()));
-                }
-                Err(error) => tracing::warn!(%error, "cannot renew the heartbeat of this daemon"),
+            if let Err(error) = self.beat(&record).await {
+                tracing::warn!(%error, "cannot renew the heartbeat of this daemon");
             }
 
             // After a break of the connection, other daemons may be about to take this one for dead.
@@ -208,13 +226,42 @@ impl NatsSession {
     }
 
     async fn beat(&self, record: &FleetDaemonRecord) -> Result<(), SourceUnavailable> {
-        self.heartbeats().await?.beat(record).await
+        let before = self.own_heartbeat();
+        // Before the request: the server may have stored the heartbeat at any time after this.
+        let begun = Instant::now();
+        let after = self.heartbeats().await?.beat(record, &before).await?;
+
+        let is_taken = matches!(after, OwnHeartbeat::Taken { .. });
+        self.is_name_taken.store(is_taken, Ordering::Relaxed);
+        self.last_heartbeat.send_replace((!is_taken).then_some(begun));
+        let daemon_id = &*self.identity.daemon_id;
+        match (&before, &after) {
+            (OwnHeartbeat::Taken { start_id }, OwnHeartbeat::Taken { start_id: other })
+                if start_id == other => {}
+            (_, OwnHeartbeat::Taken { start_id }) => tracing::error!(
+                daemon_id,
+                other_start_id = start_id,
+                start_id = %self.identity.start_id,
+                "another daemon of the fleet has the id of this one, which takes no more of its jobs: give each daemon a state directory and a fleet.daemon_id of its own, then restart both"
+            ),
+            (OwnHeartbeat::Taken { .. }, _) => tracing::warn!(
+                daemon_id,
+                "the other daemon with the id of this one has gone: taking jobs of the fleet again"
+            ),
+            _ => {}
+        }
+        *self.own_heartbeat.lock().unwrap_or_else(PoisonError::into_inner) = after;
+        Ok(())
+    }
+
+    fn own_heartbeat(&self) -> OwnHeartbeat {
+        self.own_heartbeat.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Removes the heartbeat, so that other daemons need not wait until it is old.
     pub(crate) async fn leave(&self) {
         let left = match self.heartbeats().await {
-            Ok(heartbeats) => heartbeats.end().await,
+            Ok(heartbeats) => heartbeats.end(&self.own_heartbeat()).await,
             Err(error) => Err(error),
         };
         if let Err(error) = left {

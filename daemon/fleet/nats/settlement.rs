@@ -20,12 +20,18 @@ impl JobClaims {
     }
 
     /// Stores the end of a job, if this daemon has its claim still. Repeats it until the server has
-    /// answered or `stop` is cancelled.
-    pub(super) async fn settle(&self, id: &str, claim: &str, job: &Job, stop: &CancellationToken) {
+    /// answered or `stop` is cancelled. Returns whether this daemon has the claim no more.
+    pub(super) async fn settle(
+        &self,
+        id: &str,
+        claim: &str,
+        job: &Job,
+        stop: &CancellationToken,
+    ) -> bool {
         let mut backoff = Backoff::default();
         loop {
             match self.try_settle(id, claim, job).await {
-                Ok(()) => return,
+                Ok(is_settled) => return is_settled,
                 // Another part of this daemon, or another daemon, has changed the record.
                 Err(RecordError::Conflict) => continue,
                 Err(RecordError::Unavailable(error)) => {
@@ -33,19 +39,19 @@ impl JobClaims {
                 }
             }
             if !backoff.wait(stop).await {
-                return;
+                return false;
             }
         }
     }
 
-    async fn try_settle(&self, id: &str, claim: &str, job: &Job) -> Result<(), RecordError> {
+    async fn try_settle(&self, id: &str, claim: &str, job: &Job) -> Result<bool, RecordError> {
         let Some((own, revision)) = self.own_claim(id, claim).await? else {
-            return Ok(());
+            return Ok(true);
         };
         let is_lost = job.state() == JobState::Lost;
         // Its message is needed, for the dead letters: it is delivered again.
         if is_lost && own.retry_if_lost && !may_run_again(&own, self.max_deliver) {
-            return Ok(());
+            return Ok(false);
         }
         let record = if is_lost && may_run_again(&own, self.max_deliver) {
             requeued(&own, own.attempts)
@@ -57,7 +63,7 @@ impl JobClaims {
 
         self.records.update(id, &record, revision).await?;
         tracing::info!(job = id, state = ?job.state(), "settled a fleet job of the last start");
-        Ok(())
+        Ok(true)
     }
 
     async fn own_claim(
@@ -66,6 +72,6 @@ impl JobClaims {
         claim: &str,
     ) -> Result<Option<(FleetJobRecord, u64)>, SourceUnavailable> {
         let found = self.records.get(id).await?;
-        Ok(found.filter(|(record, _)| is_claim_of(record, &self.daemon_id, claim)))
+        Ok(found.filter(|(record, _)| is_claim_of(record, &self.identity.daemon_id, claim)))
     }
 }

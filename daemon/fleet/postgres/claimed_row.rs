@@ -32,8 +32,8 @@ const RENEW: &str = "
     RETURNING id";
 /// `$2` daemon, `$3` attempts, `$4` attempts that count, `$5` seconds of the delay.
 const REQUEUE: &str = "
-    UPDATE jig_jobs SET state = 'queued', claimed_by = NULL, lease_until = NULL, claimed_at = NULL,
-        attempts = $4, not_before = now() + make_interval(secs => $5)
+    UPDATE jig_jobs SET state = 'queued', claimed_by = NULL, claimed_start = '', lease_until = NULL,
+        claimed_at = NULL, attempts = $4, not_before = now() + make_interval(secs => $5)
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
     RETURNING id";
 

@@ -66,6 +66,7 @@ impl JobRow {
                 principal: job.as_ref().map(|job| job.principal.clone()).unwrap_or_default(),
                 session: row.try_get("session")?,
                 daemon_id: row.try_get::<_, Option<_>>("claimed_by")?.unwrap_or_default(),
+                start_id: row.try_get("claimed_start")?,
                 attempts: count("attempts")?,
                 retry_if_lost: row.try_get("retry_if_lost")? || decoded.retry_if_lost,
                 submit_time: time("submitted_at")?,
@@ -84,7 +85,7 @@ impl JobRow {
     pub(super) fn to_work(
         &self,
         queue: &FleetQueueConfig,
-        is_of_earlier_start: bool,
+        resumed_from: Option<String>,
     ) -> Result<Work, Error> {
         let record = &self.record;
         let request = decode_request(self.request.clone(), &queue.name)?;
@@ -103,7 +104,7 @@ impl JobRow {
             session,
             traceparent: Some(self.traceparent.clone()).filter(|parent| !parent.is_empty()),
             claim_id: claim_id(record),
-            is_of_earlier_start,
+            resumed_from,
             is_rate_counted: false,
             request: to_local_request(request, &queue.name),
         })

@@ -9,6 +9,7 @@ use tokio::{
     sync::broadcast::{self, error::RecvError},
     time::{sleep_until, timeout_at},
 };
+use tokio_postgres::types::ToSql;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -35,38 +36,42 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 /// Time between two claims while rows are due that another daemon has locked.
 const MIN_WAIT: Duration = Duration::from_millis(200);
 
-/// Claims due rows: `$1` queue, `$2` workspaces, `$3` count, `$4` daemon, `$5` seconds of the lease.
-/// Materialized, so that the limit holds.
+/// Claims due rows: `$1` queue, `$2` workspaces, `$3` count, `$4` daemon, `$5` seconds of the lease,
+/// `$6` start. Materialized, so that the limit holds.
 const CLAIM_QUEUED: &str = "
     WITH due AS MATERIALIZED (
         SELECT id FROM jig_jobs
         WHERE queue = $1 AND state = 'queued' AND not_before <= now()
             AND (workspace = '' OR workspace = ANY($2))
         ORDER BY not_before, id LIMIT $3 FOR UPDATE SKIP LOCKED)
-    UPDATE jig_jobs AS job SET state = 'claimed', claimed_by = $4, claimed_at = now(),
+    UPDATE jig_jobs AS job SET state = 'claimed', claimed_by = $4, claimed_start = $6,
+        claimed_at = now(),
         lease_until = now() + make_interval(secs => $5),
         workspace = coalesce(nullif(job.workspace, ''), ($2::text[])[1]),
         attempts = job.attempts + 1
     FROM due WHERE job.id = due.id
     RETURNING job.*";
 /// Finds the claims that this daemon had before, and those of dead daemons: `$3` daemon, `$4` jobs
-/// that it runs, `$5` whether others may be dead, `$6` count.
+/// that it runs, `$5` whether others may be dead, `$6` count, `$7` starts of this daemon. Other starts
+/// with its name are other daemons.
 const FIND_CLAIMED: &str = "
     SELECT * FROM jig_jobs
     WHERE queue = $1 AND state = 'claimed' AND workspace = ANY($2)
-        AND ((claimed_by = $3 AND id <> ALL($4))
-            OR (claimed_by <> $3 AND $5 AND lease_until < now()))
+        AND ((claimed_by = $3 AND claimed_start = ANY($7) AND id <> ALL($4))
+            OR ((claimed_by <> $3 OR claimed_start <> ALL($7)) AND $5 AND lease_until < now()))
     ORDER BY lease_until LIMIT $6";
-/// Makes a found claim one of this daemon: `$2` daemon and `$3` attempts of the found one, `$4`
-/// daemon, `$5` seconds of the lease.
+/// Makes a found claim one of this daemon: `$2` daemon, `$3` attempts and `$4` start of the found one,
+/// `$5` daemon, `$6` start, `$7` seconds of the lease, `$8` whether the found one is of this daemon.
 const TAKE_CLAIMED: &str = "
-    UPDATE jig_jobs SET claimed_by = $4, lease_until = now() + make_interval(secs => $5),
-        claimed_at = CASE WHEN $2 = $4 THEN claimed_at ELSE now() END,
-        attempts = attempts + CASE WHEN $2 = $4 THEN 0 ELSE 1 END
+    UPDATE jig_jobs SET claimed_by = $5, claimed_start = $6,
+        lease_until = now() + make_interval(secs => $7),
+        claimed_at = CASE WHEN $8 THEN claimed_at ELSE now() END,
+        attempts = attempts + CASE WHEN $8 THEN 0 ELSE 1 END
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
-        AND ($2 = $4 OR lease_until < now())
+        AND claimed_start = $4 AND ($8 OR lease_until < now())
     RETURNING *";
-/// Seconds until the next job is due, and until the next lease of another daemon ends.
+/// Seconds until the next job is due, and until the next lease of another daemon ends: `$3` daemon,
+/// `$4` its starts.
 const NEXT_DUE: &str = "
     SELECT
         extract(epoch FROM (
@@ -75,7 +80,8 @@ const NEXT_DUE: &str = "
         ) - now())::float8,
         extract(epoch FROM (
             SELECT min(lease_until) FROM jig_jobs
-            WHERE queue = $1 AND state = 'claimed' AND workspace = ANY($2) AND claimed_by <> $3
+            WHERE queue = $1 AND state = 'claimed' AND workspace = ANY($2)
+                AND (claimed_by <> $3 OR claimed_start <> ALL($4))
         ) - now())::float8";
 
 /// A queue, as this daemon takes jobs from it.
@@ -105,7 +111,6 @@ impl PostgresQueue {
     ) -> Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable> {
         while !stop.is_cancelled() {
             let connection = self.session.connection().await?;
-            self.session.note_start(&connection).await?;
             // Before the table is read, so that no job is missed.
             let mut notifications = connection.subscribe()?;
             let claimed = self.claim_present(&connection, max).await?;
@@ -154,12 +159,13 @@ impl PostgresQueue {
         max: usize,
         claimed: &mut ClaimedRows,
     ) -> Result<(), SourceUnavailable> {
-        let PostgresSession { daemon_id, lease, .. } = &*self.session;
+        let PostgresSession { identity, lease, .. } = &*self.session;
         let (name, workspaces) = (&self.queue.name, &self.queue.workspaces);
         let (max, lease) = (to_limit(max), lease.as_secs_f64());
-        let daemon_id: &str = daemon_id;
-        let rows =
-            connection.query(CLAIM_QUEUED, &[name, workspaces, &max, &daemon_id, &lease]).await?;
+        let (daemon_id, start_id): (&str, &str) = (&identity.daemon_id, &identity.start_id);
+        let rows = connection
+            .query(CLAIM_QUEUED, &[name, workspaces, &max, &daemon_id, &lease, &start_id])
+            .await?;
         for row in rows {
             claimed.any_changed = true;
             let row = JobRow::read(&row)?;
@@ -168,7 +174,7 @@ impl PostgresQueue {
                 let ended = failed(&row.id, &record, &exhausted_error(record.attempts - 1));
                 self.session.end(&row.id, &record, &ended, false).await?;
             } else {
-                claimed.claims.extend(self.build_claim(row, false).await?);
+                claimed.claims.extend(self.build_claim(row, None).await?);
             }
         }
         Ok(())
@@ -182,30 +188,39 @@ impl PostgresQueue {
         max: usize,
         claimed: &mut ClaimedRows,
     ) -> Result<(), SourceUnavailable> {
-        let PostgresSession { daemon_id, lease, in_flight, .. } = &*self.session;
+        let PostgresSession { identity, lease, in_flight, known_starts, .. } = &*self.session;
         let (name, workspaces) = (&self.queue.name, &self.queue.workspaces);
         let (max, lease) = (to_limit(max), lease.as_secs_f64());
-        let daemon_id: &str = daemon_id;
+        let (daemon_id, start_id): (&str, &str) = (&identity.daemon_id, &identity.start_id);
         let running = in_flight.all();
         let can_judge = self.time_until_judge(connection).is_zero();
-        let rows = connection
-            .query(FIND_CLAIMED, &[name, workspaces, &daemon_id, &running, &can_judge, &max])
-            .await?;
-        for row in rows {
+        let parameters: [&(dyn ToSql + Sync); 7] =
+            [name, workspaces, &daemon_id, &running, &can_judge, &max, known_starts];
+        for row in connection.query(FIND_CLAIMED, &parameters).await? {
             let JobRow { id, record, .. } = JobRow::read(&row)?;
-            let is_mine = record.daemon_id == daemon_id;
+            let is_mine = self.session.is_own_claim(&record);
             if !is_mine && !self.take_over(&id, &record).await? {
                 claimed.any_changed = true;
                 continue;
             }
             let attempts = to_integer(record.attempts);
-            let taken = connection
-                .query(TAKE_CLAIMED, &[&id, &record.daemon_id, &attempts, &daemon_id, &lease])
-                .await?;
+            let FleetJobRecord { daemon_id: found_daemon, start_id: found_start, .. } = &record;
+            let parameters: [&(dyn ToSql + Sync); 8] = [
+                &id,
+                found_daemon,
+                &attempts,
+                found_start,
+                &daemon_id,
+                &start_id,
+                &lease,
+                &is_mine,
+            ];
+            let taken = connection.query(TAKE_CLAIMED, &parameters).await?;
             // Otherwise another daemon was faster, or the first one is alive.
             if let Some(row) = taken.first() {
                 claimed.any_changed = true;
-                claimed.claims.extend(self.build_claim(JobRow::read(row)?, is_mine).await?);
+                let resumed_from = is_mine.then(|| found_start.clone());
+                claimed.claims.extend(self.build_claim(JobRow::read(row)?, resumed_from).await?);
             }
         }
         Ok(())
@@ -236,11 +251,10 @@ impl PostgresQueue {
     async fn build_claim(
         &self,
         mut row: JobRow,
-        is_resumed: bool,
+        resumed_from: Option<String>,
     ) -> Result<Option<Box<dyn ClaimedWork>>, SourceUnavailable> {
         row.record = self.with_principal(row.record);
-        match row.to_work(&self.queue, is_resumed && self.session.is_of_earlier_start(&row.record))
-        {
+        match row.to_work(&self.queue, resumed_from) {
             Ok(work) => {
                 let session = Arc::clone(&self.session);
                 let in_flight = self.session.in_flight.begin(&row.id);
@@ -276,9 +290,11 @@ impl PostgresQueue {
         &self,
         connection: &PostgresConnection,
     ) -> Result<Duration, SourceUnavailable> {
-        let daemon_id: &str = &self.session.daemon_id;
+        let PostgresSession { identity, known_starts, .. } = &*self.session;
+        let daemon_id: &str = &identity.daemon_id;
         let (name, workspaces) = (&self.queue.name, &self.queue.workspaces);
-        let rows = connection.query(NEXT_DUE, &[name, workspaces, &daemon_id]).await?;
+        let parameters: [&(dyn ToSql + Sync); 4] = [name, workspaces, &daemon_id, known_starts];
+        let rows = connection.query(NEXT_DUE, &parameters).await?;
         let delay = |column| {
             let seconds: Option<f64> = rows.first().and_then(|row| row.try_get(column).ok()?);
             // A lease or a delay that has ended is due now.

@@ -3,14 +3,11 @@
 
 use std::{
     sync::{Arc, Mutex as StdMutex, PoisonError},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use prost::Message as _;
-use tokio::{
-    sync::{Mutex, OnceCell},
-    time::timeout,
-};
+use tokio::{sync::Mutex, time::timeout};
 use tokio_postgres::{Row, types::ToSql};
 
 use super::{
@@ -22,7 +19,8 @@ use crate::{
     daemon::{
         config::{fleet::FleetConfig, fleet_postgres::PostgresConfig},
         fleet::{
-            in_flight::InFlightClaims, transition::is_claim_of, work_source::SourceUnavailable,
+            identity::FleetIdentity, in_flight::InFlightClaims, transition::is_claim_of,
+            work_source::SourceUnavailable,
         },
     },
 };
@@ -50,34 +48,35 @@ const DELETE_OLD: &str = "
 pub(crate) struct PostgresSession {
     connector: PostgresConnector,
     connection: Mutex<Option<Arc<PostgresConnection>>>,
-    pub(super) daemon_id: Arc<str>,
+    pub(super) identity: FleetIdentity,
+    /// The starts of this daemon whose claims are its own.
+    pub(super) known_starts: Vec<String>,
     /// Time after which a claim that is not renewed belongs to a dead daemon.
     pub(super) lease: Duration,
     pub(super) max_deliver: u32,
     pub(super) result_retention: Duration,
     pub(super) in_flight: Arc<InFlightClaims>,
     last_deletion: StdMutex<Option<Instant>>,
-    /// When this process first connected, by the clock of the server.
-    started: OnceCell<SystemTime>,
 }
 
 impl PostgresSession {
-    /// Does not connect yet.
+    /// Does not connect yet. `known_starts` are those whose jobs the database of this daemon has.
     pub(crate) fn new(
         config: &FleetConfig,
         postgres: &PostgresConfig,
-        daemon_id: &str,
+        identity: FleetIdentity,
+        known_starts: Vec<String>,
     ) -> Result<Arc<Self>, PostgresSetupError> {
         Ok(Arc::new(Self {
-            connector: PostgresConnector::new(postgres, &format!("jigd {daemon_id}"))?,
+            connector: PostgresConnector::new(postgres, &format!("jigd {}", identity.daemon_id))?,
             connection: Mutex::default(),
-            daemon_id: daemon_id.into(),
+            identity,
+            known_starts,
             lease: config.lost_after,
             max_deliver: config.max_deliver,
             result_retention: config.result_retention,
             in_flight: Arc::default(),
             last_deletion: StdMutex::default(),
-            started: OnceCell::new(),
         }))
     }
 
@@ -113,27 +112,13 @@ impl PostgresSession {
     /// Whether this daemon has a claim still.
     pub(crate) async fn has_claim(&self, id: &str, claim: &str) -> Result<bool, SourceUnavailable> {
         let found = self.find(id).await?;
-        Ok(found.is_some_and(|found| is_claim_of(&found.record, &self.daemon_id, claim)))
+        Ok(found.is_some_and(|found| is_claim_of(&found.record, &self.identity.daemon_id, claim)))
     }
 
-    /// Reads the time of the start from the server, before the first claim.
-    pub(super) async fn note_start(
-        &self,
-        connection: &PostgresConnection,
-    ) -> Result<(), SourceUnavailable> {
-        let read = async || {
-            let rows = connection.query("SELECT now()", &[]).await?;
-            let now = rows.first().and_then(|row| row.try_get(0).ok());
-            now.ok_or_else(|| SourceUnavailable::new("the server has no time"))
-        };
-        self.started.get_or_try_init(read).await.map(|_| ())
-    }
-
-    /// Whether a claim was made before this process connected. Otherwise the response to the claim
-    /// was lost, and the job has not begun.
-    pub(super) fn is_of_earlier_start(&self, claim: &FleetJobRecord) -> bool {
-        let claimed = claim.claim_time.and_then(|time| SystemTime::try_from(time).ok());
-        claimed < self.started.get().copied()
+    /// Whether a claim is one of this daemon, by a start whose jobs its database has. Otherwise it may
+    /// be that of another daemon with the same name.
+    pub(super) fn is_own_claim(&self, claim: &FleetJobRecord) -> bool {
+        *claim.daemon_id == *self.identity.daemon_id && self.known_starts.contains(&claim.start_id)
     }
 
     /// Stores the end of a claim, unless it is one no more. `only_if_expired`: unless its lease was

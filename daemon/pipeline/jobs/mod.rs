@@ -402,6 +402,12 @@ impl JobRegistry {
         listed.map_err(|error| state_database_error(&error))
     }
 
+    /// The table of jobs, for what is stored about those of the fleet.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn table(&self) -> &JobTable {
+        &self.table
+    }
+
     /// Returns the time from its end that a job is stored.
     pub(crate) fn retention(&self) -> Duration {
         self.table.retention()

@@ -182,3 +182,34 @@ async fn list_scans_a_long_table_in_batches() {
     assert!(scanned.jobs.is_empty());
     assert_eq!(scanned.resume_before, Some(format!("{:04}", last - SCAN_BATCH_ROWS + 1)));
 }
+
+#[cfg(feature = "fleet")]
+#[tokio::test]
+async fn removal_of_an_unsettled_fleet_job_is_noted() {
+    let limits = RetentionLimits { max_age: Duration::ZERO, ..ALL };
+    let (table, _) = JobTable::open(Database::in_memory().unwrap(), limits).await.unwrap();
+    let starts = async || table.list_fleet_starts("1".to_owned()).await.unwrap();
+    table.record_fleet_start("here".to_owned(), "1".to_owned()).await.unwrap();
+    let end = async |id: &str, request_id: &str| {
+        let job = Job { request_id: Some(request_id.to_owned()), ..job(id, "q") };
+        table.insert(job).await.unwrap();
+        let ended = SystemTime::now() - Duration::from_secs(60);
+        table.record_end(id.to_owned(), JobState::Succeeded, ended, None).await.unwrap();
+    };
+
+    end("a", "plain").await;
+    end("b", "fleet\u{1f}fleet-1\u{1f}1").await;
+    table
+        .change_request_id("fleet\u{1f}fleet-1\u{1f}1".to_owned(), "settled".to_owned())
+        .await
+        .unwrap();
+    let found = table.find_by_request_id("uid:0".to_owned(), "w".to_owned(), "settled".to_owned());
+    assert_eq!(found.await.unwrap().unwrap().id, "b");
+    table.apply_retention().await.unwrap();
+    assert_eq!(list(&table, |_| {}).await, [""; 0]);
+    assert_eq!(starts().await, ["1"]);
+
+    end("c", "fleet\u{1f}fleet-2\u{1f}1").await;
+    table.apply_retention().await.unwrap();
+    assert_eq!(starts().await, [""; 0]);
+}

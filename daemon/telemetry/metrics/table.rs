@@ -143,6 +143,8 @@ metrics! {
         "jobs of the fleet that this daemon claimed, finished, released or rejected, or that were superseded";
     FLEET_FREE_PLACES = "jig.fleet.free_places", UpDownCounter, "{job}", [semconv::FLEET_QUEUE],
         "jobs of the fleet that this daemon would begin now";
+    FLEET_NAME_TAKEN = "jig.fleet.daemon_id_taken", UpDownCounter, "{daemon}", [],
+        "1 while another daemon of the fleet has the id of this one, which takes no jobs of it then";
     SESSIONS_OPEN = "jig.session.open", UpDownCounter, "{session}", [],
         "sessions with open files";
     STORE_SIZE = "jig.store.size", UpDownCounter, "By", [semconv::STORE_PART],
