@@ -132,6 +132,9 @@ impl Fleet {
             session,
         });
         let stored = list_stored(pipeline).await.map_err(JoinFleetError::Jobs)?;
+        for job in &stored {
+            pipeline.held_jobs.hold(&job.local_id);
+        }
         fleet.spawn(&config, pipeline, start_id, stored);
         Ok(fleet)
     }

@@ -36,7 +36,10 @@ impl FleetRecovery {
     pub(super) async fn run(self: Arc<Self>, stored: Vec<StoredFleetJob>) {
         for job in stored {
             match self.pipeline.jobs.find(&job.workspace, &job.local_id).await {
-                Ok(LiveOrEndedJob::Ended(snapshot)) => self.settle(&job, *snapshot).await,
+                Ok(LiveOrEndedJob::Ended(snapshot)) => {
+                    self.pipeline.held_jobs.release(&job.local_id);
+                    self.settle(&job, *snapshot).await;
+                }
                 Ok(LiveOrEndedJob::Live(handle)) => {
                     let recovery = Arc::clone(&self);
                     task::spawn_tracked("fleet job of the last start", async move {
@@ -52,7 +55,8 @@ impl FleetRecovery {
         }
     }
 
-    /// Waits for the end of a job, and settles it. A job that the fleet has given up is cancelled.
+    /// Waits for the end of a job, and settles it. One that the fleet has given up is cancelled before
+    /// it begins.
     async fn follow(&self, job: StoredFleetJob, handle: Arc<JobHandle>) {
         let _running = self.running.add(&job.id, Arc::clone(&handle));
         if !self.has_claim(&job).await {
@@ -61,9 +65,11 @@ impl FleetRecovery {
                 "the fleet has given up a job of the last start: cancelling it"
             );
             self.pipeline.jobs.cancel(&handle).await;
+            self.pipeline.held_jobs.release(&job.local_id);
             mark_settled(&self.pipeline, &job.id, &job.claim_id).await;
             return;
         }
+        self.pipeline.held_jobs.release(&job.local_id);
         tokio::select! {
             biased;
             snapshot = handle.wait_for_end() => self.settle(&job, snapshot).await,

@@ -51,7 +51,7 @@ const NO_SPACE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_START_PERMIT_HOLD: Duration = Duration::from_millis(100);
 
 /// How the run of a job ended.
-enum JobRunEnd {
+pub(super) enum JobRunEnd {
     /// The job ended, with this result if it was started.
     Done(JobState, Option<Bytes>),
     /// Nothing was done, because the daemon is shutting down.
@@ -156,7 +156,7 @@ impl Pipeline {
         {
             let pipeline = Arc::clone(self);
             task::spawn_tracked("job", async move {
-                match pipeline.run_job(&handle).await {
+                match pipeline.run_confirmed_job(&handle).await {
                     JobRunEnd::Done(state, result) => {
                         pipeline.jobs.complete(&handle, state, result).await
                     }
@@ -167,7 +167,7 @@ impl Pipeline {
         }
     }
 
-    async fn run_job(self: &Arc<Self>, handle: &JobHandle) -> JobRunEnd {
+    pub(super) async fn run_job(self: &Arc<Self>, handle: &JobHandle) -> JobRunEnd {
         let job = handle.snapshot().job;
         let mut tools = JobTools::new(self, handle, &job);
         let (result, invocation) = tools.run().await;

@@ -29,6 +29,7 @@ mod authorization;
 mod await_approval;
 mod await_job;
 pub(crate) mod command_output;
+mod confirmed_job;
 mod content;
 pub(crate) mod context;
 mod dyn_tool;
@@ -36,6 +37,7 @@ pub(crate) mod envelope;
 mod execute;
 pub(crate) mod fleet_access;
 pub(crate) mod fleet_jobs;
+pub(crate) mod held_jobs;
 pub(crate) mod idempotency;
 pub(crate) mod invoke;
 mod job_params;
@@ -90,6 +92,7 @@ use self::{
     content::{ResponseToJson, capture_arguments},
     context::CallContext,
     fleet_jobs::FleetJobs,
+    held_jobs::HeldJobs,
     idempotency::{Checkpoint, Claim, Idempotency},
     jobs::JobRegistry,
     policy::{decision::PolicySnapshot, store::RuleStore},
@@ -144,6 +147,8 @@ pub(crate) struct Pipeline {
     pub(crate) results: Arc<ResultBroadcaster>,
     /// Jobs of the queues that several daemons share, if the daemon belongs to a fleet.
     pub(crate) fleet_jobs: OnceLock<Arc<dyn FleetJobs>>,
+    /// Queued jobs of the fleet that must not begin yet.
+    pub(crate) held_jobs: HeldJobs,
 }
 
 /// A call of the tool `T` that has passed validation.

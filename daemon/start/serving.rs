@@ -137,9 +137,10 @@ pub(super) async fn serve(
         what: "opening the created workspaces",
         source: io::Error::other(error),
     })?;
-    pipeline.start_queued_jobs();
+    // Before queued jobs start: it holds those of the fleet.
     #[cfg(feature = "fleet")]
     super::fleet::join(&config, &pipeline).await?;
+    pipeline.start_queued_jobs();
     if let Some(reload) = reload {
         reload.spawn(Arc::clone(&pipeline), listeners.tls());
     }
@@ -370,6 +371,7 @@ async fn open_pipeline(
         state_dir: store,
         upload_sessions: Default::default(),
         fleet_jobs: Default::default(),
+        held_jobs: Default::default(),
         idempotency,
         telemetry,
         admission: AdmissionControl::new(limits, available_cores()),

@@ -11,7 +11,7 @@ use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Member, TestFleet,
+    COUNTED_WAIT, Member, TestFleet,
     plain_client::{JobMessage, MAX_FLEET_TIME, fleet_job_id},
 };
 use crate::{jobs::command_job, support::eventually_within};
@@ -129,4 +129,44 @@ async fn claim_without_a_job_is_lost_if_the_database_is_a_copy() {
     let member = member.restart().await;
     assert_eq!(end_of(&fleet, "own").await, (JobState::Lost, 1));
     assert_eq!(member.lines("effects"), [""; 0]);
+}
+
+/// A job that waits at a daemon when it dies does not begin there after another one has ended it.
+#[tokio::test]
+async fn queued_job_that_was_given_up_does_not_begin() {
+    let mut fleet = TestFleet::start().await;
+    // A daemon claims two jobs and runs one of them.
+    fleet.keys.add_key("slow", "invoke", &["--concurrent-calls", "1"]);
+    fleet.set_queues(&fleet.queues.replace("\"ci\"", "\"slow\""));
+    let mut first = fleet.start_member().await;
+    let client = &fleet.client;
+    client.publish(&JobMessage::new("running", &command_job(COUNTED_WAIT))).await;
+    first.wait_for_effects(1).await;
+    client.publish(&JobMessage::new("queued", &command_job("echo queued >> effects"))).await;
+    client.wait_for_state(&fleet_job_id("queued"), FleetJobState::Claimed).await;
+    let waits = "the second job waits at the first daemon";
+    eventually_within(MAX_FLEET_TIME, waits, async || {
+        let records = fs::read_dir(first.daemon.state_dir().join("jobs"));
+        records.is_ok_and(|records| records.count() > 0)
+    })
+    .await;
+
+    let second = fleet.start_member_beside(&first).await;
+    first.kill().await;
+    assert_eq!(end_of(&fleet, "running").await.0, JobState::Lost);
+    assert_eq!(end_of(&fleet, "queued").await.0, JobState::Lost);
+    drop(second);
+
+    // The record cannot be read yet.
+    first.proxy.partition();
+    let first = first.restart().await;
+    let mut jobs = fleet.jobs(&first);
+    let local = jobs.submit("local", command_job("echo local >> effects")).await;
+    jobs.wait(&local.job_id).await;
+    assert_eq!(first.lines("effects"), ["run", "local"]);
+    first.proxy.heal();
+    first.go();
+    client.publish(&JobMessage::new("next", &command_job("echo next >> effects"))).await;
+    assert_eq!(end_of(&fleet, "next").await.0, JobState::Succeeded);
+    assert_eq!(first.lines("effects"), ["run", "local", "next"]);
 }

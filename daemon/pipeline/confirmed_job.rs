@@ -1,0 +1,24 @@
+//! Runs a job once it may begin: one of the fleet may be held until the fleet has confirmed it.
+
+use std::sync::Arc;
+
+use super::{Pipeline, job_runner::JobRunEnd, jobs::JobHandle};
+use crate::daemon::store::jobs::JobState;
+
+impl Pipeline {
+    /// Runs a job, after a wait if it is held.
+    pub(super) async fn run_confirmed_job(self: &Arc<Self>, handle: &JobHandle) -> JobRunEnd {
+        if let Some(held) = self.held_jobs.find(&handle.snapshot().job.id) {
+            tokio::select! {
+                () = held.cancelled() => {}
+                () = handle.cancel_token().cancelled() => {
+                    return JobRunEnd::Done(JobState::Cancelled, None);
+                }
+                () = self.shutdown.draining_token().cancelled_owned() => {
+                    return JobRunEnd::NotStarted;
+                }
+            }
+        }
+        self.run_job(handle).await
+    }
+}
