@@ -21,6 +21,9 @@ pub(crate) trait FleetJobs: fmt::Debug + Send + Sync {
     /// id, unless its request was another.
     fn submit(&self, submission: FleetSubmission) -> BoxFuture<'_, Result<FleetJob, Error>>;
 
+    /// Whether it is known that no daemon has taken jobs of a queue and workspace so far.
+    fn is_unserved<'a>(&'a self, queue: &'a str, workspace: &'a str) -> BoxFuture<'a, bool>;
+
     /// Finds a job by its id.
     fn find<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<FleetJob>, Error>>;
 

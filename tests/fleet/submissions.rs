@@ -68,14 +68,27 @@ async fn job_of_unmapped_queue_stays_queued() {
     let fleet = TestFleet::start().await;
     let member = fleet.start_member().await;
     let mut jobs = fleet.jobs(&member);
-    let request = SubmitJobRequest { queue: Some("other".to_owned()), ..fleet_job("true") };
-    let id = jobs.submit("m-1", request).await.job_id;
+    // The daemon serves the queue `build` once it takes jobs of it.
+    fleet.client.publish(&JobMessage::new("m-0", &command_job("true"))).await;
+    fleet.client.wait_for_end(&fleet_job_id("m-0")).await;
+    let other = SubmitJobRequest { queue: Some("other".to_owned()), ..fleet_job("true") };
+    let mut submit = async |request_id: &str, request| {
+        let request = jobs.request(request_id, request);
+        let submitted = jobs.client.submit_job(request).await.unwrap().into_inner();
+        (submitted.job.unwrap().job_id, submitted.unserved)
+    };
+    assert!(!submit("served", fleet_job("true")).await.1);
+    let (id, unserved) = submit("m-1", other).await;
+    assert!(unserved);
 
     let wait = WaitJobRequest { job_id: id.clone(), wait_ms: Some(300) };
     let waiting = jobs.client.wait_job(with_key(&fleet.ci, wait));
     let job = promptly("the wait ends", waiting).await.unwrap().into_inner().job.unwrap();
     assert_eq!((job.state(), job.daemon_id.as_str()), (JobState::Queued, ""));
-    assert_eq!(fleet.client.message_count().await, Some(1));
+    eventually_within(MAX_FLEET_TIME, "the other jobs have ended", async || {
+        fleet.client.message_count().await == Some(1)
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -202,6 +215,14 @@ async fn command_line_submits_waits_and_watches() {
     assert!(output.status.success(), "{output:?}");
     let id = String::from_utf8(output.stdout).unwrap().trim().to_owned();
     assert!(id.starts_with("fleet-"), "{id}");
+
+    let typo = ["job", "submit", "run", "command=true", "--fleet", "--queue", "biuld"];
+    let output = run(&observer, &typo).await.unwrap();
+    let warning = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        warning.contains("no daemon of the fleet has served the queue \"biuld\""),
+        "{output:?}"
+    );
 
     for member in [&observer, &worker] {
         let output = run(member, &["job", "watch", &id]).await.unwrap();

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use jig::{
     api::v1::{
         CancelJobRequest, GetJobRequest, Job, JobState, ListJobsRequest, SubmitJobRequest,
-        WaitJobRequest, WatchJobRequest,
+        SubmitJobResponse, WaitJobRequest, WatchJobRequest,
     },
     client::{CallError, Client},
 };
@@ -204,9 +204,15 @@ fn submit(address: &str, global: &GlobalArgs, args: SubmitArgs) -> Result<u8, Cl
     };
 
     let wait = args.wait;
+    let queue = request.queue.clone().unwrap_or_default();
     let job = call_for_job(address, global, async |client| {
-        let submitted = client.submit_job(request).await?.job;
-        match submitted {
+        let SubmitJobResponse { job, unserved } = client.submit_job(request).await?;
+        if unserved {
+            output::note(&format!(
+                "no daemon of the fleet has served the queue {queue:?} in this workspace so far: the job waits for one"
+            ));
+        }
+        match job {
             Some(job) if wait => {
                 let request = WaitJobRequest { job_id: job.job_id, wait_ms: None };
                 Ok(client.wait_job(request).await?.job)

@@ -208,6 +208,10 @@ impl FleetJobs for NatsJobs {
         Box::pin(self.submit_job(submission))
     }
 
+    fn is_unserved<'a>(&'a self, queue: &'a str, workspace: &'a str) -> BoxFuture<'a, bool> {
+        Box::pin(self.0.is_unserved(queue, workspace))
+    }
+
     fn find<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<FleetJob>, Error>> {
         Box::pin(async move { Ok(self.find_job(id).await?) })
     }

@@ -6,6 +6,7 @@ use std::{fmt, time::Duration};
 use async_nats::jetstream::{
     self,
     consumer::{AckPolicy, PullConsumer, pull},
+    context::ConsumerInfoErrorKind,
     kv,
     object_store::{self, ObjectStore},
     stream::{self, DiscardPolicy, RetentionPolicy, StorageType, Stream},
@@ -57,6 +58,16 @@ impl NatsObjects {
             daemons: open_bucket(jetstream, daemons_bucket(name), config.lost_after).await?,
             results: open_results(jetstream, results_bucket(name), config.result_retention).await?,
         })
+    }
+
+    /// Whether there is a consumer: a daemon has served its queue and workspace. `None` if the server
+    /// cannot say.
+    pub(super) async fn has_consumer(&self, name: &str) -> Option<bool> {
+        match self.stream.consumer_info(name).await {
+            Ok(_) => Some(true),
+            Err(error) if error.kind() == ConsumerInfoErrorKind::NotFound => Some(false),
+            Err(_) => None,
+        }
     }
 
     /// Opens the consumers of a queue: that of jobs without a workspace, and one for each workspace.

@@ -1,8 +1,9 @@
 //! What this daemon has on the NATS servers: one connection, and the objects that all parts use.
 
 use std::{
+    collections::HashSet,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant, SystemTime},
@@ -17,6 +18,7 @@ use super::{
     connection::{NatsConnection, NatsSetupError},
     jobs::JobPublisher,
     liveness::{Heartbeats, OwnHeartbeat},
+    names::consumer_name,
     objects::NatsObjects,
     records::FleetRecords,
     results::FleetResults,
@@ -54,6 +56,8 @@ pub(crate) struct NatsSession {
     /// Whether another daemon has the name of this one.
     is_name_taken: Arc<AtomicBool>,
     claims: Mutex<Option<Arc<JobClaims>>>,
+    /// Names of consumers that daemons have created.
+    served: Mutex<HashSet<String>>,
 }
 
 impl NatsSession {
@@ -78,6 +82,7 @@ impl NatsSession {
             own_heartbeat: Mutex::new(OwnHeartbeat::None),
             is_name_taken: Arc::default(),
             claims: Mutex::default(),
+            served: Mutex::default(),
         }))
     }
 
@@ -185,6 +190,29 @@ impl NatsSession {
     ) -> Result<Vec<PullConsumer>, SourceUnavailable> {
         let objects = self.open_objects().await?;
         objects.open_consumers(queue, self.config.ack_wait).await
+    }
+
+    /// Whether no daemon has taken jobs of a queue and workspace so far. False if it is unknown.
+    pub(crate) async fn is_unserved(&self, queue: &str, workspace: &str) -> bool {
+        let consumer = consumer_name(queue, Some(workspace));
+        if self.lock_served().contains(&consumer) {
+            return false;
+        }
+        match self.objects().await {
+            Ok(objects) => match objects.has_consumer(&consumer).await {
+                Some(true) => {
+                    self.lock_served().insert(consumer);
+                    false
+                }
+                Some(false) => true,
+                None => false,
+            },
+            Err(_) => false,
+        }
+    }
+
+    fn lock_served(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn objects(&self) -> Result<&NatsObjects, SourceUnavailable> {

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{
     api::v1::{
-        Job, JobKeepAlive, SubmitJobRequest, SubmitJobResponse, WatchJobRequest, WatchJobResponse,
-        watch_job_response::Event,
+        Job, JobKeepAlive, JobState, SubmitJobRequest, SubmitJobResponse, WatchJobRequest,
+        WatchJobResponse, watch_job_response::Event,
     },
     daemon::{
         config::fleet::is_subject_token,
@@ -86,12 +86,16 @@ pub(super) async fn submit_fleet_job(
         // A repeat after a crash finds the record of the job, so it needs no check.
         async move |_is_unfinished: bool| {
             pipeline.shutdown.check_accepting()?;
+            let fleet = pipeline.require_fleet()?;
             let request_id = submission.request_id.clone();
-            let submitted = pipeline.require_fleet()?.submit(submission).await;
-            let submitted = submitted.map_err(|error| name_request_id(error, request_id))?.job;
-            let id = submitted.job_id.clone();
+            let submitted = fleet.submit(submission).await;
+            let submitted = submitted.map_err(|error| name_request_id(error, request_id));
+            let FleetJob { job, workspace, .. } = submitted?;
+            let id = job.job_id.clone();
             context.access_log_entry.update(|fields| fields.job_id = Some(id));
-            Ok(SubmitJobResponse { job: Some(Job { result: None, ..submitted }) })
+            let unserved =
+                job.state() == JobState::Queued && fleet.is_unserved(&job.queue, &workspace).await;
+            Ok(SubmitJobResponse { job: Some(Job { result: None, ..job }), unserved })
         }
     };
     pipeline.run_once_detached(call, work).await

@@ -120,7 +120,8 @@ impl JobService for JobServiceHandler {
                 let submitted = pipeline.submit_job(&context, submission, is_unfinished).await?;
                 let id = submitted.id.clone();
                 context.access_log_entry.update(|fields| fields.job_id = Some(id));
-                Ok(SubmitJobResponse { job: Some(wire_job_summary(&submitted, &pipeline.jobs)) })
+                let job = wire_job_summary(&submitted, &pipeline.jobs);
+                Ok(SubmitJobResponse { job: Some(job), unserved: false })
             };
             // Detached: a client that disconnects must not leave a job half submitted.
             self.pipeline.run_once_detached(call, work).await
