@@ -193,7 +193,7 @@ impl Fleet {
         match &self.session {
             FleetSession::Nats(session) => self.serve_nats(session, runner),
             FleetSession::Postgres(session) => {
-                let jobs = PostgresJobs::new(Arc::clone(session), config.queues.clone());
+                let jobs = PostgresJobs::new(session, config.queues.clone());
                 pipeline.join_fleet(Arc::new(jobs));
             }
         }

@@ -380,3 +380,30 @@ async fn daemons_with_one_name_do_not_take_claims_of_each_other() {
     assert_eq!(fleet.expect_end(&running, "succeeded").await.attempts, 1);
     assert_eq!(effects(&first) + effects(&second), number + 1);
 }
+
+/// A program may insert jobs in transactions of its own.
+#[tokio::test]
+async fn open_transaction_of_a_submitter_costs_no_claim() {
+    let fleet = PostgresFleet::start().await;
+    let first = fleet.start_daemon().await;
+    let running = fleet.server.insert("running", &command_job(COUNTED_WAIT)).await;
+    wait_for_effects(&first, 1).await;
+    let second = fleet.start_daemon_beside(&first).await;
+
+    let submitter = fleet.server.connect("ci").await;
+    let insert = "BEGIN; INSERT INTO jig_jobs (queue, workspace, request_id, request) \
+        VALUES ('build', 'main', 'blocked', '')";
+    submitter.batch_execute(insert).await.unwrap();
+    // Longer than a lease.
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(5) {
+        let submitted = fleet.jobs(&first).try_submit("blocked", fleet_job("true")).await;
+        assert_eq!(submitted.unwrap_err().reason, "FLEET_UNAVAILABLE");
+    }
+    submitter.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(fleet.jobs(&first).submit("blocked", fleet_job("true")).await.queue, "build");
+
+    go(&first);
+    assert_eq!(fleet.expect_end(&running, "succeeded").await.attempts, 1);
+    assert_eq!((effects(&first), effects(&second)), (1, 0));
+}

@@ -33,6 +33,8 @@ use crate::daemon::{
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of one statement. All of them are short.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of the wait for a lock of another program.
+const LOCK_TIMEOUT: &str = "-c lock_timeout=2s";
 /// Time after which a connection is dead whose server does not acknowledge what it was sent.
 const TCP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Idle time after which the server must show that it is there.
@@ -72,6 +74,7 @@ impl PostgresConnector {
         let mut config: Config = postgres.url.parse()?;
         config
             .application_name(name)
+            .options(LOCK_TIMEOUT)
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_user_timeout(TCP_TIMEOUT)
             .keepalives_idle(KEEP_ALIVE)

@@ -60,8 +60,8 @@ struct RowWatch {
 }
 
 impl PostgresJobs {
-    pub(crate) fn new(session: Arc<PostgresSession>, queues: Vec<FleetQueueConfig>) -> Self {
-        Self { session, queues: queues.into() }
+    pub(crate) fn new(session: &PostgresSession, queues: Vec<FleetQueueConfig>) -> Self {
+        Self { session: session.with_own_connection(), queues: queues.into() }
     }
 
     async fn submit_job(&self, submission: FleetSubmission) -> Result<FleetJob, Error> {

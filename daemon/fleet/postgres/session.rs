@@ -46,7 +46,7 @@ const DELETE_OLD: &str = "
 /// The part of the fleet that is in PostgreSQL.
 #[derive(Debug)]
 pub(crate) struct PostgresSession {
-    connector: PostgresConnector,
+    connector: Arc<PostgresConnector>,
     connection: Mutex<Option<Arc<PostgresConnection>>>,
     pub(super) identity: FleetIdentity,
     /// The starts of this daemon whose claims are its own.
@@ -67,8 +67,9 @@ impl PostgresSession {
         identity: FleetIdentity,
         known_starts: Vec<String>,
     ) -> Result<Arc<Self>, PostgresSetupError> {
+        let name = format!("jigd {}", identity.daemon_id);
         Ok(Arc::new(Self {
-            connector: PostgresConnector::new(postgres, &format!("jigd {}", identity.daemon_id))?,
+            connector: Arc::new(PostgresConnector::new(postgres, &name)?),
             connection: Mutex::default(),
             identity,
             known_starts,
@@ -78,6 +79,20 @@ impl PostgresSession {
             in_flight: Arc::default(),
             last_deletion: StdMutex::default(),
         }))
+    }
+
+    /// The same with a connection of its own, for the calls of clients. Their statements can wait for
+    /// locks of other programs, which must not delay the renewal of claims.
+    pub(super) fn with_own_connection(&self) -> Arc<Self> {
+        Arc::new(Self {
+            connector: Arc::clone(&self.connector),
+            connection: Mutex::default(),
+            identity: self.identity.clone(),
+            known_starts: self.known_starts.clone(),
+            in_flight: Arc::clone(&self.in_flight),
+            last_deletion: StdMutex::default(),
+            ..*self
+        })
     }
 
     /// Returns the connection. Connects if there is none.
