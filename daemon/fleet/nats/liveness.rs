@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use async_nats::jetstream::kv::{self, CreateErrorKind, Operation, UpdateErrorKind};
+use async_nats::jetstream::kv::{self, CreateErrorKind, EntryErrorKind, Operation, UpdateErrorKind};
 use prost::Message as _;
 
 use super::{connection::NatsConnection, records::RecordError};
@@ -130,8 +130,12 @@ impl Heartbeats {
     }
 
     async fn find_entry(&self, daemon_id: &str) -> Result<Option<kv::Entry>, SourceUnavailable> {
-        let entry = self.bucket.entry(daemon_id).await.map_err(SourceUnavailable::new)?;
-        Ok(entry.filter(|entry| entry.operation == Operation::Put))
+        match self.bucket.entry(daemon_id).await {
+            Ok(entry) => Ok(entry.filter(|entry| entry.operation == Operation::Put)),
+            // A damaged record names what no daemon is called.
+            Err(error) if error.kind() == EntryErrorKind::InvalidKey => Ok(None),
+            Err(error) => Err(SourceUnavailable::new(error)),
+        }
     }
 
     async fn find(
