@@ -122,7 +122,7 @@
 //! | jsonschema, toml, serde | parameters of custom tools; configuration |
 //! | opentelemetry, prometheus, tracing | spans, metrics and logs |
 //! | rmcp | the Model Context Protocol |
-//! | async-nats, hmac | queues of a fleet, and the signatures of their jobs |
+//! | async-nats, nkeys, hmac | queues of a fleet, and the signatures of their jobs |
 //! | tokio-postgres | queues of a fleet in PostgreSQL |
 //! | clap, indicatif, anstream | command line, progress and colours of `jig` |
 //!

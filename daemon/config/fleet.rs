@@ -12,7 +12,7 @@ use super::{
     duration::{age_or_default, duration_or_default},
     file::{FleetQueueTable, FleetTable},
     fleet_postgres::{PostgresConfig, parse_postgres},
-    fleet_secret::{FleetSecret, read_secret},
+    fleet_secret::{FleetSecret, FleetSecretFile, read_secret},
     jobs::{JobsConfig, is_queue_name},
     loopback::is_loopback_host,
     trusted_path::open_trusted,
@@ -75,12 +75,20 @@ pub(crate) struct NatsConfig {
 }
 
 impl FleetServers {
-    /// CA certificates of the servers. `None`: those of the system.
-    pub(crate) fn ca_file(&self) -> Option<&Path> {
+    fn ca_file(&self) -> Option<&Path> {
         match self {
             Self::Nats(nats) => nats.ca_file.as_deref(),
             Self::Postgres(postgres) => postgres.ca_file.as_deref(),
         }
+    }
+
+    /// The files that the daemon reads at each connection to a server.
+    pub(crate) fn connection_files(&self) -> impl Iterator<Item = &Path> {
+        let secret = match self {
+            Self::Nats(nats) => nats.credentials.file(),
+            Self::Postgres(postgres) => postgres.password.as_ref(),
+        };
+        self.ca_file().into_iter().chain(secret.map(FleetSecretFile::path))
     }
 }
 
@@ -88,10 +96,19 @@ impl FleetServers {
 #[derive(Debug, Clone)]
 pub(crate) enum NatsCredentials {
     None,
-    /// Content of a credentials file: a JWT and the seed of its key.
-    File(FleetSecret),
-    /// Seed of an nkey.
-    Nkey(FleetSecret),
+    /// A credentials file: a JWT and the seed of its key.
+    File(FleetSecretFile),
+    /// A file with the seed of an nkey.
+    Nkey(FleetSecretFile),
+}
+
+impl NatsCredentials {
+    fn file(&self) -> Option<&FleetSecretFile> {
+        match self {
+            Self::None => None,
+            Self::File(file) | Self::Nkey(file) => Some(file),
+        }
+    }
 }
 
 /// A queue that this daemon takes jobs from.
@@ -233,9 +250,9 @@ fn parse_nats(table: FleetTable, allow_plaintext: bool, problems: &mut Vec<Strin
                 .push("fleet.credentials_file and fleet.nkey_file: give one of the two".to_owned());
             NatsCredentials::None
         }
-        (Some(path), None) => read_secret(path, "fleet.credentials_file", problems)
+        (Some(path), None) => FleetSecretFile::open(path, "fleet.credentials_file", problems)
             .map_or(NatsCredentials::None, NatsCredentials::File),
-        (None, Some(path)) => read_secret(path, "fleet.nkey_file", problems)
+        (None, Some(path)) => FleetSecretFile::open(path, "fleet.nkey_file", problems)
             .map_or(NatsCredentials::None, NatsCredentials::Nkey),
         (None, None) => NatsCredentials::None,
     };

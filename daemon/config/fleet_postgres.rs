@@ -4,18 +4,14 @@ use std::path::PathBuf;
 
 use url::Url;
 
-use super::{
-    file::FleetTable,
-    fleet_secret::{FleetSecret, read_secret},
-    loopback::is_loopback_host,
-};
+use super::{file::FleetTable, fleet_secret::FleetSecretFile, loopback::is_loopback_host};
 
 /// Connection to the database.
 #[derive(Debug, Clone)]
 pub(crate) struct PostgresConfig {
     /// URL of the database, without a password.
     pub(crate) url: String,
-    pub(crate) password: Option<FleetSecret>,
+    pub(crate) password: Option<FleetSecretFile>,
     /// CA certificates of the server. `None`: those of the system.
     pub(crate) ca_file: Option<PathBuf>,
     /// Whether connections are encrypted, and the certificate of the server is verified.
@@ -48,7 +44,8 @@ pub(super) fn parse_postgres(
     });
     let password = table.password_file.as_deref();
     PostgresConfig {
-        password: password.and_then(|path| read_secret(path, "fleet.password_file", problems)),
+        password: password
+            .and_then(|path| FleetSecretFile::open(path, "fleet.password_file", problems)),
         ca_file: table.ca_file,
         encrypt,
         url,

@@ -1,6 +1,12 @@
 //! The files with the secrets of a fleet.
 
-use std::{fmt, fs::File, io::Read as _, os::unix::fs::MetadataExt as _, path::Path};
+use std::{
+    fmt,
+    fs::File,
+    io::Read as _,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
 
 use super::trusted_path::{GROUP_OTHER_WRITE, open_trusted};
 
@@ -30,22 +36,58 @@ impl fmt::Debug for FleetSecret {
     }
 }
 
-/// Reads a secret, without the white space around it.
-pub(super) fn read_secret(
-    path: &Path,
-    key: &str,
-    problems: &mut Vec<String>,
-) -> Option<FleetSecret> {
-    let read = open_trusted(path)
-        .map_err(|error| error.explain("give the path of the file"))
-        .and_then(read_private_file);
-    match read {
-        Ok(content) => Some(FleetSecret(content.trim_ascii().to_vec())),
-        Err(problem) => {
-            problems.push(format!("{key} {}: {problem}", path.display()));
-            None
+/// A file with a secret, which other programs replace while the daemon runs. It is read at each use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FleetSecretFile {
+    path: PathBuf,
+    /// The setting that names the file.
+    setting: &'static str,
+}
+
+impl FleetSecretFile {
+    /// Checks that the file can be read now.
+    pub(super) fn open(
+        path: &Path,
+        setting: &'static str,
+        problems: &mut Vec<String>,
+    ) -> Option<Self> {
+        let file = Self { path: path.to_owned(), setting };
+        let read = file.read().map_err(|problem| problems.push(problem));
+        read.is_ok().then_some(file)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the secret, without the white space around it. An error names the setting and the file,
+    /// and says what to do. Blocks.
+    pub(crate) fn read(&self) -> Result<FleetSecret, String> {
+        let read = open_trusted(&self.path)
+            .map_err(|error| error.explain("give the path of the file"))
+            .and_then(read_private_file);
+        match read {
+            Ok(content) => Ok(FleetSecret(content.trim_ascii().to_vec())),
+            Err(problem) => Err(self.problem(problem)),
         }
     }
+
+    /// Names the file in a problem with its content.
+    pub(crate) fn problem(&self, problem: impl fmt::Display) -> String {
+        format!("{} {}: {problem}", self.setting, self.path.display())
+    }
+}
+
+/// Reads a secret that stays the same while the daemon runs.
+pub(super) fn read_secret(
+    path: &Path,
+    setting: &'static str,
+    problems: &mut Vec<String>,
+) -> Option<FleetSecret> {
+    FleetSecretFile { path: path.to_owned(), setting }
+        .read()
+        .map_err(|problem| problems.push(problem))
+        .ok()
 }
 
 fn read_private_file(file: File) -> Result<Vec<u8>, String> {

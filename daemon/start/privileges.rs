@@ -100,8 +100,8 @@ pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()>
     let keys = config.keys.iter().map(|keys| keys.path.as_path());
     let tls = config.listeners.iter().filter_map(|listener| listener.tls.as_ref());
     let tls = tls.chain(&config.tls).flat_map(TlsFiles::paths);
-    // Read at each connection to a server. The other files of a fleet were read before.
-    let fleet = config.fleet.iter().filter_map(|fleet| fleet.servers.ca_file());
+    // The signing key of a fleet was read before.
+    let fleet = config.fleet.iter().flat_map(|fleet| fleet.servers.connection_files());
     let own_files = keys.chain(config.config_path.as_deref()).chain(tls).chain(fleet);
     let reloaded: Vec<_> = own_files.flat_map(symlink_chain).collect();
     let read = reloaded.iter().filter_map(|file| Some((parent_dir(file)?, PathAccess::Read)));

@@ -2,8 +2,10 @@
 //! own, with JetStream on disk, and each daemon a proxy of its own between it and the server.
 
 mod absent;
+mod credentials;
 mod dead_letters;
 mod deaths;
+mod decentralized_auth;
 mod deduplication;
 mod drain;
 mod full_disk;

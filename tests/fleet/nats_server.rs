@@ -8,6 +8,7 @@ use std::{
     sync::Once,
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -75,6 +76,12 @@ impl NatsServer {
     /// The port that the server listens on. A restart changes it.
     pub(super) fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Replaces the configuration of the running server.
+    pub(super) fn reload(&self, config: &str) {
+        fs::write(self.directory.path().join("server.conf"), config).unwrap();
+        kill_process(Pid::from_raw(self.pid()).unwrap(), Signal::HUP).unwrap();
     }
 
     /// The server's process id.

@@ -329,6 +329,17 @@ async fn any_daemon_submits_and_waits_by_tls_with_a_password() {
     let cancelled: Option<Job> = jobs.client.cancel_job(request).await.unwrap().into_inner().job;
     assert_eq!(cancelled.unwrap().state(), JobState::Cancelled);
     fleet.expect_end(&job_id, "cancelled").await;
+
+    // Connections read the password again.
+    fs::write(&password_file, "another password\n").unwrap();
+    let change = "ALTER ROLE jigd PASSWORD 'another password'";
+    fleet.server.connect("postgres").await.batch_execute(change).await.unwrap();
+    fleet.server.restart().await;
+    eventually_within(MAX_FLEET_TIME, "the daemon connects with the new password", async || {
+        jobs.try_submit("m-3", fleet_job("true")).await.is_ok()
+    })
+    .await;
+    assert_eq!(jobs.wait(&fleet_job_id("m-3")).await.state(), JobState::Succeeded);
 }
 
 /// The death of a daemon after a claim, before it stored the job.

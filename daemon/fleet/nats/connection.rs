@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use async_nats::{
-    Client, ConnectOptions, Event, ServerAddr,
+    Client, ClientError, ConnectErrorKind, ConnectOptions, Event, ServerAddr,
     jetstream::{self, context::ContextBuilder},
 };
 use tokio::sync::watch;
 
+use super::authentication::{authenticate, check_credentials};
 use crate::daemon::config::fleet::{NatsConfig, NatsCredentials};
 
 /// Time limit of one attempt to connect.
@@ -35,8 +36,8 @@ pub(super) struct NatsConnection {
 /// Why the daemon cannot begin to connect: the configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NatsSetupError {
-    #[error("fleet.credentials_file: {0}")]
-    Credentials(#[source] std::io::Error),
+    #[error("{0}")]
+    Credentials(String),
     #[error("fleet.nats: {0}")]
     Servers(#[source] std::io::Error),
     #[error("fleet: {0}")]
@@ -52,9 +53,13 @@ impl NatsConnection {
 
         let options = match &config.credentials {
             NatsCredentials::None => ConnectOptions::new(),
-            NatsCredentials::File(secret) => ConnectOptions::with_credentials(&secret.text())
-                .map_err(NatsSetupError::Credentials)?,
-            NatsCredentials::Nkey(seed) => ConnectOptions::with_nkey(seed.text().into_owned()),
+            credentials @ (NatsCredentials::File(_) | NatsCredentials::Nkey(_)) => {
+                check_credentials(credentials).map_err(NatsSetupError::Credentials)?;
+                let credentials = credentials.clone();
+                ConnectOptions::with_auth_callback(move |nonce| {
+                    authenticate(credentials.clone(), nonce)
+                })
+            }
         };
         let options = match &config.ca_file {
             Some(path) => options.add_root_certificates(path.clone()).require_tls(true),
@@ -126,6 +131,14 @@ fn observe_event(event: &Event, state: &watch::Sender<Option<Instant>>) {
         }
         Event::ServerError(error) => {
             tracing::warn!(%error, "the NATS server of the fleet reports an error");
+        }
+        Event::ClientError(ClientError::Other(error))
+            if *error == ConnectErrorKind::AuthorizationViolation.to_string() =>
+        {
+            tracing::warn!(
+                remedy = "replace the file of fleet.credentials_file or fleet.nkey_file: the daemon reads it at each attempt",
+                "the NATS server of the fleet rejects the daemon: its credentials are wrong, or have expired"
+            );
         }
         Event::ClientError(error) => {
             tracing::warn!(%error, "cannot connect to the NATS server of the fleet");

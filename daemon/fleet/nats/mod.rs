@@ -14,6 +14,7 @@
 //! is stored.
 
 mod acknowledgement;
+mod authentication;
 mod claimed_job;
 mod claims;
 mod connection;

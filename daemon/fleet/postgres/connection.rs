@@ -26,7 +26,9 @@ use tokio_postgres::{
 use tokio_postgres_rustls_improved::MakeRustlsConnect;
 
 use crate::daemon::{
-    config::fleet_postgres::PostgresConfig, fleet::work_source::SourceUnavailable, task,
+    config::{fleet_postgres::PostgresConfig, fleet_secret::FleetSecretFile},
+    fleet::work_source::SourceUnavailable,
+    task,
 };
 
 /// Time limit of one attempt to connect.
@@ -45,6 +47,8 @@ const MAX_LATE_NOTIFICATIONS: usize = 256;
 /// What connects to the database.
 pub(super) struct PostgresConnector {
     config: Config,
+    /// Read at each connection.
+    password: Option<FleetSecretFile>,
     /// `None` for connections that are not encrypted.
     tls: Option<MakeRustlsConnect>,
 }
@@ -79,38 +83,40 @@ impl PostgresConnector {
             .tcp_user_timeout(TCP_TIMEOUT)
             .keepalives_idle(KEEP_ALIVE)
             .ssl_mode(if postgres.encrypt { SslMode::Require } else { SslMode::Disable });
-        if let Some(password) = &postgres.password {
-            config.password(password.bytes());
-        }
         let tls = postgres.encrypt.then(|| tls_config(postgres)).transpose()?;
-        Ok(Self { config, tls: tls.map(MakeRustlsConnect::new) })
+        let tls = tls.map(MakeRustlsConnect::new);
+        Ok(Self { config, password: postgres.password.clone(), tls })
     }
 
     /// Connects, and listens to the notifications of the table.
     pub(super) async fn connect(&self) -> Result<PostgresConnection, SourceUnavailable> {
+        let mut config = self.config.clone();
+        if let Some(file) = self.password.clone() {
+            let read = task::spawn_blocking(move || file.read()).await;
+            let password = read.map_err(SourceUnavailable::new)?.map_err(SourceUnavailable)?;
+            config.password(password.bytes());
+        }
         match &self.tls {
-            Some(tls) => self.connect_with(tls.clone()).await,
-            None => self.connect_with(NoTls).await,
+            Some(tls) => connect_with(&config, tls.clone()).await,
+            None => connect_with(&config, NoTls).await,
         }
     }
+}
 
-    async fn connect_with<T>(&self, tls: T) -> Result<PostgresConnection, SourceUnavailable>
-    where
-        T: MakeTlsConnect<Socket, Stream: Send + 'static>,
-    {
-        let connecting = self.config.connect(tls);
-        let (client, connection) = connecting.await.map_err(|error| unavailable(&error))?;
-        let (sender, _) = broadcast::channel(MAX_LATE_NOTIFICATIONS);
-        let connection = PostgresConnection {
-            client,
-            notifications: sender.downgrade(),
-            since: Instant::now(),
-            driver: task::spawn("connection to PostgreSQL", drive(connection, sender))
-                .abort_handle(),
-        };
-        connection.client.batch_execute("LISTEN jig_jobs").await.map_err(|e| unavailable(&e))?;
-        Ok(connection)
-    }
+async fn connect_with<T>(config: &Config, tls: T) -> Result<PostgresConnection, SourceUnavailable>
+where
+    T: MakeTlsConnect<Socket, Stream: Send + 'static>,
+{
+    let (client, connection) = config.connect(tls).await.map_err(|error| unavailable(&error))?;
+    let (sender, _) = broadcast::channel(MAX_LATE_NOTIFICATIONS);
+    let connection = PostgresConnection {
+        client,
+        notifications: sender.downgrade(),
+        since: Instant::now(),
+        driver: task::spawn("connection to PostgreSQL", drive(connection, sender)).abort_handle(),
+    };
+    connection.client.batch_execute("LISTEN jig_jobs").await.map_err(|e| unavailable(&e))?;
+    Ok(connection)
 }
 
 impl PostgresConnection {
