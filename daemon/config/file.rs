@@ -281,6 +281,7 @@ pub(super) struct FleetTable {
     pub(super) nkey_file: Option<PathBuf>,
     pub(super) ca_file: Option<PathBuf>,
     pub(super) stream: Option<String>,
+    pub(super) replicas: Option<usize>,
     pub(super) signing_key_file: Option<PathBuf>,
     pub(super) daemon_id: Option<String>,
     pub(super) ack_wait: Option<String>,

@@ -22,6 +22,8 @@ const DEFAULT_STREAM: &str = "JIG_JOBS";
 /// Characters of the name of the stream. Names of buckets add to it.
 const MAX_STREAM_NAME_BYTES: usize = 64;
 const MAX_DAEMON_ID_BYTES: usize = 64;
+/// With these, a majority of the servers remains when one or two fail.
+const REPLICAS: [usize; 3] = [1, 3, 5];
 const DEFAULT_ACK_WAIT: Duration = Duration::from_secs(30);
 /// A shorter time would hand jobs out twice when a daemon is busy.
 const MIN_ACK_WAIT: Duration = Duration::from_secs(1);
@@ -72,6 +74,8 @@ pub(crate) struct NatsConfig {
     pub(crate) ca_file: Option<PathBuf>,
     /// Name of the stream of jobs, and prefix of the names of buckets.
     pub(crate) stream: String,
+    /// Servers that store each message. `None`: one, or as many as the operator has chosen.
+    pub(crate) replicas: Option<usize>,
 }
 
 impl FleetServers {
@@ -262,7 +266,18 @@ fn parse_nats(table: FleetTable, allow_plaintext: bool, problems: &mut Vec<Strin
             "fleet.stream {stream:?}: give 1 to {MAX_STREAM_NAME_BYTES} letters, digits, _ and -"
         ));
     }
-    NatsConfig { servers: table.nats, credentials, ca_file: table.ca_file, stream }
+    if let Some(replicas) = table.replicas
+        && !REPLICAS.contains(&replicas)
+    {
+        problems.push(format!("fleet.replicas {replicas}: give 1, 3 or 5"));
+    }
+    NatsConfig {
+        servers: table.nats,
+        credentials,
+        ca_file: table.ca_file,
+        stream,
+        replicas: table.replicas,
+    }
 }
 
 /// Checks the URL of a server. Credentials are in files of their own, which the daemon protects.

@@ -27,6 +27,7 @@ pub(super) fn parse_postgres(
     let for_nats = [
         ("nats", !table.nats.is_empty()),
         ("stream", table.stream.is_some()),
+        ("replicas", table.replicas.is_some()),
         ("credentials_file", table.credentials_file.is_some()),
         ("nkey_file", table.nkey_file.is_some()),
         ("signing_key_file", table.signing_key_file.is_some()),
@@ -128,13 +129,13 @@ mod tests {
             ("postgresql://jig@h/jig?sslmode=prefer", "sslmode=prefer"),
         ] {
             let table = format!(
-                "postgres = {url:?}\nnats = [\"tls://h\"]\nstream = \"S\"\nack_wait = \"1s\"\n\
+                "postgres = {url:?}\nnats = [\"tls://h\"]\nstream = \"S\"\nreplicas = 3\nack_wait = \"1s\"\n\
                  credentials_file = \"/c\"\nnkey_file = \"/n\"\nsigning_key_file = \"/s\"\n\
                  password_file = \"/nowhere/password\""
             );
             let mut problems = Vec::new();
             parse_postgres(toml::from_str(&table).unwrap(), false, &mut problems);
-            assert_eq!(problems.len(), 8, "{problems:#?}");
+            assert_eq!(problems.len(), 9, "{problems:#?}");
             assert!(problems.iter().any(|problem| problem.contains(part)), "{url}: {problems:#?}");
             assert!(problems.iter().all(|problem| !problem.contains("secret@")), "{problems:#?}");
         }

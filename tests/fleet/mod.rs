@@ -12,12 +12,14 @@ mod full_disk;
 mod hostile;
 mod many_jobs;
 mod messages;
+mod nats_cluster;
 mod nats_proxy;
 mod nats_server;
 mod network;
 mod plain_client;
 mod postgres;
 mod postgres_server;
+mod replicas;
 mod same_names;
 mod server_access;
 mod starts;
@@ -116,13 +118,13 @@ impl TestFleet {
     }
 
     /// A daemon of the fleet, which is not started yet.
-    fn setup(&self, url: &str, queues: &str) -> Setup {
+    fn setup(&self, urls: &[&str], queues: &str) -> Setup {
         let keys = self.keys.path().display().to_string();
         let key_file = self.signing_key_file();
         let other = self.directory.path().join("other");
         let settings = &self.settings;
         let table = format!(
-            "name = \"main\"\n[[workspaces]]\nname = \"other\"\npath = {other:?}\n[fleet]\nnats = [{url:?}]\n\
+            "name = \"main\"\n[[workspaces]]\nname = \"other\"\npath = {other:?}\n[fleet]\nnats = {urls:?}\n\
              signing_key_file = {key_file:?}\n{settings}{queues}"
         );
         Setup::new()
@@ -145,14 +147,14 @@ impl TestFleet {
     /// Starts a daemon with other settings.
     async fn start_member_with(&self, change: impl FnOnce(Setup) -> Setup) -> Member {
         let proxy = NatsProxy::start(self.server.port());
-        let setup = self.setup(&proxy.url(), &self.queues);
+        let setup = self.setup(&[&proxy.url()], &self.queues);
         Member { daemon: change(setup).start().await, proxy }
     }
 
     /// Starts the first daemon of the test, which submits and watches jobs but takes none.
     async fn start_observer(&self) -> Member {
         let proxy = NatsProxy::start(self.server.port());
-        Member { daemon: self.setup(&proxy.url(), "").start().await, proxy }
+        Member { daemon: self.setup(&[&proxy.url()], "").start().await, proxy }
     }
 
     /// Starts the server again, on another port, and connects the proxies to it.

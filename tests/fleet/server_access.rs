@@ -82,7 +82,7 @@ async fn daemon_connects_by_tls_with_nkey_and_private_ca() {
     let url = format!("tls://127.0.0.1:{}", fleet.server.port());
 
     // Without the CA, the daemon does not trust the server.
-    let daemon = fleet.setup(&url, &fleet.queues).start().await;
+    let daemon = fleet.setup(&[&url], &fleet.queues).start().await;
     let proxy = fleet.client.proxy().clone();
     let member = Member { daemon, proxy: proxy.clone() };
     let refusal = fleet.jobs(&member).try_submit("m-1", fleet_job("true")).await.unwrap_err();
@@ -90,7 +90,7 @@ async fn daemon_connects_by_tls_with_nkey_and_private_ca() {
     drop(member);
 
     fleet.add_settings(&format!("ca_file = {:?}\n", authority.ca()));
-    let daemon = fleet.setup(&url, &fleet.queues).start().await;
+    let daemon = fleet.setup(&[&url], &fleet.queues).start().await;
     let member = Member { daemon, proxy };
     let mut jobs = fleet.jobs(&member);
     let mut id = None;

@@ -41,6 +41,7 @@ fn every_problem_is_reported() {
     let text = r#"
         nats = ["http://x", "nats://nats.example.com", "tls://u:p@h"]
         stream = "a.b"
+        replicas = 2
         daemon_id = "a b"
         ack_wait = "10ms"
         lost_after = "soon"
@@ -65,6 +66,7 @@ fn every_problem_is_reported() {
         "unencrypted",
         "remove user and password",
         "fleet.stream",
+        "fleet.replicas",
         "fleet.daemon_id",
         "fleet.ack_wait",
         "fleet.lost_after",

@@ -9,10 +9,10 @@ use std::{
     time::Duration,
 };
 
-use async_nats::jetstream::kv::{self, CreateErrorKind, EntryErrorKind, Operation, UpdateErrorKind};
+use async_nats::jetstream::kv::{self, CreateErrorKind, UpdateErrorKind};
 use prost::Message as _;
 
-use super::{connection::NatsConnection, records::RecordError};
+use super::{bucket::read_key, connection::NatsConnection, records::RecordError};
 use crate::{
     api::v1::FleetDaemonRecord,
     daemon::fleet::{identity::FleetIdentity, work_source::SourceUnavailable},
@@ -115,7 +115,7 @@ impl Heartbeats {
     }
 
     pub(super) async fn liveness(&self, daemon_id: &str) -> Result<Liveness, SourceUnavailable> {
-        if self.find_entry(daemon_id).await?.is_some() {
+        if read_key(&self.bucket, daemon_id).await?.is_some() {
             return Ok(Liveness::Alive);
         }
         if self.connection.connected_for() < self.lost_after {
@@ -129,23 +129,14 @@ impl Heartbeats {
         self.is_name_taken.load(Ordering::Relaxed)
     }
 
-    async fn find_entry(&self, daemon_id: &str) -> Result<Option<kv::Entry>, SourceUnavailable> {
-        match self.bucket.entry(daemon_id).await {
-            Ok(entry) => Ok(entry.filter(|entry| entry.operation == Operation::Put)),
-            // A damaged record names what no daemon is called.
-            Err(error) if error.kind() == EntryErrorKind::InvalidKey => Ok(None),
-            Err(error) => Err(SourceUnavailable::new(error)),
-        }
-    }
-
     async fn find(
         &self,
         daemon_id: &str,
     ) -> Result<Option<(FleetDaemonRecord, u64)>, SourceUnavailable> {
-        let entry = self.find_entry(daemon_id).await?;
+        let found = read_key(&self.bucket, daemon_id).await?;
         // One that is malformed is of a start that no daemon has.
-        Ok(entry.map(|entry| {
-            (FleetDaemonRecord::decode(entry.value).unwrap_or_default(), entry.revision)
+        Ok(found.map(|(record, revision)| {
+            (FleetDaemonRecord::decode(record).unwrap_or_default(), revision)
         }))
     }
 

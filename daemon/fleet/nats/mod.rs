@@ -15,6 +15,7 @@
 
 mod acknowledgement;
 mod authentication;
+mod bucket;
 mod claimed_job;
 mod claims;
 mod connection;

@@ -17,7 +17,7 @@ use super::names::{
     job_subject, records_bucket, results_bucket,
 };
 use crate::daemon::{
-    config::fleet::{FleetConfig, FleetQueueConfig},
+    config::fleet::{FleetConfig, FleetQueueConfig, NatsConfig},
     fleet::work_source::SourceUnavailable,
 };
 
@@ -47,16 +47,18 @@ impl NatsObjects {
     /// Opens everything, and creates what is missing.
     pub(super) async fn open(
         jetstream: &jetstream::Context,
-        name: &str,
+        nats: &NatsConfig,
         config: &FleetConfig,
     ) -> Result<Self, SourceUnavailable> {
-        let stream = open_stream(jetstream, job_stream(name, config)).await?;
-        open_stream(jetstream, dead_letters(name, config)).await?;
+        let opener = ObjectOpener { jetstream, replicas: nats.replicas };
+        let (name, retention) = (&nats.stream, config.result_retention);
+        let stream = opener.open_stream(job_stream(name, config)).await?;
+        opener.open_stream(dead_letters(name, config)).await?;
         Ok(Self {
             stream,
-            records: open_bucket(jetstream, records_bucket(name), config.result_retention).await?,
-            daemons: open_bucket(jetstream, daemons_bucket(name), config.lost_after).await?,
-            results: open_results(jetstream, results_bucket(name), config.result_retention).await?,
+            records: opener.open_bucket(records_bucket(name), retention).await?,
+            daemons: opener.open_bucket(daemons_bucket(name), config.lost_after).await?,
+            results: opener.open_results(results_bucket(name), retention).await?,
         })
     }
 
@@ -134,61 +136,86 @@ fn dead_letters(name: &str, config: &FleetConfig) -> stream::Config {
     }
 }
 
-/// Opens a stream, and creates it if it is missing. A stream of another shape is an error.
-async fn open_stream(
-    jetstream: &jetstream::Context,
-    wanted: stream::Config,
-) -> Result<Stream, SourceUnavailable> {
-    let name = wanted.name.clone();
-    let stream = jetstream.get_or_create_stream(wanted.clone()).await;
-    let stream = stream.map_err(SourceUnavailable::new)?;
-
-    let found = &stream.cached_info().config;
-    require_same(&name, "subjects", &found.subjects, &wanted.subjects)?;
-    require_same(&name, "retention", &found.retention, &wanted.retention)?;
-    require_same(&name, "max_age", &found.max_age, &wanted.max_age)?;
-    Ok(stream)
+/// Opens streams and buckets, and creates those that are missing. One of another shape is an error.
+struct ObjectOpener<'a> {
+    jetstream: &'a jetstream::Context,
+    replicas: Option<usize>,
 }
 
-async fn open_bucket(
-    jetstream: &jetstream::Context,
-    bucket: String,
-    max_age: Duration,
-) -> Result<kv::Store, SourceUnavailable> {
-    let store = match jetstream.get_key_value(&bucket).await {
-        Ok(store) => store,
-        Err(_) => {
-            let config = kv::Config {
-                bucket: bucket.clone(),
-                history: 1,
-                max_age,
-                storage: StorageType::File,
-                ..kv::Config::default()
-            };
-            // Succeeds too if another daemon creates it at the same time.
-            jetstream.create_key_value(config).await.map_err(SourceUnavailable::new)?
-        }
-    };
-
-    require_same(&bucket, "max_age", &store.stream.cached_info().config.max_age, &max_age)?;
-    Ok(store)
-}
-
-async fn open_results(
-    jetstream: &jetstream::Context,
-    bucket: String,
-    max_age: Duration,
-) -> Result<ObjectStore, SourceUnavailable> {
-    if let Ok(store) = jetstream.get_object_store(&bucket).await {
-        return Ok(store);
+impl ObjectOpener<'_> {
+    /// Replicas of what this daemon creates.
+    fn new_replicas(&self) -> usize {
+        self.replicas.unwrap_or(1)
     }
-    let config = object_store::Config {
-        bucket,
-        max_age,
-        storage: StorageType::File,
-        ..object_store::Config::default()
-    };
-    jetstream.create_object_store(config).await.map_err(SourceUnavailable::new)
+
+    async fn open_stream(&self, wanted: stream::Config) -> Result<Stream, SourceUnavailable> {
+        let wanted = stream::Config { num_replicas: self.new_replicas(), ..wanted };
+        let name = wanted.name.clone();
+        let stream = self.jetstream.get_or_create_stream(wanted.clone()).await;
+        let stream = stream.map_err(SourceUnavailable::new)?;
+
+        let found = &stream.cached_info().config;
+        require_same(&name, "subjects", &found.subjects, &wanted.subjects)?;
+        require_same(&name, "retention", &found.retention, &wanted.retention)?;
+        require_same(&name, "max_age", &found.max_age, &wanted.max_age)?;
+        self.require_replicas(&name, found)?;
+        Ok(stream)
+    }
+
+    async fn open_bucket(
+        &self,
+        bucket: String,
+        max_age: Duration,
+    ) -> Result<kv::Store, SourceUnavailable> {
+        let store = match self.jetstream.get_key_value(&bucket).await {
+            Ok(store) => store,
+            Err(_) => {
+                let config = kv::Config {
+                    bucket: bucket.clone(),
+                    history: 1,
+                    max_age,
+                    storage: StorageType::File,
+                    num_replicas: self.new_replicas(),
+                    ..kv::Config::default()
+                };
+                // Succeeds too if another daemon creates it at the same time.
+                self.jetstream.create_key_value(config).await.map_err(SourceUnavailable::new)?
+            }
+        };
+
+        let found = &store.stream.cached_info().config;
+        require_same(&bucket, "max_age", &found.max_age, &max_age)?;
+        self.require_replicas(&bucket, found)?;
+        Ok(store)
+    }
+
+    async fn open_results(
+        &self,
+        bucket: String,
+        max_age: Duration,
+    ) -> Result<ObjectStore, SourceUnavailable> {
+        if let Ok(store) = self.jetstream.get_object_store(&bucket).await {
+            return Ok(store);
+        }
+        let config = object_store::Config {
+            bucket,
+            max_age,
+            storage: StorageType::File,
+            num_replicas: self.new_replicas(),
+            ..object_store::Config::default()
+        };
+        self.jetstream.create_object_store(config).await.map_err(SourceUnavailable::new)
+    }
+
+    /// Without the setting, each number of replicas is as good.
+    fn require_replicas(
+        &self,
+        name: &str,
+        found: &stream::Config,
+    ) -> Result<(), SourceUnavailable> {
+        let wanted = self.replicas.unwrap_or(found.num_replicas);
+        require_same(name, "num_replicas", &found.num_replicas, &wanted)
+    }
 }
 
 /// Returns an error that names the difference between what there is and what this daemon needs.

@@ -11,6 +11,7 @@ use prost::Message as _;
 use tokio::time::timeout_at;
 use tokio_stream::StreamExt as _;
 
+use super::bucket::read_key;
 use crate::{api::v1::FleetJobRecord, daemon::fleet::work_source::SourceUnavailable};
 
 /// How often a watch looks whether its record is there still, if the bucket stores records for
@@ -44,13 +45,8 @@ impl FleetRecords {
         &self,
         id: &str,
     ) -> Result<Option<(FleetJobRecord, u64)>, SourceUnavailable> {
-        match self.bucket.entry(id).await.map_err(SourceUnavailable::new)? {
-            Some(entry) if entry.operation == Operation::Put => {
-                Ok(Some((decode(entry.value)?, entry.revision)))
-            }
-            // Deleted, by the operator.
-            Some(_) | None => Ok(None),
-        }
+        let found = read_key(&self.bucket, id).await?;
+        found.map(|(record, revision)| Ok((decode(record)?, revision))).transpose()
     }
 
     /// Stores the first record of a job. Returns its revision.

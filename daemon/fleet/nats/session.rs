@@ -42,8 +42,7 @@ const HEARTBEATS_PER_LOST_AFTER: u32 = 3;
 #[derive(Debug)]
 pub(crate) struct NatsSession {
     config: FleetConfig,
-    /// Name of the stream of jobs, and prefix of the names of buckets.
-    stream: String,
+    nats: NatsConfig,
     identity: FleetIdentity,
     connection: NatsConnection,
     publisher: JobPublisher,
@@ -73,7 +72,7 @@ impl NatsSession {
         Ok(Arc::new(Self {
             publisher: JobPublisher::new(connection.jetstream().clone(), signing_key),
             connection,
-            stream: nats.stream.clone(),
+            nats: nats.clone(),
             config,
             identity,
             in_flight: Arc::default(),
@@ -220,7 +219,7 @@ impl NatsSession {
     }
 
     async fn open_objects(&self) -> Result<NatsObjects, SourceUnavailable> {
-        NatsObjects::open(self.connection.jetstream(), &self.stream, &self.config).await
+        NatsObjects::open(self.connection.jetstream(), &self.nats, &self.config).await
     }
 
     /// Renews the heartbeat, with the places that are free by queue, until `stop` is cancelled.
