@@ -104,6 +104,12 @@ tls.secretName=|tls.secretName: required
 networkPolicy.ingress=[]|at '/networkPolicy/ingress': minItems: got 0, want 1
 networkPolicy.metrics=[]|at '/networkPolicy/metrics': minItems: got 0, want 1
 scaleOut.enabled=true,workload=Deployment|scaleOut.enabled: needs mode standalone and workload StatefulSet
+fleet.enabled=true|fleet.nats: required
+fleet.enabled=true,fleet.nats[0]=tls://nats:4222|fleet.enabled: needs networkPolicy.egress
+fleet.enabled=true,mode=sidecar|fleet.enabled: needs mode standalone
+fleet.nats[0]=http://nats|at '/fleet/nats/0': 'http://nats' does not match pattern
+fleet.replicas=2|at '/fleet/replicas': value must be one of 1, 3, 5
+fleet.queues[0].places=4|at '/fleet/queues/0': missing property 'name'
 autoscaling.enabled=true|autoscaling.enabled: needs mode standalone and workload Deployment
 metrics.podMonitor.enabled=true|metrics.podMonitor.enabled: needs metrics.enabled
 workspaces[0].name=a,workspaces[1].name=a|workspaces: the name a is there twice

@@ -20,6 +20,17 @@
 {{- fail "scaleOut.enabled: needs tls.secretName, because Envoy connects to the daemons by TLS" -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.fleet.enabled -}}
+{{- if not $standalone -}}
+{{- fail "fleet.enabled: needs mode standalone" -}}
+{{- end -}}
+{{- if not .Values.fleet.nats -}}
+{{- fail "fleet.nats: required: give the URLs of the NATS servers" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.egress) -}}
+{{- fail "fleet.enabled: needs networkPolicy.egress with the NATS servers, and with the names of the cluster" -}}
+{{- end -}}
+{{- end -}}
 {{- if .Values.autoscaling.enabled -}}
 {{- if or (not $standalone) (ne .Values.workload "Deployment") -}}
 {{- fail "autoscaling.enabled: needs mode standalone and workload Deployment, because each pod of a StatefulSet has files of its own" -}}

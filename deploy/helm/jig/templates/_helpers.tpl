@@ -87,6 +87,26 @@ path = {{ ternary (printf "/workspaces/%s" $workspace.name) "/workspace" $severa
 protected = {{ $workspace.protected | toJson }}
 {{- end }}
 {{- end }}
+{{- with .Values.fleet }}
+{{- if .enabled }}
+
+[fleet]
+nats = {{ .nats | toJson }}
+replicas = {{ .replicas }}
+{{- range $setting, $key := dict "signing_key_file" .signingKeyKey "credentials_file" .credentialsKey "ca_file" .caKey }}
+{{- with $key }}
+{{ $setting }} = "/etc/jigd/fleet/{{ . }}"
+{{- end }}
+{{- end }}
+{{- range .queues }}
+
+[[fleet.queues]]
+{{- range $setting, $value := . }}
+{{ $setting }} = {{ $value | toJson }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* The digest of what a running daemon cannot read again. SIGHUP applies [policy] and [approvals]. */}}
@@ -263,6 +283,9 @@ appArmorProfile: {type: Localhost, localhostProfile: {{ . }}}
     {{- if .Values.tls.secretName }}
     - {name: tls, mountPath: /etc/jigd/tls, readOnly: true}
     {{- end }}
+    {{- if .Values.fleet.enabled }}
+    - {name: fleet, mountPath: /etc/jigd/fleet, readOnly: true}
+    {{- end }}
     {{- end }}
     {{- if .Values.installer.enabled }}
     - {name: jig-bin, mountPath: /jig-bin, readOnly: true}
@@ -293,6 +316,10 @@ appArmorProfile: {type: Localhost, localhostProfile: {{ . }}}
 {{- if .Values.tls.secretName }}
 - name: tls
   secret: {secretName: {{ .Values.tls.secretName }}, defaultMode: 0440}
+{{- end }}
+{{- if .Values.fleet.enabled }}
+- name: fleet
+  secret: {secretName: {{ .Values.fleet.secretName }}, defaultMode: 0440}
 {{- end }}
 {{- end }}
 {{- if .Values.installer.enabled }}
