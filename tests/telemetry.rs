@@ -5,7 +5,7 @@ mod attributes;
 mod calls;
 mod content;
 mod export;
-mod metrics;
+pub(crate) mod metrics;
 mod signals;
 
 use std::collections::HashMap;

@@ -14,6 +14,8 @@ pub(super) enum FleetJobEvent {
     Claimed,
     /// Its end is stored.
     Finished,
+    /// It is lost: the daemon that had it died, or did not run it to its end.
+    Lost,
     /// It was given back.
     Released,
     /// It was invalid.
@@ -23,13 +25,21 @@ pub(super) enum FleetJobEvent {
 }
 
 /// All events, in the order of the counters.
-const EVENTS: [(FleetJobEvent, &str); 5] = [
+const EVENTS: [(FleetJobEvent, &str); 6] = [
     (FleetJobEvent::Claimed, "claimed"),
     (FleetJobEvent::Finished, "finished"),
+    (FleetJobEvent::Lost, "lost"),
     (FleetJobEvent::Released, "released"),
     (FleetJobEvent::Rejected, "rejected"),
     (FleetJobEvent::Superseded, "superseded"),
 ];
+
+impl FleetJobEvent {
+    /// Name in metrics and in the audit log.
+    pub(super) fn name(self) -> &'static str {
+        EVENTS.iter().find(|(event, _)| *event == self).map_or("", |(_, name)| name)
+    }
+}
 
 /// The places and the counts of one queue.
 #[derive(Debug)]

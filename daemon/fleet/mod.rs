@@ -32,6 +32,7 @@ mod failure;
 mod fleet_session;
 mod identity;
 mod in_flight;
+mod job_log;
 mod local_job;
 pub(crate) mod nats;
 mod postgres;
@@ -58,6 +59,7 @@ use self::{
     counts::FleetQueueState,
     fleet_session::FleetSession,
     identity::FleetIdentity,
+    job_log::FleetJobLog,
     local_job::{StoredFleetJob, list_stored},
     nats::{JobOutputServer, NatsJobs, NatsQueue, NatsSession, NatsSetupError},
     postgres::{PostgresJobs, PostgresQueue, PostgresSession, PostgresSetupError},
@@ -109,33 +111,37 @@ impl Fleet {
         let start_id = Ulid::generate().to_string();
         let known_starts = record_start(pipeline, &start_id).await;
         let identity = FleetIdentity { daemon_id: daemon_id.into(), start_id: start_id.into() };
+        let state = |queue: &FleetQueueConfig| {
+            Arc::new(FleetQueueState::new(&queue.name, queue.places as usize))
+        };
+        let queues: Vec<_> = config.queues.iter().map(state).collect();
+        let log = Arc::new(FleetJobLog {
+            audit: pipeline.telemetry.audit().clone(),
+            daemon_id: Arc::clone(&identity.daemon_id),
+            queues: queues.clone(),
+        });
         let session = match &config.servers {
             FleetServers::Nats(nats) => FleetSession::Nats(
-                NatsSession::start(config.clone(), nats, identity.clone()).await?,
+                NatsSession::start(config.clone(), nats, identity.clone(), Arc::clone(&log))
+                    .await?,
             ),
             FleetServers::Postgres(postgres) => FleetSession::Postgres(PostgresSession::new(
                 &config,
                 postgres,
                 identity.clone(),
                 known_starts,
+                Arc::clone(&log),
             )?),
         };
         let FleetIdentity { daemon_id, start_id } = identity;
         tracing::info!(%daemon_id, %start_id, "joined the fleet");
 
-        let state = |queue: &FleetQueueConfig| {
-            Arc::new(FleetQueueState::new(&queue.name, queue.places as usize))
-        };
-        let fleet = Arc::new(Self {
-            running: Arc::default(),
-            queues: config.queues.iter().map(state).collect(),
-            session,
-        });
+        let fleet = Arc::new(Self { running: Arc::default(), queues, session });
         let stored = list_stored(pipeline).await.map_err(JoinFleetError::Jobs)?;
         for job in &stored {
             pipeline.held_jobs.hold(&job.local_id);
         }
-        fleet.spawn(&config, pipeline, start_id, stored);
+        fleet.spawn(&config, pipeline, (start_id, log), stored);
         Ok(fleet)
     }
 
@@ -157,12 +163,13 @@ impl Fleet {
         self: &Arc<Self>,
         config: &FleetConfig,
         pipeline: &Arc<Pipeline>,
-        start_id: Arc<str>,
+        (start_id, log): (Arc<str>, Arc<FleetJobLog>),
         stored: Vec<StoredFleetJob>,
     ) {
         let runner = Arc::new(FleetRunner {
             pipeline: Arc::clone(pipeline),
             start_id,
+            log,
             running: Arc::clone(&self.running),
             tasks: TaskTracker::new(),
             give_up: CancellationToken::new(),

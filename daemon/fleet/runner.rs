@@ -20,6 +20,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     backoff::Backoff,
     counts::{FleetJobEvent, FleetQueueState},
+    job_log::{FleetJobFacts, FleetJobLog},
     local_job::{LocalJob, find_or_submit, mark_settled},
     running::RunningFleetJobs,
     work_source::{ClaimedWork, FinishOutcome, JobEnd, ReleaseReason, Work, WorkSource},
@@ -51,6 +52,7 @@ pub(super) struct FleetRunner {
     pub(super) pipeline: Arc<Pipeline>,
     /// The start of this daemon.
     pub(super) start_id: Arc<str>,
+    pub(super) log: Arc<FleetJobLog>,
     pub(super) running: Arc<RunningFleetJobs>,
     /// The tasks of queues and jobs.
     pub(super) tasks: TaskTracker,
@@ -105,12 +107,11 @@ impl FleetRunner {
 
             backoff = Backoff::default();
             for claimed in claimed {
-                queue.count(FleetJobEvent::Claimed);
                 // Never waits: only this task takes places, and the source returns no more claims.
                 let place = Arc::clone(&queue.places).acquire_owned().await;
-                let (runner, queue) = (Arc::clone(&self), Arc::clone(&queue));
+                let runner = Arc::clone(&self);
                 let job = async move {
-                    runner.run(&queue, &*claimed).await;
+                    runner.run(&*claimed).await;
                     // The place is free once the source has the end.
                     drop((claimed, place));
                 };
@@ -120,21 +121,33 @@ impl FleetRunner {
     }
 
     /// Runs one job, and returns its end to the source.
-    async fn run(&self, queue: &FleetQueueState, claimed: &dyn ClaimedWork) {
-        let outcome = match keeping_claim(claimed, self.run_locally(claimed)).await {
-            Ok(LocalEnd::Ended(snapshot)) => self.finish(*snapshot, claimed).await,
+    async fn run(&self, claimed: &dyn ClaimedWork) {
+        let mut facts = FleetJobFacts::of_work(claimed.work());
+        let ran = keeping_claim(claimed, self.run_locally(claimed, &mut facts.local_id)).await;
+        let (event, outcome) = match ran {
+            Ok(LocalEnd::Ended(snapshot)) => {
+                let state = snapshot.job.state;
+                facts.outcome = state.name();
+                (end_event(state), self.finish(*snapshot, claimed).await)
+            }
             Ok(LocalEnd::NotBegun) => {
-                self.release(claimed, ReleaseReason::NoPlace, Duration::ZERO).await
+                facts.reason = Some(Reason::Draining);
+                let released = self.release(claimed, ReleaseReason::NoPlace, Duration::ZERO).await;
+                (FleetJobEvent::Released, released)
             }
             Ok(LocalEnd::Unknown) => {
+                facts.outcome = JobState::Lost.name();
                 let end = JobEnd { job: lost_job(claimed.work()), stopped_by_shutdown: false };
-                claimed.finish(end, &self.give_up).await
+                (FleetJobEvent::Lost, claimed.finish(end, &self.give_up).await)
+            }
+            Err(error) => {
+                facts.reason = Some(error.reason);
+                (FleetJobEvent::Rejected, self.settle_error(claimed, &error).await)
             }
             Ok(LocalEnd::Unclear) => {
                 self.has_unsettled.store(true, Ordering::Relaxed);
                 return;
             }
-            Err(error) => self.settle_error(queue, claimed, &error).await,
         };
         if outcome != FinishOutcome::Unknown {
             let Work { id, claim_id, .. } = claimed.work();
@@ -142,9 +155,9 @@ impl FleetRunner {
         }
 
         match outcome {
-            FinishOutcome::Stored => queue.count(FleetJobEvent::Finished),
-            FinishOutcome::Superseded => queue.count(FleetJobEvent::Superseded),
-            FinishOutcome::Requeued => queue.count(FleetJobEvent::Released),
+            FinishOutcome::Stored => self.log.report(event, facts),
+            FinishOutcome::Superseded => self.log.report(FleetJobEvent::Superseded, facts),
+            FinishOutcome::Requeued => self.log.report(FleetJobEvent::Released, facts),
             FinishOutcome::Unknown => {
                 tracing::warn!(
                     job = claimed.work().id,
@@ -155,10 +168,27 @@ impl FleetRunner {
         }
     }
 
-    /// Runs a job at this daemon, and waits for its end.
-    async fn run_locally(&self, claimed: &dyn ClaimedWork) -> Result<LocalEnd, Error> {
-        let local = find_or_submit(&self.pipeline, claimed.work(), &self.start_id).await?;
-        let handle = match local {
+    /// Runs a job at this daemon, and waits for its end. Sets the id that it has here.
+    async fn run_locally(
+        &self,
+        claimed: &dyn ClaimedWork,
+        local_id: &mut String,
+    ) -> Result<LocalEnd, Error> {
+        let local = find_or_submit(&self.pipeline, claimed.work(), &self.start_id).await;
+        match &local {
+            Ok(LocalJob::Known(LiveOrEndedJob::Live(handle))) => {
+                local_id.clone_from(&handle.snapshot().job.id);
+            }
+            Ok(LocalJob::Known(LiveOrEndedJob::Ended(snapshot))) => {
+                local_id.clone_from(&snapshot.job.id);
+            }
+            Ok(LocalJob::Unknown | LocalJob::Unclear(_)) | Err(_) => {}
+        }
+        let facts = FleetJobFacts::of_work(claimed.work());
+        let facts = FleetJobFacts { local_id: local_id.clone(), ..facts };
+        self.log.report(FleetJobEvent::Claimed, facts);
+
+        let handle = match local? {
             LocalJob::Known(LiveOrEndedJob::Live(handle)) => handle,
             LocalJob::Known(LiveOrEndedJob::Ended(snapshot)) => {
                 return Ok(LocalEnd::Ended(snapshot));
@@ -213,12 +243,7 @@ impl FleetRunner {
     }
 
     /// Settles work that could not be submitted.
-    async fn settle_error(
-        &self,
-        queue: &FleetQueueState,
-        claimed: &dyn ClaimedWork,
-        error: &Error,
-    ) -> FinishOutcome {
+    async fn settle_error(&self, claimed: &dyn ClaimedWork, error: &Error) -> FinishOutcome {
         let job = &claimed.work().id;
         match release_reason(error) {
             Some(reason) => {
@@ -231,7 +256,6 @@ impl FleetRunner {
             }
             None => {
                 tracing::warn!(%error, reason = error.reason.name(), job, "rejected a fleet job");
-                queue.count(FleetJobEvent::Rejected);
                 claimed.reject(error, &self.give_up).await
             }
         }
@@ -245,6 +269,11 @@ impl FleetRunner {
     ) -> FinishOutcome {
         claimed.release(reason, delay, &self.give_up).await
     }
+}
+
+/// What the end of a job of this daemon is to its fleet.
+fn end_event(state: JobState) -> FleetJobEvent {
+    if state == JobState::Lost { FleetJobEvent::Lost } else { FleetJobEvent::Finished }
 }
 
 /// The job of work that an earlier start of the daemon may have run.

@@ -8,6 +8,7 @@ mod deaths;
 mod decentralized_auth;
 mod deduplication;
 mod drain;
+mod events;
 mod full_disk;
 mod hostile;
 mod many_jobs;

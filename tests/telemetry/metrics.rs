@@ -117,7 +117,7 @@ fn parse_families(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
 }
 
 /// The address of the listener for metrics, from the log.
-fn metrics_address(daemon: &Daemon) -> Option<String> {
+pub(crate) fn metrics_address(daemon: &Daemon) -> Option<String> {
     let log = daemon.log();
     let line = log.lines().find(|line| line.contains("serving metrics"))?;
     let (_, rest) = line.split_once("0.0.0.0:").unwrap();
@@ -146,7 +146,7 @@ async fn start_with_metrics(setup: Setup) -> (Daemon, String) {
     (daemon, address)
 }
 
-async fn scrape(address: &str) -> String {
+pub(crate) async fn scrape(address: &str) -> String {
     let response = get(address, &[], "/metrics").await;
     assert_eq!(response.status, 200, "{response:?}");
     response.body

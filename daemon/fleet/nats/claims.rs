@@ -20,9 +20,11 @@ use crate::{
         config::fleet::FleetQueueConfig,
         error::{Error, Reason},
         fleet::{
+            counts::FleetJobEvent,
             failure::{exhausted_error, failed, lost},
             identity::FleetIdentity,
             in_flight::{InFlightClaim, InFlightClaims},
+            job_log::{FleetJobFacts, FleetJobLog},
             queued_request::{check_session, decode_request, to_local_request},
             transition::{ClaimDecision, Claimant, claim_id, claimed, decide, may_run_again},
             work_source::{SourceUnavailable, Work, fleet_job_id},
@@ -42,6 +44,7 @@ pub(super) struct JobClaims {
     pub(super) heartbeats: Heartbeats,
     pub(super) in_flight: Arc<InFlightClaims>,
     pub(super) identity: FleetIdentity,
+    pub(super) log: Arc<FleetJobLog>,
     pub(super) max_deliver: u32,
     /// Deliveries of a message that `max_deliver` deaths of daemons can explain.
     pub(super) max_deliveries: u32,
@@ -198,6 +201,9 @@ impl JobClaims {
                         "another job of this queue had the same request id: give each job its own";
                     let error = Error::new(Reason::RequestIdReused, text);
                     self.bury(&read.record.queue, None, message, &error).await?;
+                    let facts = FleetJobFacts::of_record(&read.id, &read.record);
+                    let facts = FleetJobFacts { reason: Some(error.reason), ..facts };
+                    self.log.report(FleetJobEvent::Rejected, facts);
                     return Ok(None);
                 }
                 ClaimDecision::Exhausted => {
@@ -222,6 +228,7 @@ impl JobClaims {
 
             match self.store(&read.id, &next, revision).await {
                 Ok(_) if next.state() == FleetJobState::Ended => {
+                    self.log.report_end(&read.id, &next, Some(Reason::DaemonLost));
                     acknowledge(message, AckKind::Ack).await;
                     return Ok(None);
                 }
@@ -325,10 +332,10 @@ impl JobClaims {
         );
         let queue_name = named.as_deref().unwrap_or(&queue.name);
         let id = request_id.as_ref().map(|id| fleet_job_id(queue_name, id));
-        if let (Some(id), Some(request_id)) = (&id, request_id) {
+        if let (Some(id), Some(request_id)) = (&id, &request_id) {
             let record = FleetJobRecord {
                 queue: queue_name.to_owned(),
-                request_id,
+                request_id: request_id.clone(),
                 submit_time: message.info().ok().map(|info| published_at(&info)),
                 request_sha256: Sha256::digest(&message.payload).to_vec().into(),
                 ..FleetJobRecord::default()
@@ -350,8 +357,17 @@ impl JobClaims {
         }
         if let Err(error) = self.bury(queue_name, id.as_deref(), message, &error).await {
             tracing::warn!(%error, "cannot publish a dead letter yet");
-            hand_back(message, UNAVAILABLE_DELAY).await;
+            return hand_back(message, UNAVAILABLE_DELAY).await;
         }
+        // Its principal is a claim that nothing has proved.
+        let facts = FleetJobFacts {
+            queue: queue_name,
+            id: id.as_deref().unwrap_or_default(),
+            request_id: request_id.as_deref().unwrap_or_default(),
+            reason: Some(error.reason),
+            ..FleetJobFacts::default()
+        };
+        self.log.report(FleetJobEvent::Rejected, facts);
     }
 
     /// Decides about a message whose job has a record already. Returns false if it is the one that a

@@ -30,7 +30,7 @@ use crate::{
         config::fleet::{FleetConfig, FleetQueueConfig, NatsConfig},
         fleet::{
             backoff::Backoff, identity::FleetIdentity, in_flight::InFlightClaims,
-            work_source::SourceUnavailable,
+            job_log::FleetJobLog, work_source::SourceUnavailable,
         },
     },
 };
@@ -44,6 +44,7 @@ pub(crate) struct NatsSession {
     config: FleetConfig,
     nats: NatsConfig,
     identity: FleetIdentity,
+    log: Arc<FleetJobLog>,
     connection: NatsConnection,
     publisher: JobPublisher,
     in_flight: Arc<InFlightClaims>,
@@ -65,6 +66,7 @@ impl NatsSession {
         config: FleetConfig,
         nats: &NatsConfig,
         identity: FleetIdentity,
+        log: Arc<FleetJobLog>,
     ) -> Result<Arc<Self>, NatsSetupError> {
         let name = format!("jigd {}", identity.daemon_id);
         let connection = NatsConnection::start(nats, &name).await?;
@@ -75,6 +77,7 @@ impl NatsSession {
             nats: nats.clone(),
             config,
             identity,
+            log,
             in_flight: Arc::default(),
             objects: OnceCell::new(),
             last_heartbeat: watch::Sender::new(None),
@@ -147,6 +150,7 @@ impl NatsSession {
             heartbeats: self.heartbeats().await?,
             in_flight: Arc::clone(&self.in_flight),
             identity: self.identity.clone(),
+            log: Arc::clone(&self.log),
             max_deliver: self.config.max_deliver,
             max_deliveries: max_deliveries(&self.config),
             ack_wait: self.config.ack_wait,

@@ -5,9 +5,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{claims::JobClaims, records::RecordError};
 use crate::{
-    api::v1::{FleetJobRecord, Job, JobState},
+    api::v1::{FleetJobRecord, FleetJobState, Job, JobState},
     daemon::fleet::{
         backoff::Backoff,
+        counts::FleetJobEvent,
+        job_log::FleetJobFacts,
         transition::{ended, is_claim_of, may_run_again, requeued},
         work_source::SourceUnavailable,
     },
@@ -62,6 +64,13 @@ impl JobClaims {
         };
 
         self.records.update(id, &record, revision).await?;
+        if record.state() == FleetJobState::Ended {
+            self.log.report_end(id, &record, None);
+        } else {
+            let facts = FleetJobFacts::of_record(id, &record);
+            let facts = FleetJobFacts { local_id: job.job_id.clone(), ..facts };
+            self.log.report(FleetJobEvent::Released, facts);
+        }
         tracing::info!(job = id, state = ?job.state(), "settled a fleet job of the last start");
         Ok(true)
     }

@@ -22,6 +22,7 @@ use crate::{
     api::v1::FleetJobRecord,
     daemon::{
         config::fleet::FleetQueueConfig,
+        error::{Error, Reason},
         fleet::{
             failure::{exhausted_error, failed, lost},
             transition::may_run_again,
@@ -171,8 +172,8 @@ impl PostgresQueue {
             let row = JobRow::read(&row)?;
             if row.record.attempts > self.session.max_deliver {
                 let record = self.with_principal(row.record);
-                let ended = failed(&row.id, &record, &exhausted_error(record.attempts - 1));
-                self.session.end(&row.id, &record, &ended, false).await?;
+                let error = exhausted_error(record.attempts - 1);
+                self.reject(&row.id, &record, &error).await?;
             } else {
                 claimed.claims.extend(self.build_claim(row, None).await?);
             }
@@ -242,7 +243,10 @@ impl PostgresQueue {
         );
         if !runs_again {
             let record = &self.with_principal(record.clone());
-            self.session.end(id, record, &lost(id, record), true).await?;
+            let lost = lost(id, record);
+            if self.session.end(id, record, &lost, true).await? {
+                self.session.log.report_end(id, &lost, Some(Reason::DaemonLost));
+            }
         }
         Ok(runs_again)
     }
@@ -266,11 +270,24 @@ impl PostgresQueue {
             Err(error) => {
                 let reason = error.reason.name();
                 tracing::warn!(%error, reason, job = row.id, "rejected a row of the fleet");
-                let record = failed(&row.id, &row.record, &error);
-                self.session.end(&row.id, &row.record, &record, false).await?;
+                self.reject(&row.id, &row.record, &error).await?;
                 Ok(None)
             }
         }
+    }
+
+    /// Ends a job that this daemon has claimed and does not run.
+    async fn reject(
+        &self,
+        id: &str,
+        record: &FleetJobRecord,
+        error: &Error,
+    ) -> Result<(), SourceUnavailable> {
+        let failed = failed(id, record, error);
+        if self.session.end(id, record, &failed, false).await? {
+            self.session.log.report_end(id, &failed, Some(error.reason));
+        }
+        Ok(())
     }
 
     /// Adds the principal of the queue.

@@ -19,8 +19,8 @@ use crate::{
     daemon::{
         config::{fleet::FleetConfig, fleet_postgres::PostgresConfig},
         fleet::{
-            identity::FleetIdentity, in_flight::InFlightClaims, transition::is_claim_of,
-            work_source::SourceUnavailable,
+            identity::FleetIdentity, in_flight::InFlightClaims, job_log::FleetJobLog,
+            transition::is_claim_of, work_source::SourceUnavailable,
         },
     },
 };
@@ -51,6 +51,7 @@ pub(crate) struct PostgresSession {
     pub(super) identity: FleetIdentity,
     /// The starts of this daemon whose claims are its own.
     pub(super) known_starts: Vec<String>,
+    pub(super) log: Arc<FleetJobLog>,
     /// Time after which a claim that is not renewed belongs to a dead daemon.
     pub(super) lease: Duration,
     pub(super) max_deliver: u32,
@@ -66,6 +67,7 @@ impl PostgresSession {
         postgres: &PostgresConfig,
         identity: FleetIdentity,
         known_starts: Vec<String>,
+        log: Arc<FleetJobLog>,
     ) -> Result<Arc<Self>, PostgresSetupError> {
         let name = format!("jigd {}", identity.daemon_id);
         Ok(Arc::new(Self {
@@ -73,6 +75,7 @@ impl PostgresSession {
             connection: Mutex::default(),
             identity,
             known_starts,
+            log,
             lease: config.lost_after,
             max_deliver: config.max_deliver,
             result_retention: config.result_retention,
@@ -89,6 +92,7 @@ impl PostgresSession {
             connection: Mutex::default(),
             identity: self.identity.clone(),
             known_starts: self.known_starts.clone(),
+            log: Arc::clone(&self.log),
             in_flight: Arc::clone(&self.in_flight),
             last_deletion: StdMutex::default(),
             ..*self

@@ -17,6 +17,8 @@ pub(crate) enum AuditEvent {
     /// An RPC ended.
     Call,
     JobEnded,
+    /// The daemon has claimed a job of a fleet, or has settled it.
+    FleetJob,
     /// The daemon removed a created workspace without a call.
     WorkspaceRemoved,
     /// Lines were lost.
@@ -36,6 +38,7 @@ impl AuditEvent {
             Self::ToolCall => "tool_call",
             Self::Call => "call",
             Self::JobEnded => "job_ended",
+            Self::FleetJob => "fleet_job",
             Self::WorkspaceRemoved => "workspace_removed",
             Self::LinesLost => "lines_lost",
         }
