@@ -22,7 +22,7 @@ class Costs:
 
     # CPU time of a run and of the queue's part in the daemon, and the cores of a daemon.
     run_cpu: float = 1.2e-3
-    queue_cpu: float = 1.0e-3
+    queue_cpu: float = 0.4e-3
     cores: int = 2
     # A round trip between daemon and server, and round trips of a claim and of an end.
     round_trip: float = 0.5e-3
