@@ -179,7 +179,8 @@ async fn dead_daemon_is_unavailable() {
 }
 
 async fn copy(client: &Client, path: &str, written: &mut Vec<u8>) -> Result<u64, CallError> {
-    let request = ReadArtifactRequest { path: path.to_owned(), offset: 5, limit: None };
+    let request =
+        ReadArtifactRequest { path: path.to_owned(), offset: 5, ..ReadArtifactRequest::default() };
     match client.copy_artifact(request, written).await {
         Ok(bytes) => Ok(bytes),
         Err(CopyError::Call(error)) => Err(error),

@@ -1,4 +1,4 @@
-"""Submits a job to a fleet of jigd with a plain NATS client, and prints its result.
+"""Submits a job to a fleet of jigd with a plain NATS client, and prints its result and its output.
 
 Usage: fleet.py SERVER QUEUE[.WORKSPACE] COMMAND
 For example: fleet.py nats://127.0.0.1:4222 build.app "make test"
@@ -42,7 +42,9 @@ def job_id(queue, request_id):
 async def publish(jetstream, target, command, request_id):
     """Publishes a job. A repetition with the same request id never runs it twice."""
     params = json.dumps({"command": command})
-    request = job_service_pb2.SubmitJobRequest(tool="run", params_json=params)
+    request = job_service_pb2.SubmitJobRequest(
+        tool="run", params_json=params, store_artifacts=True
+    )
     subject, body = f"jig.jobs.{target}", request.SerializeToString()
     headers = {"Nats-Msg-Id": request_id, "Jig-Session": SESSION}
     if key_file := os.environ.get("JIG_SIGNING_KEY_FILE"):
@@ -60,7 +62,7 @@ async def publish(jetstream, target, command, request_id):
 
 
 async def wait_for_end(jetstream, key):
-    """Waits until a job has ended. Returns its state and result."""
+    """Waits until a job has ended. Returns its state, its result and its complete output."""
     records = await jetstream.key_value(f"{STREAM}_records")
     watcher = await records.watch(key)
     async for entry in watcher:
@@ -71,12 +73,18 @@ async def wait_for_end(jetstream, key):
                 break
     await watcher.stop()
 
+    objects = await jetstream.object_store(f"{STREAM}_results")
     result = record.job.result
     if record.result_object:
-        objects = await jetstream.object_store(f"{STREAM}_results")
         stored = await objects.get(record.result_object)
         result = invoke_service_pb2.InvokeResponse.FromString(stored.data)
-    return job_service_pb2.JobState.Name(record.job.state), result
+    output = {}
+    for artifact in record.artifacts:
+        if artifact.missing_reason:
+            print(artifact.path, artifact.missing_reason, file=sys.stderr)
+        elif artifact.object:
+            output[artifact.path] = (await objects.get(artifact.object)).data
+    return job_service_pb2.JobState.Name(record.job.state), result, output
 
 
 async def main():
@@ -88,11 +96,13 @@ async def main():
     request_id = uuid.uuid4().hex
     key = job_id(target.split(".")[0], request_id)
     await publish(jetstream, target, command, request_id)
-    state, result = await asyncio.wait_for(wait_for_end(jetstream, key), WAIT_SEC)
+    state, result, output = await asyncio.wait_for(wait_for_end(jetstream, key), WAIT_SEC)
     await client.close()
 
     print(key, state)
     print(result.text or result.error.message)
+    for path, data in output.items():
+        print(f"{path}: {len(data)} bytes")
     sys.exit(0 if state == "JOB_STATE_SUCCEEDED" else 1)
 
 

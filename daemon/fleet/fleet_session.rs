@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{nats::NatsSession, postgres::PostgresSession, work_source::SourceUnavailable};
-use crate::api::v1::Job;
+use super::{
+    nats::NatsSession,
+    postgres::PostgresSession,
+    work_source::{JobEnd, SourceUnavailable},
+};
 
 /// The session at the servers that the configuration names.
 #[derive(Debug, Clone)]
@@ -29,11 +32,11 @@ impl FleetSession {
         &self,
         id: &str,
         claim: &str,
-        job: &Job,
+        end: &JobEnd,
         stop: &CancellationToken,
     ) -> bool {
         match self {
-            Self::Nats(session) => session.settle(id, claim, job, stop).await,
+            Self::Nats(session) => session.settle(id, claim, end, stop).await,
             // The queue hands this daemon its own claims again, and no other claims.
             Self::Postgres(session) => session.has_claim(id, claim).await.is_ok_and(|has| !has),
         }

@@ -32,6 +32,7 @@ mod failure;
 mod fleet_session;
 mod identity;
 mod in_flight;
+mod job_artifacts;
 mod job_log;
 mod local_job;
 pub(crate) mod nats;

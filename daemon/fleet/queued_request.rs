@@ -62,6 +62,7 @@ pub(super) fn to_local_request(request: SubmitJobRequest, queue: &str) -> Submit
         queue: Some(queue.to_owned()),
         fleet: false,
         retry_if_lost: false,
+        store_artifacts: false,
         ..request
     }
 }

@@ -11,7 +11,8 @@ use crate::{
 /// Returns the job of a record. `retention`: time that the bucket keeps records.
 pub(super) fn to_fleet_job(id: &str, record: FleetJobRecord, retention: Duration) -> FleetJob {
     let (workspace, result_object) = (record.workspace.clone(), record.result_object.clone());
-    FleetJob { job: to_job(id, record, retention), workspace, result_object }
+    let artifacts = record.store_artifacts.then(|| record.artifacts.clone());
+    FleetJob { job: to_job(id, record, retention), workspace, result_object, artifacts }
 }
 
 fn to_job(id: &str, record: FleetJobRecord, retention: Duration) -> Job {

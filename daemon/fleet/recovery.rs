@@ -11,11 +11,12 @@ use super::{
     fleet_session::FleetSession,
     local_job::{StoredFleetJob, mark_settled},
     running::RunningFleetJobs,
+    work_source::JobEnd,
 };
 use crate::daemon::{
     pipeline::{
         Pipeline,
-        jobs::{JobHandle, JobSnapshot, LiveOrEndedJob, wire::wire_job},
+        jobs::{JobHandle, JobSnapshot, LiveOrEndedJob},
     },
     task,
 };
@@ -94,10 +95,10 @@ impl FleetRecovery {
     }
 
     async fn settle(&self, job: &StoredFleetJob, snapshot: JobSnapshot) {
-        match wire_job(snapshot, &self.pipeline.jobs) {
-            Ok(ended) => {
+        match JobEnd::of_snapshot(&self.pipeline, snapshot) {
+            Ok(end) => {
                 let StoredFleetJob { id, claim_id, .. } = job;
-                if self.session.settle(id, claim_id, &ended, &self.give_up).await {
+                if self.session.settle(id, claim_id, &end, &self.give_up).await {
                     mark_settled(&self.pipeline, id, claim_id).await;
                 }
             }

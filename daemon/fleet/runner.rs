@@ -31,7 +31,7 @@ use crate::{
         error::{Error, Reason},
         pipeline::{
             Pipeline,
-            jobs::{JobHandle, JobSnapshot, LiveOrEndedJob, lost_response, wire::wire_job},
+            jobs::{JobHandle, JobSnapshot, LiveOrEndedJob, lost_response},
         },
         store::jobs::JobState,
         task,
@@ -137,7 +137,8 @@ impl FleetRunner {
             }
             Ok(LocalEnd::Unknown) => {
                 facts.outcome = JobState::Lost.name();
-                let end = JobEnd { job: lost_job(claimed.work()), stopped_by_shutdown: false };
+                let job = lost_job(claimed.work());
+                let end = JobEnd { job, artifacts: None, stopped_by_shutdown: false };
                 (FleetJobEvent::Lost, claimed.finish(end, &self.give_up).await)
             }
             Err(error) => {
@@ -231,13 +232,9 @@ impl FleetRunner {
     }
 
     async fn finish(&self, snapshot: JobSnapshot, claimed: &dyn ClaimedWork) -> FinishOutcome {
-        let was_cancelled = snapshot.job.state == JobState::Cancelled;
-        let stopped_by_shutdown = was_cancelled && self.pipeline.shutdown.is_draining();
-        match wire_job(snapshot, &self.pipeline.jobs) {
-            Ok(job) => {
-                let end = JobEnd { job, stopped_by_shutdown };
-                claimed.finish(end, &self.give_up).await
-            }
+        match JobEnd::of_snapshot(&self.pipeline, snapshot) {
+            // Storing artifacts takes a while.
+            Ok(end) => keeping_claim(claimed, claimed.finish(end, &self.give_up)).await,
             Err(error) => claimed.reject(&error, &self.give_up).await,
         }
     }

@@ -5,16 +5,22 @@
 //! dies. It stores one result for each. What this daemon has begun is in its own database: a source
 //! is not asked about it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
+use super::job_artifacts::JobArtifacts;
 use crate::{
     api::v1::{Job, SubmitJobRequest},
     daemon::{
         checksum::sha256,
         error::{Error, Reason},
-        pipeline::fleet_jobs::{FLEET_JOB_ID_DIGITS, FLEET_JOB_ID_PREFIX},
+        pipeline::{
+            Pipeline,
+            fleet_jobs::{FLEET_JOB_ID_DIGITS, FLEET_JOB_ID_PREFIX},
+            jobs::{JobSnapshot, wire::wire_job},
+        },
+        store::jobs::JobState,
         task::BoxFuture,
     },
 };
@@ -110,8 +116,26 @@ pub(crate) enum ReleaseReason {
 pub(crate) struct JobEnd {
     /// The job with its result, as this daemon knows it.
     pub(crate) job: Job,
+    /// Its artifacts, for a source that stores them. `None` if this daemon did not run it.
+    pub(crate) artifacts: Option<JobArtifacts>,
     /// Whether the shutdown of this daemon has stopped it.
     pub(crate) stopped_by_shutdown: bool,
+}
+
+impl JobEnd {
+    /// Returns the end of a job that this daemon has run, unless its result is unreadable.
+    pub(super) fn of_snapshot(
+        pipeline: &Arc<Pipeline>,
+        snapshot: JobSnapshot,
+    ) -> Result<Self, Error> {
+        let was_cancelled = snapshot.job.state == JobState::Cancelled;
+        let artifacts = JobArtifacts::new(Arc::clone(pipeline), &snapshot.job);
+        Ok(Self {
+            job: wire_job(snapshot, &pipeline.jobs)?,
+            artifacts,
+            stopped_by_shutdown: was_cancelled && pipeline.shutdown.is_draining(),
+        })
+    }
 }
 
 /// What became of claimed work.

@@ -5,8 +5,10 @@
 
 use std::{fmt, time::Instant};
 
+use bytes::Bytes;
+
 use crate::{
-    api::v1::{Job, SubmitJobRequest, watch_job_response::Event},
+    api::v1::{FleetArtifact, Job, SubmitJobRequest, watch_job_response::Event},
     daemon::{error::Error, task::BoxFuture},
 };
 
@@ -40,6 +42,12 @@ pub(crate) trait FleetJobs: fmt::Debug + Send + Sync {
     /// Returns a job with its result, which can be stored apart.
     fn load_result(&self, job: FleetJob) -> BoxFuture<'_, Result<Job, Error>>;
 
+    /// Opens the object of a stored artifact. Returns `None` if it is no longer stored.
+    fn open_artifact<'a>(
+        &'a self,
+        object: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Box<dyn FleetArtifactReader>>, Error>>;
+
     /// Watches a job. The output begins at the offsets of standard output and standard error.
     fn watch<'a>(
         &'a self,
@@ -52,6 +60,12 @@ pub(crate) trait FleetJobs: fmt::Debug + Send + Sync {
 pub(crate) trait FleetJobEvents: Send {
     /// Returns the next event, or `None` after the ended job. Cancel safe.
     fn next(&mut self) -> BoxFuture<'_, Result<Option<Event>, Error>>;
+}
+
+/// The bytes of a stored artifact, from its beginning.
+pub(crate) trait FleetArtifactReader: Send {
+    /// Returns the next bytes, or `None` after the last ones.
+    fn next(&mut self) -> BoxFuture<'_, Result<Option<Bytes>, Error>>;
 }
 
 /// A call to publish to a queue of the fleet.
@@ -77,6 +91,8 @@ pub(crate) struct FleetJob {
     /// Name of the object with the result. Empty if the job has its result, or none.
     #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "only a source reads it"))]
     pub(crate) result_object: String,
+    /// The artifacts, if the job stores them. Empty before its end.
+    pub(crate) artifacts: Option<Vec<FleetArtifact>>,
 }
 
 /// Whether an id has the form of those of fleet jobs.

@@ -128,7 +128,7 @@ const STABLE_FIELDS: &[(&str, &[&str])] = &[
         &["final_url", "status_code", "content_type", "content_length", "content", "truncated"],
     ),
     ("ResourceUsage", &["user_ms", "system_ms", "max_rss_bytes"]),
-    ("ReadArtifactRequest", &["path", "offset", "limit"]),
+    ("ReadArtifactRequest", &["path", "offset", "limit", "job_id"]),
     (
         "UploadStart",
         &[

@@ -32,7 +32,12 @@ async fn artifacts_by_pages(
 ) -> Vec<ArtifactInfo> {
     let (mut found, mut page_token) = (Vec::new(), None);
     loop {
-        let request = ListArtifactsRequest { page_size: Some(page_size), page_token, step };
+        let request = ListArtifactsRequest {
+            page_size: Some(page_size),
+            page_token,
+            step,
+            ..ListArtifactsRequest::default()
+        };
         let page = list_artifacts(daemon, request).await.unwrap();
         assert!(page.artifacts.len() <= page_size as usize);
         found.extend(page.artifacts);
@@ -82,6 +87,7 @@ async fn artifacts_are_listed_page_by_page() {
             step,
             page_token: Some(page_token.to_owned()),
             page_size: Some(page_size),
+            ..ListArtifactsRequest::default()
         };
         let refusal = Refusal::from_status(&list_artifacts(&daemon, request).await.unwrap_err());
         assert_eq!(refusal.reason, "INVALID_PARAMS");

@@ -63,6 +63,9 @@ async fn submission_to_absent_fleet_names_the_table() {
     let request = SubmitJobRequest { retry_if_lost: true, ..command_job("true") };
     let refusal = jobs.try_submit(request).await.unwrap_err();
     assert_eq!(refusal.invalid_fields(), ["retry_if_lost"], "{refusal:?}");
+    let request = SubmitJobRequest { store_artifacts: true, ..command_job("true") };
+    let refusal = jobs.try_submit(request).await.unwrap_err();
+    assert_eq!(refusal.invalid_fields(), ["store_artifacts"], "{refusal:?}");
     let id = promptly("a local job is accepted", jobs.submit(command_job("true"))).await;
     assert!(!jobs.wait(&id).await.fleet);
 

@@ -198,7 +198,7 @@ async fn long_outage_of_the_server_ends_no_job() {
 
 impl Member {
     /// States of the jobs that this daemon has stored.
-    async fn local_states(&self, fleet: &TestFleet) -> Vec<JobState> {
+    pub(super) async fn local_states(&self, fleet: &TestFleet) -> Vec<JobState> {
         let mut jobs = fleet.jobs(self);
         let request = with_key(&jobs.key, ListJobsRequest::default());
         let response = jobs.client.list_jobs(request).await.unwrap().into_inner();

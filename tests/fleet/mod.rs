@@ -2,6 +2,7 @@
 //! own, with JetStream on disk, and each daemon a proxy of its own between it and the server.
 
 mod absent;
+mod artifacts;
 mod credentials;
 mod dead_letters;
 mod deaths;

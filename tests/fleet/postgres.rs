@@ -319,6 +319,14 @@ async fn any_daemon_submits_and_waits_by_tls_with_a_password() {
     let refusal = fleet.jobs(&third).with_key(&other).try_submit("m-2", fleet_job("true")).await;
     assert_eq!(refusal.unwrap_err().reason, "FORBIDDEN");
 
+    // The table has no place for artifacts, also for those of rows that programs insert.
+    let storing = SubmitJobRequest { store_artifacts: true, ..fleet_job("true") };
+    let refusal = jobs.try_submit("m-3", storing.clone()).await.unwrap_err();
+    assert_eq!(refusal.invalid_fields(), ["store_artifacts"], "{refusal:?}");
+    let inserted = fleet.server.insert("m-4", &storing).await;
+    let failed = fleet.expect_end(&inserted, "failed").await;
+    assert!(format!("{failed:?}").contains("store_artifacts"), "{failed:?}");
+
     // A job that no daemon has claimed can be cancelled.
     let late = "INSERT INTO jig_jobs (queue, workspace, request_id, request, not_before) \
         VALUES ('build', 'main', 'late', $1, now() + interval '1 hour') RETURNING id";

@@ -3,10 +3,12 @@
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use async_nats::ConnectOptions;
-use jig::api::v1::JobState;
+use jig::api::v1::{JobState, SubmitJobRequest};
 
 use super::{
-    Member, TestFleet, fleet_job,
+    Member, TestFleet,
+    artifacts::read_object,
+    fleet_job,
     nats_server::NatsServer,
     plain_client::{JobMessage, MAX_FLEET_TIME, PlainClient, fleet_job_id},
 };
@@ -58,10 +60,13 @@ async fn plain_client_needs_only_the_documented_permissions() {
     let fleet = start_fleet_with_users("").await;
     let _member = fleet.start_member().await;
     let client = &fleet.client;
-    client.publish(&JobMessage::new("m-1", &command_job("echo hello"))).await;
+    let request = SubmitJobRequest { store_artifacts: true, ..command_job("echo hello") };
+    client.publish(&JobMessage::new("m-1", &request)).await;
     let id = fleet_job_id("m-1");
     let record = client.wait_for_end(&id).await;
     assert_eq!(record.job.as_ref().unwrap().state(), JobState::Succeeded);
+    let stdout = record.artifacts.iter().find(|artifact| !artifact.object.is_empty()).unwrap();
+    assert_eq!(read_object(client, &stdout.object).await, b"hello\n");
 
     // It cannot change the record, nor publish to another queue.
     let records = client.records().await;

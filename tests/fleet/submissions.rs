@@ -209,8 +209,9 @@ async fn command_line_submits_waits_and_watches() {
         })
     };
 
-    let submit =
-        ["job", "submit", "run", "command=echo hello; exit 3", "--fleet", "--queue", "build"];
+    let submit = "job submit run command=echo|hello;exit|3 --fleet --queue build --store-artifacts";
+    let submit: Vec<String> = submit.split(' ').map(|word| word.replace('|', " ")).collect();
+    let submit: Vec<&str> = submit.iter().map(String::as_str).collect();
     let output = run(&observer, &submit).await.unwrap();
     assert!(output.status.success(), "{output:?}");
     let id = String::from_utf8(output.stdout).unwrap().trim().to_owned();
@@ -230,5 +231,8 @@ async fn command_line_submits_waits_and_watches() {
         assert_eq!(String::from_utf8_lossy(&output.stdout), "hello\n");
         let output = run(member, &["job", "wait", &id]).await.unwrap();
         assert!(String::from_utf8_lossy(&output.stdout).contains("fleet-"), "{output:?}");
+        let path = "logs/tool_step_0001_stdout.txt";
+        let output = run(member, &["artifact", path, "--job", &id, "--offset", "1"]).await.unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "ello\n", "{output:?}");
     }
 }

@@ -96,6 +96,10 @@ struct SubmitArgs {
     /// then lost.
     #[arg(long, requires = "fleet")]
     retry_if_lost: bool,
+    /// Store the artifacts of the job, such as its complete output, when it ends. Then `jig artifact
+    /// --job` reads them at any daemon of the fleet.
+    #[arg(long, requires = "fleet")]
+    store_artifacts: bool,
     /// Wait until the job has ended, and show its result. Exit codes as of `jig job watch`.
     #[arg(long)]
     wait: bool,
@@ -200,6 +204,7 @@ fn submit(address: &str, global: &GlobalArgs, args: SubmitArgs) -> Result<u8, Cl
         priority: Some(args.priority),
         fleet: args.fleet,
         retry_if_lost: args.retry_if_lost,
+        store_artifacts: args.store_artifacts,
         ..SubmitJobRequest::default()
     };
 

@@ -34,6 +34,7 @@ class JobOperations(Caller):
         priority: int | None = None,
         fleet: bool = False,
         retry_if_lost: bool = False,
+        store_artifacts: bool = False,
     ) -> Steps[Job]:
         """Queues a call of a tool. Returns when the job is stored.
 
@@ -41,7 +42,8 @@ class JobOperations(Caller):
         `queue` (`default`). A command without `timeout_sec` has no timeout.
 
         With `fleet`, any daemon of the fleet runs the job. If that daemon dies, the job is lost,
-        or with `retry_if_lost` runs again on another one.
+        or with `retry_if_lost` runs again on another one. With `store_artifacts`, `read_artifact`
+        with its `job_id` reads its artifacts at every daemon.
 
         Raises `InvalidParams`, `UnknownTool`, `ToolDisabled`, `ResourceExhausted` (full queue) or
         `FleetUnavailable`.
@@ -56,6 +58,7 @@ class JobOperations(Caller):
             priority=priority,
             fleet=fleet,
             retry_if_lost=retry_if_lost,
+            store_artifacts=store_artifacts,
         )
         return response_job(response)
 

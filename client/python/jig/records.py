@@ -35,24 +35,43 @@ class RecordOperations(Caller):
         return self._pages("ListSessions", SessionInfo, "sessions", page_size=1000)
 
     @operation
-    def list_artifacts(self, *, step: int | None = None) -> Steps[list[ArtifactInfo]]:
-        """Lists the artifacts of the session that are not empty, or those of one step."""
-        return self._pages("ListArtifacts", ArtifactInfo, "artifacts", step=step, page_size=10_000)
+    def list_artifacts(
+        self, *, step: int | None = None, job_id: str | None = None
+    ) -> Steps[list[ArtifactInfo]]:
+        """Lists the artifacts of the session that are not empty, or those of one step.
+
+        With `job_id`, lists those that a fleet job has stored.
+        """
+        return self._pages(
+            "ListArtifacts",
+            ArtifactInfo,
+            "artifacts",
+            step=step,
+            job_id=job_id,
+            page_size=10_000,
+        )
 
     @operation
     def read_artifact(
-        self, path: str, *, offset: int = 0, limit: int | None = None
+        self,
+        path: str,
+        *,
+        offset: int = 0,
+        limit: int | None = None,
+        job_id: str | None = None,
     ) -> Steps[bytes]:
         """Returns the bytes of an artifact, such as `RunResponse.stdout_path`, or a range of them.
 
-        Raises `ArtifactNotFound`.
+        With `job_id`, it is one that a fleet job has stored.
+
+        Raises `ArtifactNotFound`, or with `job_id` `JobNotFound` or `FleetUnavailable`.
         """
         content = bytearray()
 
         def next_request() -> tuple[str, Mapping[str, object]]:
             rest = None if limit is None else limit - len(content)
             values = {"path": path, "offset": offset + len(content), "limit": rest}
-            return "ReadArtifact", values
+            return "ReadArtifact", {**values, "job_id": job_id}
 
         with close_later(self._messages(next_request)) as messages:
             while (message := (yield from next_item(messages))) is not None:

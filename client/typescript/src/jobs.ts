@@ -25,7 +25,8 @@ export class JobOperations extends ToolOperations {
    * `queue` (`default`). A command without `timeoutSec` has no timeout.
    *
    * With `fleet`, any daemon of the fleet runs the job. If that daemon dies, the job is lost, or
-   * with `retryIfLost` runs again on another one.
+   * with `retryIfLost` runs again on another one. With `storeArtifacts`, `readArtifact` with its
+   * `jobId` reads its artifacts at every daemon.
    *
    * Throws `InvalidParams`, `UnknownTool`, `ToolDisabled`, `ResourceExhausted` (full queue) or
    * `FleetUnavailable`.

@@ -32,25 +32,31 @@ export class RecordOperations extends ApprovalOperations {
     );
   }
 
-  /** Lists the artifacts of the session that are not empty, or those of one step. */
-  async listArtifacts(options: { step?: number } & CallOptions = {}): Promise<ArtifactInfo[]> {
+  /**
+   * Lists the artifacts of the session that are not empty, or those of one step. With `jobId`, lists
+   * those that a fleet job has stored.
+   */
+  async listArtifacts(
+    options: { step?: number; jobId?: string } & CallOptions = {},
+  ): Promise<ArtifactInfo[]> {
     const [call, fields] = splitOptions(options);
     const request = { ...fields, pageSize: PAGE_SIZE };
     return this.caller.pages("ListArtifacts", request, (page) => page.artifacts, call);
   }
 
   /**
-   * Returns the bytes of an artifact, such as `RunResponse.stdoutPath`, or a range of them.
+   * Returns the bytes of an artifact, such as `RunResponse.stdoutPath`, or a range of them. With
+   * `jobId`, it is one that a fleet job has stored.
    *
-   * Throws `ArtifactNotFound`.
+   * Throws `ArtifactNotFound`, or with `jobId` `JobNotFound` or `FleetUnavailable`.
    */
   async readArtifact(path: string, options: ReadArtifactOptions = {}): Promise<Uint8Array> {
-    const [call, { offset = 0, limit }] = splitOptions(options);
+    const [call, { offset = 0, limit, jobId }] = splitOptions(options);
     const chunks: Uint8Array[] = [];
     let received = 0;
     const next = (): ["ReadArtifact", ReadArtifactRequest] => {
       const rest = limit === undefined ? undefined : limit - received;
-      return ["ReadArtifact", { path, offset: offset + received, limit: rest }];
+      return ["ReadArtifact", { path, offset: offset + received, limit: rest, jobId }];
     };
     for await (const { data } of this.caller.stream(next, call)) {
       chunks.push(data);

@@ -61,10 +61,9 @@ impl NatsClaim {
     }
 
     async fn finish_job(&self, end: JobEnd, stop: &CancellationToken) -> FinishOutcome {
-        let JobEnd { job, stopped_by_shutdown } = end;
-        let is_lost = job.state() == JobState::Lost;
+        let is_lost = end.job.state() == JobState::Lost;
         let max_deliver = self.claims.max_deliver;
-        if (is_lost || stopped_by_shutdown) && may_run_again(&self.record, max_deliver) {
+        if (is_lost || end.stopped_by_shutdown) && may_run_again(&self.record, max_deliver) {
             return self.requeue(self.record.attempts, Duration::ZERO, stop).await;
         }
 
@@ -74,7 +73,11 @@ impl NatsClaim {
                 return FinishOutcome::Unknown;
             }
         }
-        self.end(ended(&self.work.id, &self.record, job), AckKind::Ack, stop).await
+        let mut record = ended(&self.work.id, &self.record, end.job.clone());
+        if !self.claims.store_artifacts(&self.work.id, &end, &mut record, stop).await {
+            return FinishOutcome::Unknown;
+        }
+        self.end(record, AckKind::Ack, stop).await
     }
 
     /// Stores the end of the job, and settles its message.

@@ -7,6 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     acknowledgement::acknowledge,
+    artifact_objects::ArtifactObjects,
     jobs::JobPublisher,
     liveness::{Heartbeats, Liveness},
     message::{InvalidMessage, JobMessage},
@@ -40,6 +41,7 @@ const UNAVAILABLE_DELAY: Duration = Duration::from_secs(1);
 pub(super) struct JobClaims {
     pub(super) records: FleetRecords,
     pub(super) results: FleetResults,
+    pub(super) artifacts: ArtifactObjects,
     pub(super) publisher: JobPublisher,
     pub(super) heartbeats: Heartbeats,
     pub(super) in_flight: Arc<InFlightClaims>,
@@ -148,6 +150,7 @@ impl JobClaims {
             principal,
             session: parsed.session.clone().unwrap_or_default(),
             retry_if_lost: request.retry_if_lost,
+            store_artifacts: request.store_artifacts,
             submit_time: message.info().ok().map(|info| published_at(&info)),
             request_sha256: Sha256::digest(&parsed.body).to_vec().into(),
             priority: request.priority.unwrap_or_default(),

@@ -6,7 +6,7 @@
 //! | stream `JIG_JOBS` | jobs, until they have ended |
 //! | stream `JIG_JOBS_dead` | jobs that no daemon runs |
 //! | bucket `JIG_JOBS_records` | the state of each job, and its result |
-//! | object store `JIG_JOBS_results` | results that are too large for a record |
+//! | object store `JIG_JOBS_results` | artifacts, and results that are too large for a record |
 //! | bucket `JIG_JOBS_daemons` | heartbeats |
 //!
 //! A message may be delivered twice, and to two daemons. The record of its job decides: each change
@@ -14,6 +14,9 @@
 //! is stored.
 
 mod acknowledgement;
+mod artifact_objects;
+mod artifact_reader;
+mod artifact_upload;
 mod authentication;
 mod bucket;
 mod claimed_job;
@@ -27,6 +30,7 @@ mod liveness;
 mod message;
 mod names;
 mod nats_jobs;
+mod object_digest;
 mod objects;
 mod queue;
 mod records;

@@ -30,7 +30,9 @@ use crate::{
             record_job::{cancelled_in_queue, to_fleet_job},
             work_source::{SourceUnavailable, fleet_job_id},
         },
-        pipeline::fleet_jobs::{FleetJob, FleetJobEvents, FleetJobs, FleetSubmission},
+        pipeline::fleet_jobs::{
+            FleetArtifactReader, FleetJob, FleetJobEvents, FleetJobs, FleetSubmission,
+        },
         task::{self, BoxFuture},
     },
 };
@@ -232,6 +234,16 @@ impl FleetJobs for NatsJobs {
         Box::pin(load_result(&self.0, found))
     }
 
+    fn open_artifact<'a>(
+        &'a self,
+        object: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Box<dyn FleetArtifactReader>>, Error>> {
+        Box::pin(async move {
+            let reader = self.0.artifacts().await?.open(object).await?;
+            Ok(reader.map(|reader| Box::new(reader) as Box<dyn FleetArtifactReader>))
+        })
+    }
+
     fn watch<'a>(
         &'a self,
         id: &'a str,
@@ -251,6 +263,7 @@ fn record_of(request: SubmitJobRequest) -> FleetJobRecord {
         dialect: request.dialect,
         priority: request.priority.unwrap_or_default(),
         retry_if_lost: request.retry_if_lost,
+        store_artifacts: request.store_artifacts,
         ..FleetJobRecord::default()
     }
 }

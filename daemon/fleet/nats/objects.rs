@@ -35,6 +35,8 @@ pub(super) struct NatsObjects {
     pub(super) records: kv::Store,
     pub(super) daemons: kv::Store,
     pub(super) results: ObjectStore,
+    /// The stream of `results`.
+    pub(super) results_stream: Stream,
 }
 
 impl fmt::Debug for NatsObjects {
@@ -54,11 +56,14 @@ impl NatsObjects {
         let (name, retention) = (&nats.stream, config.result_retention);
         let stream = opener.open_stream(job_stream(name, config)).await?;
         opener.open_stream(dead_letters(name, config)).await?;
+        let (results, results_stream) =
+            opener.open_results(results_bucket(name), retention).await?;
         Ok(Self {
             stream,
             records: opener.open_bucket(records_bucket(name), retention).await?,
             daemons: opener.open_bucket(daemons_bucket(name), config.lost_after).await?,
-            results: opener.open_results(results_bucket(name), retention).await?,
+            results,
+            results_stream,
         })
     }
 
@@ -193,18 +198,26 @@ impl ObjectOpener<'_> {
         &self,
         bucket: String,
         max_age: Duration,
-    ) -> Result<ObjectStore, SourceUnavailable> {
-        if let Ok(store) = self.jetstream.get_object_store(&bucket).await {
-            return Ok(store);
-        }
-        let config = object_store::Config {
-            bucket,
-            max_age,
-            storage: StorageType::File,
-            num_replicas: self.new_replicas(),
-            ..object_store::Config::default()
+    ) -> Result<(ObjectStore, Stream), SourceUnavailable> {
+        let store = match self.jetstream.get_object_store(&bucket).await {
+            Ok(store) => store,
+            Err(_) => {
+                let config = object_store::Config {
+                    bucket: bucket.clone(),
+                    max_age,
+                    storage: StorageType::File,
+                    num_replicas: self.new_replicas(),
+                    ..object_store::Config::default()
+                };
+                self.jetstream.create_object_store(config).await.map_err(SourceUnavailable::new)?
+            }
         };
-        self.jetstream.create_object_store(config).await.map_err(SourceUnavailable::new)
+
+        // What a daemon could not remove goes with its age.
+        let stream = self.jetstream.get_stream(format!("OBJ_{bucket}")).await;
+        let stream = stream.map_err(SourceUnavailable::new)?;
+        require_same(&bucket, "max_age", &stream.cached_info().config.max_age, &max_age)?;
+        Ok((store, stream))
     }
 
     /// Without the setting, each number of replicas is as good.

@@ -14,6 +14,7 @@ use tokio::sync::{OnceCell, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    artifact_objects::ArtifactObjects,
     claims::JobClaims,
     connection::{NatsConnection, NatsSetupError},
     jobs::JobPublisher,
@@ -25,12 +26,15 @@ use super::{
     signature::SigningKey,
 };
 use crate::{
-    api::v1::{FleetDaemonRecord, Job},
+    api::v1::FleetDaemonRecord,
     daemon::{
         config::fleet::{FleetConfig, FleetQueueConfig, NatsConfig},
         fleet::{
-            backoff::Backoff, identity::FleetIdentity, in_flight::InFlightClaims,
-            job_log::FleetJobLog, work_source::SourceUnavailable,
+            backoff::Backoff,
+            identity::FleetIdentity,
+            in_flight::InFlightClaims,
+            job_log::FleetJobLog,
+            work_source::{JobEnd, SourceUnavailable},
         },
     },
 };
@@ -127,6 +131,17 @@ impl NatsSession {
         Ok(FleetResults::new(objects.results.clone(), self.connection.client().max_payload()))
     }
 
+    /// The artifacts of ended jobs.
+    pub(crate) async fn artifacts(&self) -> Result<ArtifactObjects, SourceUnavailable> {
+        let objects = self.objects().await?;
+        Ok(ArtifactObjects::new(
+            self.connection.jetstream().clone(),
+            objects.results.clone(),
+            objects.results_stream.clone(),
+            &self.nats.stream,
+        ))
+    }
+
     pub(super) async fn heartbeats(&self) -> Result<Heartbeats, SourceUnavailable> {
         Ok(Heartbeats {
             bucket: self.objects().await?.daemons.clone(),
@@ -146,6 +161,7 @@ impl NatsSession {
         let claims = Arc::new(JobClaims {
             records: self.records().await?,
             results: self.results().await?,
+            artifacts: self.artifacts().await?,
             publisher: self.publisher.clone(),
             heartbeats: self.heartbeats().await?,
             in_flight: Arc::clone(&self.in_flight),
@@ -170,7 +186,7 @@ impl NatsSession {
         &self,
         id: &str,
         claim: &str,
-        job: &Job,
+        end: &JobEnd,
         stop: &CancellationToken,
     ) -> bool {
         let mut backoff = Backoff::default();
@@ -183,7 +199,7 @@ impl NatsSession {
                 return false;
             }
         };
-        claims.settle(id, claim, job, stop).await
+        claims.settle(id, claim, end, stop).await
     }
 
     /// Opens the consumers of a queue. Creates streams and buckets again, if the server has lost them.

@@ -5,13 +5,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{claims::JobClaims, records::RecordError};
 use crate::{
-    api::v1::{FleetJobRecord, FleetJobState, Job, JobState},
+    api::v1::{FleetJobRecord, FleetJobState, JobState},
     daemon::fleet::{
         backoff::Backoff,
         counts::FleetJobEvent,
         job_log::FleetJobFacts,
         transition::{ended, is_claim_of, may_run_again, requeued},
-        work_source::SourceUnavailable,
+        work_source::{JobEnd, SourceUnavailable},
     },
 };
 
@@ -27,12 +27,12 @@ impl JobClaims {
         &self,
         id: &str,
         claim: &str,
-        job: &Job,
+        end: &JobEnd,
         stop: &CancellationToken,
     ) -> bool {
         let mut backoff = Backoff::default();
         loop {
-            match self.try_settle(id, claim, job).await {
+            match self.try_settle(id, claim, end, stop).await {
                 Ok(is_settled) => return is_settled,
                 // Another part of this daemon, or another daemon, has changed the record.
                 Err(RecordError::Conflict) => continue,
@@ -46,7 +46,14 @@ impl JobClaims {
         }
     }
 
-    async fn try_settle(&self, id: &str, claim: &str, job: &Job) -> Result<bool, RecordError> {
+    async fn try_settle(
+        &self,
+        id: &str,
+        claim: &str,
+        end: &JobEnd,
+        stop: &CancellationToken,
+    ) -> Result<bool, RecordError> {
+        let job = &end.job;
         let Some((own, revision)) = self.own_claim(id, claim).await? else {
             return Ok(true);
         };
@@ -59,6 +66,9 @@ impl JobClaims {
             requeued(&own, own.attempts)
         } else {
             let mut record = ended(id, &own, job.clone());
+            if !self.store_artifacts(id, end, &mut record, stop).await {
+                return Ok(false);
+            }
             self.results.detach_large(id, &mut record).await?;
             record
         };

@@ -68,7 +68,7 @@ impl PostgresClaim {
     }
 
     async fn finish_job(&self, end: JobEnd, stop: &CancellationToken) -> FinishOutcome {
-        let JobEnd { job, stopped_by_shutdown } = end;
+        let JobEnd { job, stopped_by_shutdown, .. } = end;
         let is_lost = job.state() == JobState::Lost;
         if (is_lost || stopped_by_shutdown) && may_run_again(&self.record, self.session.max_deliver)
         {

@@ -91,6 +91,7 @@ impl JobRow {
         let request = decode_request(self.request.clone(), &queue.name)?;
         let session = Some(record.session.clone()).filter(|session| !session.is_empty());
         check_session(session.as_deref())?;
+        require_no_artifacts(&request)?;
         let Some(key) = &queue.key else {
             let text = "the daemon does not know whose rights jobs of this queue have: the operator can set `key` in [[fleet.queues]]";
             return Err(Error::new(Reason::Unauthenticated, text));
@@ -109,6 +110,15 @@ impl JobRow {
             request: to_local_request(request, &queue.name),
         })
     }
+}
+
+/// Rejects a job that is to store its artifacts: the table has no place for them.
+pub(super) fn require_no_artifacts(request: &SubmitJobRequest) -> Result<(), Error> {
+    if !request.store_artifacts {
+        return Ok(());
+    }
+    let text = "must not be set: a fleet on PostgreSQL stores no artifacts";
+    Err(Error::invalid_field("store_artifacts", text))
 }
 
 /// Name of the principal of a key.

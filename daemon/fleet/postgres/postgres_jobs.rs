@@ -9,7 +9,7 @@ use std::{
 use prost::Message as _;
 
 use super::{
-    job_row::{JobRow, principal_of_key},
+    job_row::{JobRow, principal_of_key, require_no_artifacts},
     queue::wait_for_notification,
     session::{PostgresSession, outcome},
 };
@@ -22,7 +22,9 @@ use crate::{
             record_job::{cancelled_in_queue, to_fleet_job},
             work_source::{SourceUnavailable, fleet_job_id},
         },
-        pipeline::fleet_jobs::{FleetJob, FleetJobEvents, FleetJobs, FleetSubmission},
+        pipeline::fleet_jobs::{
+            FleetArtifactReader, FleetJob, FleetJobEvents, FleetJobs, FleetSubmission,
+        },
         task::{self, BoxFuture},
     },
 };
@@ -65,6 +67,7 @@ impl PostgresJobs {
     }
 
     async fn submit_job(&self, submission: FleetSubmission) -> Result<FleetJob, Error> {
+        require_no_artifacts(&submission.request)?;
         self.require_key_of_queue(&submission.queue, &submission.principal)?;
         let FleetSubmission { queue, workspace, request_id, session, traceparent, request, .. } =
             submission;
@@ -214,6 +217,14 @@ impl FleetJobs for PostgresJobs {
 
     fn load_result(&self, found: FleetJob) -> BoxFuture<'_, Result<Job, Error>> {
         Box::pin(async move { Ok(found.job) })
+    }
+
+    /// The table has no artifacts.
+    fn open_artifact<'a>(
+        &'a self,
+        _object: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Box<dyn FleetArtifactReader>>, Error>> {
+        Box::pin(std::future::ready(Ok(None)))
     }
 
     fn watch<'a>(

@@ -74,6 +74,11 @@ impl Submission {
             let text = "must not be set without `fleet`: a job of one daemon never runs twice";
             return Err(Error::invalid_field("retry_if_lost", text));
         }
+        if request.store_artifacts {
+            let text =
+                "must not be set without `fleet`: the daemon that runs a job has its artifacts";
+            return Err(Error::invalid_field("store_artifacts", text));
+        }
         pipeline.validate_job_request(context, request).map(Self::Local)
     }
 }

@@ -50,6 +50,13 @@ impl StepId {
         [StreamName::Stdout, StreamName::Stderr].map(|stream| Self(number).artifact_path(stream))
     }
 
+    /// Returns the paths of all artifacts that a step can have.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn artifact_paths(number: u64) -> [String; 3] {
+        let [stdout, stderr] = Self::stream_paths(number);
+        [Self(number).patch_path(), stderr, stdout]
+    }
+
     pub(super) fn artifact_path(self, stream: StreamName) -> String {
         let stream = match stream {
             StreamName::Stdout => "stdout",
