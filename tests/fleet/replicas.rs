@@ -156,6 +156,6 @@ async fn jobs_continue_when_a_server_of_three_dies() {
 
     // A daemon with another setting changes nothing, and says why.
     let third = replicated.start_daemon(1, Some(&first)).await;
-    let text = "has num_replicas 3, and this daemon needs 1";
+    let text = "has num_replicas (fleet.replicas) 3, and this daemon needs 1";
     eventually_within(MAX_FLEET_TIME, text, async || third.log().contains(text)).await;
 }

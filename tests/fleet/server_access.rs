@@ -1,8 +1,8 @@
 //! Servers with TLS and users: how daemons authenticate, and what plain clients may do.
 
-use std::{fs, os::unix::fs::PermissionsExt as _};
+use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
-use async_nats::ConnectOptions;
+use async_nats::{ConnectOptions, jetstream::stream};
 use jig::api::v1::{JobState, SubmitJobRequest};
 
 use super::{
@@ -105,4 +105,37 @@ async fn daemon_connects_by_tls_with_nkey_and_private_ca() {
     })
     .await;
     assert_eq!(jobs.wait(&id.unwrap()).await.state(), JobState::Succeeded);
+}
+
+#[tokio::test]
+async fn stream_of_another_shape_is_reported_and_not_used() {
+    let fleet = TestFleet::start().await;
+    let shape = stream::Config {
+        name: "JIG_JOBS".to_owned(),
+        subjects: vec!["jig.jobs.>".to_owned()],
+        retention: stream::RetentionPolicy::WorkQueue,
+        max_age: Duration::from_secs(24 * 60 * 60),
+        discard: stream::DiscardPolicy::New,
+        ..stream::Config::default()
+    };
+    let changes: [(&str, fn(&mut stream::Config)); 4] = [
+        ("discard", |shape| shape.discard = stream::DiscardPolicy::Old),
+        ("storage", |shape| shape.storage = stream::StorageType::Memory),
+        ("fleet.result_retention", |shape| shape.max_age /= 2),
+        ("max_msg_size", |shape| shape.max_message_size = 1000),
+    ];
+    let jetstream = fleet.client.jetstream();
+    for (field, change) in changes {
+        let mut shape = shape.clone();
+        change(&mut shape);
+        jetstream.create_stream(shape).await.unwrap();
+        let member = fleet.start_observer().await;
+        eventually_within(MAX_FLEET_TIME, field, async || {
+            fleet.jobs(&member).try_submit("m-1", fleet_job("true")).await.is_err()
+                && member.daemon.log().contains(field)
+        })
+        .await;
+        drop(member);
+        jetstream.delete_stream("JIG_JOBS").await.unwrap();
+    }
 }

@@ -104,9 +104,11 @@ impl NatsObjects {
             let consumer: PullConsumer = consumer.map_err(SourceUnavailable::new)?;
 
             let found = &consumer.cached_info().config;
-            require_same(&name, "filter_subject", &found.filter_subject, &wanted.filter_subject)?;
-            require_same(&name, "ack_wait", &found.ack_wait, &wanted.ack_wait)?;
-            require_same(&name, "max_deliver", &found.max_deliver, &wanted.max_deliver)?;
+            let name = &format!("consumer {name}");
+            require_same(name, "filter_subject", &found.filter_subject, &wanted.filter_subject)?;
+            require_same(name, "ack_wait (fleet.ack_wait)", &found.ack_wait, &wanted.ack_wait)?;
+            require_same(name, "max_deliver", &found.max_deliver, &wanted.max_deliver)?;
+            require_same(name, "headers_only", &found.headers_only, &wanted.headers_only)?;
             consumers.push(consumer);
         }
         Ok(consumers)
@@ -162,8 +164,8 @@ impl ObjectOpener<'_> {
         let found = &stream.cached_info().config;
         require_same(&name, "subjects", &found.subjects, &wanted.subjects)?;
         require_same(&name, "retention", &found.retention, &wanted.retention)?;
-        require_same(&name, "max_age", &found.max_age, &wanted.max_age)?;
-        self.require_replicas(&name, found)?;
+        require_same(&name, "discard", &found.discard, &wanted.discard)?;
+        self.require_shape(&name, found, wanted.max_age)?;
         Ok(stream)
     }
 
@@ -188,9 +190,7 @@ impl ObjectOpener<'_> {
             }
         };
 
-        let found = &store.stream.cached_info().config;
-        require_same(&bucket, "max_age", &found.max_age, &max_age)?;
-        self.require_replicas(&bucket, found)?;
+        self.require_shape(&bucket, &store.stream.cached_info().config, max_age)?;
         Ok(store)
     }
 
@@ -213,21 +213,26 @@ impl ObjectOpener<'_> {
             }
         };
 
-        // What a daemon could not remove goes with its age.
         let stream = self.jetstream.get_stream(format!("OBJ_{bucket}")).await;
         let stream = stream.map_err(SourceUnavailable::new)?;
-        require_same(&bucket, "max_age", &stream.cached_info().config.max_age, &max_age)?;
+        self.require_shape(&bucket, &stream.cached_info().config, max_age)?;
         Ok((store, stream))
     }
 
-    /// Without the setting, each number of replicas is as good.
-    fn require_replicas(
+    /// Requires what all streams have. Without the setting, each number of replicas is as good.
+    fn require_shape(
         &self,
         name: &str,
         found: &stream::Config,
+        max_age: Duration,
     ) -> Result<(), SourceUnavailable> {
-        let wanted = self.replicas.unwrap_or(found.num_replicas);
-        require_same(name, "num_replicas", &found.num_replicas, &wanted)
+        let replicas = self.replicas.unwrap_or(found.num_replicas);
+        let age = "max_age (fleet.result_retention; of heartbeats fleet.lost_after)";
+        require_same(name, age, &found.max_age, &max_age)?;
+        require_same(name, "num_replicas (fleet.replicas)", &found.num_replicas, &replicas)?;
+        // Memory would lose jobs with the server, and a smaller size their results.
+        require_same(name, "storage", &found.storage, &StorageType::File)?;
+        require_same(name, "max_msg_size", &found.max_message_size, &-1)
     }
 }
 
@@ -242,6 +247,6 @@ fn require_same<T: PartialEq + fmt::Debug>(
         return Ok(());
     }
     Err(SourceUnavailable(format!(
-        "{object} on the server has {field} {found:?}, and this daemon needs {wanted:?}: give all daemons the same [fleet] settings, or another fleet.stream, or delete {object}"
+        "{object} on the server has {field} {found:?}, and this daemon needs {wanted:?}: give all daemons the same [fleet] settings, or change or delete {object} on the server"
     )))
 }
