@@ -34,7 +34,7 @@ pub(super) fn parse_postgres(
         ("ack_wait", table.ack_wait.is_some()),
     ];
     for (key, _) in for_nats.iter().filter(|(_, is_given)| *is_given) {
-        problems.push(format!("fleet.{key}: is for fleet.nats: remove it, or fleet.postgres"));
+        problems.push(format!("fleet.{key}: is not for fleet.postgres: remove one of the two"));
     }
 
     let url = table.postgres.unwrap_or_default();
