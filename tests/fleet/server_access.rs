@@ -118,16 +118,15 @@ async fn stream_of_another_shape_is_reported_and_not_used() {
         discard: stream::DiscardPolicy::New,
         ..stream::Config::default()
     };
-    let changes: [(&str, fn(&mut stream::Config)); 4] = [
-        ("discard", |shape| shape.discard = stream::DiscardPolicy::Old),
-        ("storage", |shape| shape.storage = stream::StorageType::Memory),
-        ("fleet.result_retention", |shape| shape.max_age /= 2),
-        ("max_msg_size", |shape| shape.max_message_size = 1000),
-    ];
     let jetstream = fleet.client.jetstream();
-    for (field, change) in changes {
+    for field in ["discard", "storage", "fleet.result_retention", "max_msg_size"] {
         let mut shape = shape.clone();
-        change(&mut shape);
+        match field {
+            "discard" => shape.discard = stream::DiscardPolicy::Old,
+            "storage" => shape.storage = stream::StorageType::Memory,
+            "max_msg_size" => shape.max_message_size = 1000,
+            _ => shape.max_age /= 2,
+        }
         jetstream.create_stream(shape).await.unwrap();
         let member = fleet.start_observer().await;
         eventually_within(MAX_FLEET_TIME, field, async || {
