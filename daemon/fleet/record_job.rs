@@ -17,6 +17,7 @@ pub(super) fn to_fleet_job(id: &str, record: FleetJobRecord, retention: Duration
 
 fn to_job(id: &str, record: FleetJobRecord, retention: Duration) -> Job {
     let state = match record.state() {
+        FleetJobState::Claimed if !record.approval_id.is_empty() => JobState::Queued,
         FleetJobState::Claimed => JobState::Running,
         FleetJobState::Unspecified | FleetJobState::Queued => JobState::Queued,
         FleetJobState::Ended => record
@@ -26,7 +27,7 @@ fn to_job(id: &str, record: FleetJobRecord, retention: Duration) -> Job {
     };
     let start_time = match &record.job {
         Some(ended) => ended.start_time,
-        None => record.claim_time,
+        None => record.claim_time.filter(|_| state == JobState::Running),
     };
     let ended = record.job.unwrap_or_default();
     let mut result = ended.result;
@@ -51,7 +52,7 @@ fn to_job(id: &str, record: FleetJobRecord, retention: Duration) -> Job {
         start_time,
         end_time: record.end_time,
         result,
-        approval_id: String::new(),
+        approval_id: record.approval_id,
         retention: prost_types::Duration::try_from(retention).ok(),
         fleet: true,
         daemon_id: record.daemon_id,
@@ -92,6 +93,12 @@ mod tests {
         assert_eq!(running.job.state(), JobState::Running);
         assert_eq!((running.job.job_id.as_str(), running.workspace.as_str()), ("fleet-1", "main"));
         assert_eq!((running.job.daemon_id.as_str(), running.job.fleet), ("a", true));
+
+        let waiting =
+            FleetJobRecord { approval_id: "02".to_owned(), ..record(FleetJobState::Claimed) };
+        let waiting = to_fleet_job("fleet-1", waiting, RETENTION).job;
+        assert_eq!((waiting.state(), waiting.start_time), (JobState::Queued, None));
+        assert_eq!(waiting.approval_id, "02");
 
         let local = Job {
             job_id: "01".to_owned(),

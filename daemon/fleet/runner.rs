@@ -2,7 +2,8 @@
 //! daemon, and returns its end to the source.
 
 use std::{
-    future::Future,
+    convert::Infallible,
+    future::{Future, pending},
     pin::pin,
     sync::{
         Arc,
@@ -211,6 +212,7 @@ impl FleetRunner {
             biased;
             snapshot = handle.wait_for_end() => return Ok(LocalEnd::Ended(Box::new(snapshot))),
             () = self.pipeline.shutdown.draining_token().cancelled_owned() => {}
+            never = show_approvals(claimed, &handle) => match never {},
         }
         Ok(self.drain(&handle).await)
     }
@@ -287,6 +289,29 @@ fn lost_job(work: &Work) -> Job {
         end_time: Some(SystemTime::now().into()),
         result: Some(lost_response(&request.tool, None)),
         ..Job::default()
+    }
+}
+
+/// Shows callers at other daemons which approval a job waits for.
+async fn show_approvals(claimed: &dyn ClaimedWork, handle: &JobHandle) -> Infallible {
+    let mut updates = handle.watch();
+    let mut shown = String::new();
+    loop {
+        let approval_id = {
+            let snapshot = updates.borrow_and_update();
+            let is_queued = snapshot.job.state == JobState::Queued;
+            snapshot.approval_id.clone().filter(|_| is_queued).unwrap_or_default()
+        };
+        if approval_id != shown {
+            if let Err(error) = claimed.show_approval(&approval_id).await {
+                tracing::debug!(%error, job = claimed.work().id, "cannot show an approval");
+            }
+            shown = approval_id;
+        }
+        if updates.changed().await.is_err() {
+            // The job has ended, which another branch sees.
+            pending::<()>().await;
+        }
     }
 }
 

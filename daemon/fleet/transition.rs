@@ -97,6 +97,7 @@ pub(super) fn claimed(
         start_id: claimant.start_id.to_string(),
         workspace: workspace.to_owned(),
         local_job_id: String::new(),
+        approval_id: String::new(),
         attempts: record.attempts + 1,
         claim_time: Some(SystemTime::now().into()),
         ..record.clone()
@@ -110,6 +111,7 @@ pub(super) fn requeued(record: &FleetJobRecord, attempts: u32) -> FleetJobRecord
         daemon_id: String::new(),
         start_id: String::new(),
         local_job_id: String::new(),
+        approval_id: String::new(),
         attempts,
         claim_time: None,
         ..record.clone()
@@ -129,6 +131,7 @@ pub(super) fn ended(id: &str, record: &FleetJobRecord, job: Job) -> FleetJobReco
     FleetJobRecord {
         state: FleetJobState::Ended.into(),
         end_time: Some(end_time),
+        approval_id: String::new(),
         local_job_id: if job.job_id == id { String::new() } else { job.job_id.clone() },
         job: Some(Job {
             job_id: id.to_owned(),

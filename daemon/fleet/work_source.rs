@@ -51,6 +51,12 @@ pub(crate) trait ClaimedWork: Send + Sync {
     /// Keeps the claim. A failure is no reason to stop: the next call may succeed in time.
     fn progress(&self) -> BoxFuture<'_, Result<(), SourceUnavailable>>;
 
+    /// Shows callers the approval that the job waits for. Empty: it waits for none any more.
+    fn show_approval<'a>(
+        &'a self,
+        approval_id: &'a str,
+    ) -> BoxFuture<'a, Result<(), SourceUnavailable>>;
+
     /// Stores the ended job, then acknowledges the work. Repeats both until the source answers or
     /// `stop` is cancelled.
     ///

@@ -34,6 +34,8 @@ CREATE TABLE IF NOT EXISTS jig_jobs (
     claimed_start text NOT NULL DEFAULT '',
     -- When the daemon that has claimed the job counts as dead. It renews the lease before.
     lease_until timestamptz,
+    -- Approval at the daemon that the job waits for before it begins.
+    approval_id text NOT NULL DEFAULT '',
     -- Claims that began the job.
     attempts integer NOT NULL DEFAULT 0,
     -- succeeded, failed, cancelled or lost.

@@ -9,7 +9,10 @@ use super::{
     plain_client::{JobMessage, MAX_FLEET_TIME, fleet_job_id},
 };
 use crate::{
-    jobs::command_job,
+    jobs::{
+        command_job,
+        start_blocked::{allow, wait_for_pending_approvals_with_key},
+    },
     support::{eventually_within, promptly, with_key},
 };
 
@@ -235,4 +238,35 @@ async fn command_line_submits_waits_and_watches() {
         let output = run(member, &["artifact", path, "--job", &id, "--offset", "1"]).await.unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "ello\n", "{output:?}");
     }
+}
+
+#[tokio::test]
+async fn any_daemon_shows_the_approval_that_a_job_waits_for() {
+    let mut fleet = TestFleet::start().await;
+    let admin = fleet.keys.add_key("root", "admin", &[]);
+    let observer = fleet.start_observer().await;
+    let tables = format!("{}[policy]\ndangerous = \"ask\"\n", fleet.queues);
+    fleet.set_queues(&tables);
+    let worker = fleet.start_member_beside(&observer).await;
+    let mut jobs = fleet.jobs(&observer);
+    let id = jobs.submit("m-1", fleet_job("echo run >> effects")).await.job_id;
+
+    let pending = wait_for_pending_approvals_with_key(&worker.daemon, Some(&admin), 1);
+    let approval = pending.await.remove(0);
+    let mut waiting = None;
+    eventually_within(MAX_FLEET_TIME, "the job shows its approval", async || {
+        let job = jobs.try_get(&id).await.unwrap();
+        let is_shown = !job.approval_id.is_empty();
+        waiting = Some(job);
+        is_shown
+    })
+    .await;
+    let waiting = waiting.unwrap();
+    assert_eq!((waiting.state(), waiting.start_time), (JobState::Queued, None));
+    assert_eq!(waiting.approval_id, approval.approval_id);
+
+    allow(&worker.daemon, Some(&admin), &approval).await;
+    let ended = jobs.wait(&id).await;
+    assert_eq!((ended.state(), &*ended.approval_id), (JobState::Succeeded, ""));
+    assert_eq!(worker.lines("effects"), ["run"]);
 }

@@ -9,7 +9,7 @@ mod params;
 mod queues;
 mod restart;
 mod results;
-mod start_blocked;
+pub(crate) mod start_blocked;
 mod watch;
 
 use jig::api::v1::{

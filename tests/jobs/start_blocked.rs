@@ -29,7 +29,7 @@ pub(super) async fn pending_approvals_with_key(
 }
 
 /// Waits until exactly `count` approvals are pending.
-pub(super) async fn wait_for_pending_approvals_with_key(
+pub(crate) async fn wait_for_pending_approvals_with_key(
     daemon: &Daemon,
     key: Option<&str>,
     count: usize,
@@ -43,7 +43,7 @@ pub(super) async fn wait_for_pending_approvals_with_key(
     pending
 }
 
-pub(super) async fn allow(daemon: &Daemon, key: Option<&str>, approval: &Approval) {
+pub(crate) async fn allow(daemon: &Daemon, key: Option<&str>, approval: &Approval) {
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
     let request = DecideApprovalRequest {
         approval_id: approval.approval_id.clone(),

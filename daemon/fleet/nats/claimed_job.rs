@@ -224,6 +224,23 @@ impl ClaimedWork for NatsClaim {
         })
     }
 
+    fn show_approval<'a>(
+        &'a self,
+        approval_id: &'a str,
+    ) -> BoxFuture<'a, Result<(), SourceUnavailable>> {
+        Box::pin(async move {
+            let id = &self.work.id;
+            let found = self.claims.records.get(id).await?;
+            let own = found.filter(|(found, _)| self.is_own_claim(found));
+            let Some((record, revision)) = own else { return Ok(()) };
+            let record = FleetJobRecord { approval_id: approval_id.to_owned(), ..record };
+            match self.claims.records.update(id, &record, revision).await {
+                Ok(_) | Err(RecordError::Conflict) => Ok(()),
+                Err(RecordError::Unavailable(error)) => Err(error),
+            }
+        })
+    }
+
     fn finish<'a>(
         &'a self,
         end: JobEnd,

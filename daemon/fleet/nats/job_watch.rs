@@ -46,8 +46,8 @@ pub(super) struct FleetJobWatch {
     records: RecordWatch,
     /// The current record. `None` before the first one.
     record: Option<FleetJobRecord>,
-    /// State and daemon of the last job that was sent.
-    sent: Option<(FleetJobState, String)>,
+    /// State, daemon and approval of the last job that was sent.
+    sent: Option<(FleetJobState, String, String)>,
     /// Next bytes of standard output and standard error.
     offsets: [u64; 2],
     output: OutputSource,
@@ -121,7 +121,8 @@ impl FleetJobWatch {
                 continue;
             };
             let has_ended = record.state() == FleetJobState::Ended;
-            let state = (record.state(), record.daemon_id.clone());
+            let FleetJobRecord { daemon_id, approval_id, .. } = record;
+            let state = (record.state(), daemon_id.clone(), approval_id.clone());
             if !has_ended && self.sent.as_ref() != Some(&state) {
                 let job =
                     to_fleet_job(&self.id, record.clone(), self.session.result_retention()).job;

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio_postgres::types::ToSql;
 use tokio_util::sync::CancellationToken;
 
 use super::session::{PostgresSession, to_integer};
@@ -30,9 +31,15 @@ const RENEW: &str = "
     UPDATE jig_jobs SET lease_until = now() + make_interval(secs => $4)
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
     RETURNING id";
+/// `$2` daemon, `$3` attempts, `$4` the approval.
+const SHOW_APPROVAL: &str = "
+    UPDATE jig_jobs SET approval_id = $4
+    WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
+    RETURNING id";
 /// `$2` daemon, `$3` attempts, `$4` attempts that count, `$5` seconds of the delay.
 const REQUEUE: &str = "
-    UPDATE jig_jobs SET state = 'queued', claimed_by = NULL, claimed_start = '', lease_until = NULL,
+    UPDATE jig_jobs SET state = 'queued', approval_id = '', claimed_by = NULL, claimed_start = '',
+        lease_until = NULL,
         claimed_at = NULL, attempts = $4, not_before = now() + make_interval(secs => $5)
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
     RETURNING id";
@@ -154,6 +161,19 @@ impl ClaimedWork for PostgresClaim {
 
     fn progress(&self) -> BoxFuture<'_, Result<(), SourceUnavailable>> {
         Box::pin(self.renew())
+    }
+
+    fn show_approval<'a>(
+        &'a self,
+        approval_id: &'a str,
+    ) -> BoxFuture<'a, Result<(), SourceUnavailable>> {
+        Box::pin(async move {
+            let FleetJobRecord { daemon_id, attempts, .. } = &self.record;
+            let attempts = to_integer(*attempts);
+            let parameters: [&(dyn ToSql + Sync); 4] =
+                [&self.work.id, daemon_id, &attempts, &approval_id];
+            self.session.query(SHOW_APPROVAL, &parameters).await.map(drop)
+        })
     }
 
     fn finish<'a>(

@@ -67,6 +67,7 @@ impl JobRow {
                 session: row.try_get("session")?,
                 daemon_id: row.try_get::<_, Option<_>>("claimed_by")?.unwrap_or_default(),
                 start_id: row.try_get("claimed_start")?,
+                approval_id: row.try_get("approval_id")?,
                 attempts: count("attempts")?,
                 retry_if_lost: row.try_get("retry_if_lost")? || decoded.retry_if_lost,
                 submit_time: time("submitted_at")?,

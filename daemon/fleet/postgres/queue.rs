@@ -64,7 +64,7 @@ const FIND_CLAIMED: &str = "
 /// Makes a found claim one of this daemon: `$2` daemon, `$3` attempts and `$4` start of the found one,
 /// `$5` daemon, `$6` start, `$7` seconds of the lease, `$8` whether the found one is of this daemon.
 const TAKE_CLAIMED: &str = "
-    UPDATE jig_jobs SET claimed_by = $5, claimed_start = $6,
+    UPDATE jig_jobs SET claimed_by = $5, claimed_start = $6, approval_id = '',
         lease_until = now() + make_interval(secs => $7),
         claimed_at = CASE WHEN $8 THEN claimed_at ELSE now() END,
         attempts = attempts + CASE WHEN $8 THEN 0 ELSE 1 END

@@ -33,7 +33,7 @@ const MAX_DELETED_ROWS: i64 = 10_000;
 const FIND: &str = "SELECT * FROM jig_jobs WHERE id = $1";
 /// Ends a claim. `$6`: whether only if its lease has ended.
 const END: &str = "
-    UPDATE jig_jobs SET state = 'ended', lease_until = NULL, ended_at = now(), outcome = $4,
+    UPDATE jig_jobs SET state = 'ended', approval_id = '', lease_until = NULL, ended_at = now(), outcome = $4,
         result = $5
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
         AND (NOT $6 OR lease_until < now())
