@@ -140,7 +140,7 @@ metrics! {
     JOBS_ENDED = "jig.job.ended", Counter, "{job}", [semconv::JOB_STATE],
         "jobs that ended";
     FLEET_JOBS = "jig.fleet.jobs", Counter, "{job}", [semconv::FLEET_QUEUE, semconv::FLEET_EVENT],
-        "jobs of the fleet that this daemon claimed, finished, released or rejected, or that were superseded";
+        "what happened to jobs of the fleet at this daemon. Each claim has one other event when it is settled";
     FLEET_FREE_PLACES = "jig.fleet.free_places", UpDownCounter, "{job}", [semconv::FLEET_QUEUE],
         "jobs of the fleet that this daemon would begin now";
     FLEET_NAME_TAKEN = "jig.fleet.daemon_id_taken", UpDownCounter, "{daemon}", [],
