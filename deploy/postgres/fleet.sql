@@ -51,9 +51,6 @@ CREATE TABLE IF NOT EXISTS jig_jobs (
     CHECK ((state = 'ended') = (result IS NOT NULL))
 );
 
--- For tables of earlier versions.
-ALTER TABLE jig_jobs ADD COLUMN IF NOT EXISTS claimed_start text NOT NULL DEFAULT '';
-
 CREATE INDEX IF NOT EXISTS jig_jobs_queued ON jig_jobs (queue, not_before, id) WHERE state = 'queued';
 CREATE INDEX IF NOT EXISTS jig_jobs_claimed ON jig_jobs (queue, lease_until) WHERE state = 'claimed';
 CREATE INDEX IF NOT EXISTS jig_jobs_ended ON jig_jobs (ended_at) WHERE state = 'ended';

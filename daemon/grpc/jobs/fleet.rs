@@ -106,6 +106,8 @@ fn name_request_id(mut error: Error, request_id: String) -> Error {
     if error.reason != Reason::FleetUnavailable {
         return error;
     }
+    let cause = error.cause.as_ref().map(ToString::to_string);
+    tracing::warn!(cause, request_id, "cannot publish a job of the fleet");
     error.message = format!(
         "the message server of the fleet does not answer, so the job may be in its queue: submit again with the request id {request_id:?}, and there is one job"
     )
