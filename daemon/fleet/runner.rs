@@ -177,14 +177,8 @@ impl FleetRunner {
         local_id: &mut String,
     ) -> Result<LocalEnd, Error> {
         let local = find_or_submit(&self.pipeline, claimed.work(), &self.start_id).await;
-        match &local {
-            Ok(LocalJob::Known(LiveOrEndedJob::Live(handle))) => {
-                local_id.clone_from(&handle.snapshot().job.id);
-            }
-            Ok(LocalJob::Known(LiveOrEndedJob::Ended(snapshot))) => {
-                local_id.clone_from(&snapshot.job.id);
-            }
-            Ok(LocalJob::Unknown | LocalJob::Unclear(_)) | Err(_) => {}
+        if let Ok(LocalJob::Known(known)) = &local {
+            *local_id = known.job().id;
         }
         let facts = FleetJobFacts::of_work(claimed.work());
         let facts = FleetJobFacts { local_id: local_id.clone(), ..facts };
@@ -297,11 +291,8 @@ async fn show_approvals(claimed: &dyn ClaimedWork, handle: &JobHandle) -> Infall
     let mut updates = handle.watch();
     let mut shown = String::new();
     loop {
-        let approval_id = {
-            let snapshot = updates.borrow_and_update();
-            let is_queued = snapshot.job.state == JobState::Queued;
-            snapshot.approval_id.clone().filter(|_| is_queued).unwrap_or_default()
-        };
+        let approval_id =
+            updates.borrow_and_update().pending_approval().unwrap_or_default().to_owned();
         if approval_id != shown {
             if let Err(error) = claimed.show_approval(&approval_id).await {
                 tracing::debug!(%error, job = claimed.work().id, "cannot show an approval");

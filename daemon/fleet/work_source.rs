@@ -117,6 +117,16 @@ pub(crate) enum ReleaseReason {
     Failure,
 }
 
+impl ReleaseReason {
+    /// Returns the attempts that count, with the one that is given back.
+    pub(super) fn counted_attempts(self, attempts: u32) -> u32 {
+        match self {
+            Self::NoPlace => attempts.saturating_sub(1),
+            Self::Failure => attempts,
+        }
+    }
+}
+
 /// An ended job of this daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct JobEnd {

@@ -1,7 +1,8 @@
-//! Reads keys of the buckets as they are now.
+//! Reads keys of the buckets as they are now, and changes them only if no other daemon has: each change names the
+//! revision that it replaces.
 
 use async_nats::jetstream::{
-    kv::{self, Operation},
+    kv::{self, CreateErrorKind, Operation, UpdateErrorKind},
     stream::LastRawMessageErrorKind,
 };
 use bytes::Bytes;
@@ -10,6 +11,49 @@ use crate::daemon::fleet::work_source::SourceUnavailable;
 
 /// Header of the marker of a deleted key.
 const OPERATION_HEADER: &str = "KV-Operation";
+
+/// Why a key was not changed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecordError {
+    /// It has a value already, or another revision.
+    #[error("the record of the job was changed by another daemon")]
+    Conflict,
+    /// Unknown: the change may have been stored.
+    #[error(transparent)]
+    Unavailable(#[from] SourceUnavailable),
+}
+
+/// Stores the first value of a key. Returns its revision.
+pub(super) async fn create_key(
+    bucket: &kv::Store,
+    key: &str,
+    value: Vec<u8>,
+) -> Result<u64, RecordError> {
+    let created = bucket.create(key, value.into()).await;
+    created.map_err(|error| match error.kind() {
+        CreateErrorKind::AlreadyExists => RecordError::Conflict,
+        CreateErrorKind::InvalidKey
+        | CreateErrorKind::Publish
+        | CreateErrorKind::Ack
+        | CreateErrorKind::Other => SourceUnavailable::new(error).into(),
+    })
+}
+
+/// Replaces the value of this revision. Returns the new revision.
+pub(super) async fn replace_key(
+    bucket: &kv::Store,
+    key: &str,
+    value: Vec<u8>,
+    revision: u64,
+) -> Result<u64, RecordError> {
+    let replaced = bucket.update(key, value.into(), revision).await;
+    replaced.map_err(|error| match error.kind() {
+        UpdateErrorKind::WrongLastRevision => RecordError::Conflict,
+        UpdateErrorKind::InvalidKey | UpdateErrorKind::TimedOut | UpdateErrorKind::Other => {
+            SourceUnavailable::new(error).into()
+        }
+    })
+}
 
 /// Reads the value of a key, and its revision. `None` if it has none, or was deleted.
 pub(super) async fn read_key(

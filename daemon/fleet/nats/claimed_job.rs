@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     acknowledgement::acknowledge,
+    bucket::RecordError,
     claims::{JobClaims, WonClaim},
-    records::RecordError,
 };
 use crate::{
     api::v1::{FleetJobRecord, FleetJobState, JobState},
@@ -255,10 +255,7 @@ impl ClaimedWork for NatsClaim {
         delay: Duration,
         stop: &'a CancellationToken,
     ) -> BoxFuture<'a, FinishOutcome> {
-        let attempts = match reason {
-            ReleaseReason::NoPlace => self.record.attempts.saturating_sub(1),
-            ReleaseReason::Failure => self.record.attempts,
-        };
+        let attempts = reason.counted_attempts(self.record.attempts);
         Box::pin(self.requeue(attempts, delay, stop))
     }
 

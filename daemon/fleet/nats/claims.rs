@@ -8,11 +8,12 @@ use sha2::{Digest as _, Sha256};
 use super::{
     acknowledgement::acknowledge,
     artifact_objects::ArtifactObjects,
+    bucket::RecordError,
     jobs::JobPublisher,
     liveness::{Heartbeats, Liveness},
     message::{InvalidMessage, JobMessage},
     names::{SIGNATURE_HEADER, single_header},
-    records::{FleetRecords, RecordError},
+    records::FleetRecords,
     results::FleetResults,
 };
 use crate::{
@@ -30,6 +31,7 @@ use crate::{
             transition::{ClaimDecision, Claimant, claim_id, claimed, decide, may_run_again},
             work_source::{SourceUnavailable, Work, fleet_job_id},
         },
+        pipeline::access::principal::key_principal_name,
     },
 };
 
@@ -133,7 +135,7 @@ impl JobClaims {
         let request = decode_request(parsed.body.clone(), &queue.name).map_err(invalid)?;
         check_session(parsed.session.as_deref()).map_err(invalid)?;
         let principal = parsed.signed_principal.clone();
-        let principal = principal.or_else(|| queue.key.as_ref().map(|key| format!("key:{key}")));
+        let principal = principal.or_else(|| queue.key.as_deref().map(key_principal_name));
         let Some(principal) = principal else {
             let text = "the queue accepts only jobs with a signature: sign it, or the operator can set `key` in [[fleet.queues]]";
             return Err(invalid(Error::new(Reason::Unauthenticated, text)));

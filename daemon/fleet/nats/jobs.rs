@@ -74,18 +74,21 @@ impl JobPublisher {
         }))
     }
 
-    /// Publishes a job, and waits until the stream has stored it.
+    /// Publishes a job with its signature, and waits until the stream has stored it.
     ///
     /// The stream drops a message as a duplicate of one with the same `Nats-Msg-Id`, also if that one
     /// is of another queue, of another program, or gone. So this one is published again, with another
     /// id, unless the stream has it. A job that is published twice runs once: its record decides.
-    pub(crate) async fn publish(&self, job: &OutgoingJob<'_>) -> Result<(), PublishJobError> {
+    pub(crate) async fn publish(
+        &self,
+        job: &OutgoingJob<'_>,
+        signature: &str,
+    ) -> Result<(), PublishJobError> {
         let subject = job_subject(job.queue, Some(job.workspace));
-        let signature = self.sign(job)?;
         let mut headers = HeaderMap::new();
         headers.insert(REQUEST_ID_HEADER, job.request_id);
         headers.insert(PRINCIPAL_HEADER, job.principal);
-        headers.insert(SIGNATURE_HEADER, signature.as_str());
+        headers.insert(SIGNATURE_HEADER, signature);
         if !job.session.is_empty() {
             headers.insert(SESSION_HEADER, job.session);
         }
@@ -101,7 +104,7 @@ impl JobPublisher {
             headers.insert(MESSAGE_ID_HEADER, message_id);
             let body = job.body.clone();
             let stored = self.publish_message(subject.clone(), headers.clone(), body).await?;
-            if !stored.duplicate || self.has_message(&stored, &subject, &signature).await {
+            if !stored.duplicate || self.has_message(&stored, &subject, signature).await {
                 break;
             }
         }

@@ -9,10 +9,13 @@ use std::{
     time::Duration,
 };
 
-use async_nats::jetstream::kv::{self, CreateErrorKind, UpdateErrorKind};
+use async_nats::jetstream::kv;
 use prost::Message as _;
 
-use super::{bucket::read_key, connection::NatsConnection, records::RecordError};
+use super::{
+    bucket::{RecordError, create_key, read_key, replace_key},
+    connection::NatsConnection,
+};
 use crate::{
     api::v1::FleetDaemonRecord,
     daemon::fleet::{identity::FleetIdentity, work_source::SourceUnavailable},
@@ -74,7 +77,7 @@ impl Heartbeats {
         let name = &*self.identity.daemon_id;
         let encoded = record.encode_to_vec();
         if let OwnHeartbeat::Beating(revision) = own {
-            match self.replace(encoded.clone(), *revision).await {
+            match replace_key(&self.bucket, name, encoded.clone(), *revision).await {
                 Ok(revision) => return Ok(OwnHeartbeat::Beating(revision)),
                 Err(RecordError::Unavailable(error)) => return Err(error),
                 // It was too old, or an acknowledgement was lost, or another daemon has the name.
@@ -87,8 +90,10 @@ impl Heartbeats {
             let found =
                 found.as_ref().map(|(found, revision)| (found.start_id.as_str(), *revision));
             let written = match decide_beat(found, &self.identity.start_id, own) {
-                BeatDecision::Create => self.create(encoded.clone()).await,
-                BeatDecision::Replace(revision) => self.replace(encoded.clone(), revision).await,
+                BeatDecision::Create => create_key(&self.bucket, name, encoded.clone()).await,
+                BeatDecision::Replace(revision) => {
+                    replace_key(&self.bucket, name, encoded.clone(), revision).await
+                }
                 BeatDecision::Yield => {
                     let start_id = found.map(|(start_id, _)| start_id.to_owned());
                     return Ok(OwnHeartbeat::Taken { start_id: start_id.unwrap_or_default() });
@@ -138,27 +143,6 @@ impl Heartbeats {
         Ok(found.map(|(record, revision)| {
             (FleetDaemonRecord::decode(record).unwrap_or_default(), revision)
         }))
-    }
-
-    async fn create(&self, encoded: Vec<u8>) -> Result<u64, RecordError> {
-        let created = self.bucket.create(&*self.identity.daemon_id, encoded.into()).await;
-        created.map_err(|error| match error.kind() {
-            CreateErrorKind::AlreadyExists => RecordError::Conflict,
-            CreateErrorKind::InvalidKey
-            | CreateErrorKind::Publish
-            | CreateErrorKind::Ack
-            | CreateErrorKind::Other => SourceUnavailable::new(error).into(),
-        })
-    }
-
-    async fn replace(&self, encoded: Vec<u8>, revision: u64) -> Result<u64, RecordError> {
-        let updated = self.bucket.update(&*self.identity.daemon_id, encoded.into(), revision).await;
-        updated.map_err(|error| match error.kind() {
-            UpdateErrorKind::WrongLastRevision => RecordError::Conflict,
-            UpdateErrorKind::InvalidKey | UpdateErrorKind::TimedOut | UpdateErrorKind::Other => {
-                SourceUnavailable::new(error).into()
-            }
-        })
     }
 }
 

@@ -12,10 +12,10 @@ use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
 use super::{
+    bucket::RecordError,
     job_watch::FleetJobWatch,
     jobs::{OutgoingJob, PublishJobError},
     names::cancel_subject,
-    records::RecordError,
     session::NatsSession,
     stored_result::load_result,
 };
@@ -89,7 +89,7 @@ impl NatsJobs {
             request_id: request_id.clone(),
             principal: principal.clone(),
             session: session.clone(),
-            signature,
+            signature: signature.clone(),
             ..record_of(submission.request.clone())
         };
         let records = self.0.records().await?;
@@ -109,7 +109,7 @@ impl NatsJobs {
         // Also for a record of an earlier submission: its message may not have been stored. The
         // stream drops a second one, and daemons run one job for both.
         if record.state() == FleetJobState::Queued {
-            publisher.publish(&job).await?;
+            publisher.publish(&job, &signature).await?;
         }
         Ok(self.to_job(&id, record))
     }

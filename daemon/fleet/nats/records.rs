@@ -6,12 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use async_nats::jetstream::kv::{self, CreateErrorKind, Operation, UpdateErrorKind};
+use async_nats::jetstream::kv::{self, Operation};
 use prost::Message as _;
 use tokio::time::timeout_at;
 use tokio_stream::StreamExt as _;
 
-use super::bucket::read_key;
+use super::bucket::{RecordError, create_key, read_key, replace_key};
 use crate::{api::v1::FleetJobRecord, daemon::fleet::work_source::SourceUnavailable};
 
 /// How often a watch looks whether its record is there still, if the bucket stores records for
@@ -22,17 +22,6 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 pub(crate) struct FleetRecords {
     bucket: kv::Store,
-}
-
-/// Why a record was not changed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RecordError {
-    /// There is a record already, or it has another revision.
-    #[error("the record of the job was changed by another daemon")]
-    Conflict,
-    /// Unknown: the change may have been stored.
-    #[error(transparent)]
-    Unavailable(#[from] SourceUnavailable),
 }
 
 impl FleetRecords {
@@ -55,14 +44,7 @@ impl FleetRecords {
         id: &str,
         record: &FleetJobRecord,
     ) -> Result<u64, RecordError> {
-        let created = self.bucket.create(id, record.encode_to_vec().into()).await;
-        created.map_err(|error| match error.kind() {
-            CreateErrorKind::AlreadyExists => RecordError::Conflict,
-            CreateErrorKind::InvalidKey
-            | CreateErrorKind::Publish
-            | CreateErrorKind::Ack
-            | CreateErrorKind::Other => SourceUnavailable::new(error).into(),
-        })
+        create_key(&self.bucket, id, record.encode_to_vec()).await
     }
 
     /// Replaces the record of this revision. Returns the new revision.
@@ -72,13 +54,7 @@ impl FleetRecords {
         record: &FleetJobRecord,
         revision: u64,
     ) -> Result<u64, RecordError> {
-        let updated = self.bucket.update(id, record.encode_to_vec().into(), revision).await;
-        updated.map_err(|error| match error.kind() {
-            UpdateErrorKind::WrongLastRevision => RecordError::Conflict,
-            UpdateErrorKind::InvalidKey | UpdateErrorKind::TimedOut | UpdateErrorKind::Other => {
-                SourceUnavailable::new(error).into()
-            }
-        })
+        replace_key(&self.bucket, id, record.encode_to_vec(), revision).await
     }
 
     /// Watches a record: first the current one, if there is one, then each change.

@@ -3,7 +3,7 @@
 
 use tokio_util::sync::CancellationToken;
 
-use super::{claims::JobClaims, records::RecordError};
+use super::{bucket::RecordError, claims::JobClaims};
 use crate::{
     api::v1::{FleetJobRecord, FleetJobState, JobState},
     daemon::fleet::{

@@ -190,10 +190,7 @@ impl ClaimedWork for PostgresClaim {
         delay: Duration,
         stop: &'a CancellationToken,
     ) -> BoxFuture<'a, FinishOutcome> {
-        let counted = match reason {
-            ReleaseReason::NoPlace => self.record.attempts.saturating_sub(1),
-            ReleaseReason::Failure => self.record.attempts,
-        };
+        let counted = reason.counted_attempts(self.record.attempts);
         Box::pin(self.requeue(counted, delay, stop))
     }
 

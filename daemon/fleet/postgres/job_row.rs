@@ -16,6 +16,7 @@ use crate::{
             transition::claim_id,
             work_source::{SourceUnavailable, Work},
         },
+        pipeline::access::principal::key_principal_name,
     },
 };
 
@@ -102,7 +103,7 @@ impl JobRow {
             id: self.id.clone(),
             queue: queue.name.clone(),
             workspace: record.workspace.clone(),
-            principal: principal_of_key(key),
+            principal: key_principal_name(key),
             session,
             traceparent: Some(self.traceparent.clone()).filter(|parent| !parent.is_empty()),
             claim_id: claim_id(record),
@@ -120,9 +121,4 @@ pub(super) fn require_no_artifacts(request: &SubmitJobRequest) -> Result<(), Err
     }
     let text = "must not be set: a fleet on PostgreSQL stores no artifacts";
     Err(Error::invalid_field("store_artifacts", text))
-}
-
-/// Name of the principal of a key.
-pub(super) fn principal_of_key(key: &str) -> String {
-    format!("key:{key}")
 }

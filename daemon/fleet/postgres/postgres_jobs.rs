@@ -9,7 +9,7 @@ use std::{
 use prost::Message as _;
 
 use super::{
-    job_row::{JobRow, principal_of_key, require_no_artifacts},
+    job_row::{JobRow, require_no_artifacts},
     queue::wait_for_notification,
     session::{PostgresSession, outcome},
 };
@@ -22,8 +22,11 @@ use crate::{
             record_job::{cancelled_in_queue, to_fleet_job},
             work_source::{SourceUnavailable, fleet_job_id},
         },
-        pipeline::fleet_jobs::{
-            FleetArtifactReader, FleetJob, FleetJobEvents, FleetJobs, FleetSubmission,
+        pipeline::{
+            access::principal::key_principal_name,
+            fleet_jobs::{
+                FleetArtifactReader, FleetJob, FleetJobEvents, FleetJobs, FleetSubmission,
+            },
         },
         task::{self, BoxFuture},
     },
@@ -105,7 +108,7 @@ impl PostgresJobs {
             let text = "must be a queue of this daemon, which knows the key of its jobs: submit to a daemon with this queue, or insert a row into jig_jobs";
             return Err(Error::invalid_field("queue", text));
         };
-        if known.key.as_deref().is_some_and(|key| principal_of_key(key) == principal) {
+        if known.key.as_deref().is_some_and(|key| key_principal_name(key) == principal) {
             return Ok(());
         }
         let text = format!(

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     claimed_row::PostgresClaim,
     connection::PostgresConnection,
-    job_row::{JobRow, principal_of_key},
+    job_row::JobRow,
     session::{PostgresSession, to_integer},
 };
 use crate::{
@@ -28,6 +28,7 @@ use crate::{
             transition::may_run_again,
             work_source::{ClaimedWork, SourceUnavailable, WorkSource},
         },
+        pipeline::access::principal::key_principal_name,
         task::BoxFuture,
     },
 };
@@ -292,7 +293,7 @@ impl PostgresQueue {
 
     /// Adds the principal of the queue.
     fn with_principal(&self, record: FleetJobRecord) -> FleetJobRecord {
-        let principal = self.queue.key.as_deref().map(principal_of_key).unwrap_or_default();
+        let principal = self.queue.key.as_deref().map(key_principal_name).unwrap_or_default();
         FleetJobRecord { principal, ..record }
     }
 

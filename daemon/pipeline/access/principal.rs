@@ -40,11 +40,16 @@ pub(crate) struct Principal {
     bucket: Option<Arc<Mutex<TokenBucket>>>,
 }
 
+/// Name of the principal of a key.
+pub(crate) fn key_principal_name(key: &str) -> String {
+    format!("key:{key}")
+}
+
 impl Principal {
     pub(super) fn from_key(key: &ApiKey) -> Self {
         let full = |rate| Arc::new(Mutex::new(TokenBucket::new(rate, Instant::now())));
         Self {
-            name: format!("key:{}", key.name).into(),
+            name: key_principal_name(&key.name).into(),
             role: key.role,
             workspaces: key.workspaces.clone(),
             create_workspaces: key.create_workspaces,

@@ -27,6 +27,13 @@ pub(crate) struct JobSnapshot {
     pub(crate) approval_id: Option<String>,
 }
 
+impl JobSnapshot {
+    /// The approval that the job waits for.
+    pub(crate) fn pending_approval(&self) -> Option<&str> {
+        self.approval_id.as_deref().filter(|_| self.job.state == JobState::Queued)
+    }
+}
+
 impl JobHandle {
     pub(super) fn new(job: Job) -> Arc<Self> {
         Arc::new(Self {

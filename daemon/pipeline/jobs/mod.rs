@@ -106,7 +106,7 @@ pub(crate) enum LiveOrEndedJob {
 }
 
 impl LiveOrEndedJob {
-    pub(super) fn job(&self) -> Job {
+    pub(crate) fn job(&self) -> Job {
         match self {
             Self::Live(handle) => handle.snapshot().job,
             Self::Ended(snapshot) => snapshot.job.clone(),

@@ -16,8 +16,7 @@ pub(crate) fn wire_job(snapshot: JobSnapshot, jobs: &JobRegistry) -> Result<v1::
 
 /// Converts a job without its result, with the approval that it waits for.
 pub(crate) fn wire_live_job(snapshot: &JobSnapshot, jobs: &JobRegistry) -> v1::Job {
-    let is_queued = snapshot.job.state == JobState::Queued;
-    let approval_id = snapshot.approval_id.clone().filter(|_| is_queued).unwrap_or_default();
+    let approval_id = snapshot.pending_approval().unwrap_or_default().to_owned();
     v1::Job { approval_id, ..wire_job_summary(&snapshot.job, jobs) }
 }
 
