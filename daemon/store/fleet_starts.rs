@@ -1,5 +1,5 @@
 //! The starts of the daemon whose fleet jobs are all in this database. A job of such a start that is
-//! not there has never begun: its row is committed before it begins.
+//! not there, or is queued there, has never begun: its row is committed before it begins.
 //!
 //! The database may lose the last rows when the machine fails (synchronous=NORMAL), a copy of the file
 //! lacks those that were added later, and retention removes old ones. So a start does not count any
@@ -50,6 +50,13 @@ pub(super) fn list(connection: &Connection, current: &str) -> rusqlite::Result<V
     let starts: Vec<String> = stored.split(' ').skip(1).map(str::to_owned).collect();
     let counts = starts.iter().any(|start| start == current);
     Ok(if counts { starts } else { Vec::new() })
+}
+
+/// Whether the database has all that the last start of the daemon wrote. `false` if no start is stored.
+pub(super) fn has_all_writes(connection: &Connection) -> rusqlite::Result<bool> {
+    let stored = read(connection)?;
+    let place = connection.path().and_then(|path| read_place(Path::new(path)).ok());
+    Ok(place.is_some_and(|place| stored.split(' ').next() == Some(&*place)))
 }
 
 /// Removes all starts: a job may have been lost.

@@ -115,7 +115,8 @@ struct ScannedJobs {
 
 impl JobTable {
     /// Creates the table's interface; `limits` apply to ended jobs. Jobs that were running when the
-    /// previous daemon died are lost. Returns the queued jobs in the order of their submission.
+    /// previous daemon died are lost, and so are queued ones of the fleet whose rows may be older than
+    /// their begin. Returns the queued jobs in the order of their submission.
     pub(crate) async fn open(
         database: Database,
         limits: RetentionLimits,
@@ -127,7 +128,16 @@ impl JobTable {
                     "INSERT OR IGNORE INTO lost SELECT id, ?1 FROM job WHERE state = ?2",
                     params![unix_millis::now(), JobState::Running.name()],
                 )?;
-                let sql = format!("SELECT {} FROM job WHERE state = ?1 ORDER BY id", *COLUMNS);
+                if !fleet_starts::has_all_writes(connection)? {
+                    connection.execute(
+                        "INSERT OR IGNORE INTO lost SELECT id, ?1 FROM job WHERE state = ?2 AND substr(request, 1, length(?3)) = ?3",
+                        params![unix_millis::now(), JobState::Queued.name(), fleet_starts::UNSETTLED_PREFIX],
+                    )?;
+                }
+                let sql = format!(
+                    "SELECT {} FROM job WHERE state = ?1 AND id NOT IN (SELECT id FROM lost) ORDER BY id",
+                    *COLUMNS
+                );
                 let mut select = connection.prepare(&sql)?;
                 let rows = select.query_map([JobState::Queued.name()], job_from_row)?;
                 rows.collect::<rusqlite::Result<Vec<_>>>()

@@ -68,6 +68,14 @@ async fn start_one(fleet: &mut TestFleet) -> (Member, String) {
     (member, start_id)
 }
 
+/// Makes the database of a dead daemon one that may lack its last writes.
+fn replace_database_by_a_copy(member: &Member) {
+    let database = member.daemon.state_dir().join("jig.db");
+    let copy = database.with_extension("copy");
+    fs::copy(&database, &copy).unwrap();
+    fs::rename(&copy, &database).unwrap();
+}
+
 async fn end_of(fleet: &TestFleet, name: &str) -> (JobState, u32) {
     let record = fleet.client.wait_for_end(&fleet_job_id(name)).await;
     (record.job.unwrap().state(), record.attempts)
@@ -119,10 +127,7 @@ async fn claim_without_a_job_is_lost_if_the_database_is_a_copy() {
     let mut fleet = TestFleet::start().await;
     let (mut member, start_id) = start_one(&mut fleet).await;
     member.kill().await;
-    let database = member.daemon.state_dir().join("jig.db");
-    let copy = database.with_extension("copy");
-    fs::copy(&database, &copy).unwrap();
-    fs::rename(&copy, &database).unwrap();
+    replace_database_by_a_copy(&member);
 
     let claim_time = SystemTime::now();
     DeadClaim { name: "own", start_id, retry_if_lost: false, claim_time }.store(&fleet).await;
@@ -131,26 +136,29 @@ async fn claim_without_a_job_is_lost_if_the_database_is_a_copy() {
     assert_eq!(member.lines("effects"), [""; 0]);
 }
 
+/// Starts a daemon that has claimed two jobs, and runs one of them.
+async fn start_with_a_queued_job(fleet: &mut TestFleet) -> Member {
+    fleet.keys.add_key("slow", "invoke", &["--concurrent-calls", "1"]);
+    fleet.set_queues(&fleet.queues.replace("\"ci\"", "\"slow\""));
+    let member = fleet.start_member().await;
+    let client = &fleet.client;
+    client.publish(&JobMessage::new("running", &command_job(COUNTED_WAIT))).await;
+    member.wait_for_effects(1).await;
+    client.publish(&JobMessage::new("queued", &command_job("echo queued >> effects"))).await;
+    client.wait_for_state(&fleet_job_id("queued"), FleetJobState::Claimed).await;
+    eventually_within(MAX_FLEET_TIME, "the second job waits at the daemon", async || {
+        let records = fs::read_dir(member.daemon.state_dir().join("jobs"));
+        records.is_ok_and(|records| records.count() > 0)
+    })
+    .await;
+    member
+}
+
 /// A job that waits at a daemon when it dies does not begin there after another one has ended it.
 #[tokio::test]
 async fn queued_job_that_was_given_up_does_not_begin() {
     let mut fleet = TestFleet::start().await;
-    // A daemon claims two jobs and runs one of them.
-    fleet.keys.add_key("slow", "invoke", &["--concurrent-calls", "1"]);
-    fleet.set_queues(&fleet.queues.replace("\"ci\"", "\"slow\""));
-    let mut first = fleet.start_member().await;
-    let client = &fleet.client;
-    client.publish(&JobMessage::new("running", &command_job(COUNTED_WAIT))).await;
-    first.wait_for_effects(1).await;
-    client.publish(&JobMessage::new("queued", &command_job("echo queued >> effects"))).await;
-    client.wait_for_state(&fleet_job_id("queued"), FleetJobState::Claimed).await;
-    let waits = "the second job waits at the first daemon";
-    eventually_within(MAX_FLEET_TIME, waits, async || {
-        let records = fs::read_dir(first.daemon.state_dir().join("jobs"));
-        records.is_ok_and(|records| records.count() > 0)
-    })
-    .await;
-
+    let mut first = start_with_a_queued_job(&mut fleet).await;
     let second = fleet.start_member_beside(&first).await;
     first.kill().await;
     assert_eq!(end_of(&fleet, "running").await.0, JobState::Lost);
@@ -166,7 +174,22 @@ async fn queued_job_that_was_given_up_does_not_begin() {
     assert_eq!(first.lines("effects"), ["run", "local"]);
     first.proxy.heal();
     first.go();
-    client.publish(&JobMessage::new("next", &command_job("echo next >> effects"))).await;
+    fleet.client.publish(&JobMessage::new("next", &command_job("echo next >> effects"))).await;
     assert_eq!(end_of(&fleet, "next").await.0, JobState::Succeeded);
     assert_eq!(first.lines("effects"), ["run", "local", "next"]);
+}
+
+/// A copy of the database may have been made before the job began.
+#[tokio::test]
+async fn queued_job_is_lost_if_the_database_is_a_copy() {
+    let mut fleet = TestFleet::start().await;
+    let mut member = start_with_a_queued_job(&mut fleet).await;
+    member.kill().await;
+    replace_database_by_a_copy(&member);
+
+    let member = member.restart().await;
+    for name in ["running", "queued"] {
+        assert_eq!(end_of(&fleet, name).await, (JobState::Lost, 1));
+    }
+    assert_eq!(member.lines("effects"), ["run"]);
 }

@@ -213,3 +213,26 @@ async fn removal_of_an_unsettled_fleet_job_is_noted() {
     table.apply_retention().await.unwrap();
     assert_eq!(starts().await, [""; 0]);
 }
+
+#[cfg(feature = "fleet")]
+#[tokio::test]
+async fn queued_fleet_jobs_are_lost_if_the_database_may_lack_their_begin() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("jig.db");
+    let database = Database::open(&path, false).unwrap();
+    let (table, _) = JobTable::open(database.clone(), ALL).await.unwrap();
+    for (id, request) in [("1", "fleet\u{1f}fleet-1\u{1f}1"), ("2", "fleet-2"), ("3", "plain")] {
+        table.insert(Job { request_id: Some(request.to_owned()), ..job(id, "q") }).await.unwrap();
+    }
+    let queued = async || {
+        let (_, queued) = JobTable::open(database.clone(), ALL).await.unwrap();
+        queued.into_iter().map(|job| job.id).collect::<Vec<_>>()
+    };
+    let place = fleet_starts::read_place(&path).unwrap();
+    table.record_fleet_start(place, "1".to_owned()).await.unwrap();
+    assert_eq!(queued().await, ["1", "2", "3"]);
+
+    table.record_fleet_start("elsewhere".to_owned(), "2".to_owned()).await.unwrap();
+    assert_eq!(queued().await, ["2", "3"]);
+    assert_eq!(list(&table, |s| s.states = vec![JobState::Lost]).await, ["1"]);
+}
