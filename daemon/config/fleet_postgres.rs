@@ -37,6 +37,13 @@ pub(super) fn parse_postgres(
         problems.push(format!("fleet.{key}: is not for fleet.postgres: remove one of the two"));
     }
 
+    for queue in table.queues.iter().filter(|queue| queue.key.is_none()) {
+        problems.push(format!(
+            "fleet.queues {:?}: key: is missing: rows have no signature, so give the key whose rights their jobs get",
+            queue.name
+        ));
+    }
+
     let url = table.postgres.unwrap_or_default();
     let encrypt = check_url(&url, table.ca_file.is_some(), allow_plaintext);
     let encrypt = encrypt.unwrap_or_else(|problem| {

@@ -223,8 +223,7 @@ async fn restart_of_the_server_loses_no_job() {
 
 #[tokio::test]
 async fn invalid_rows_fail() {
-    let mut fleet = PostgresFleet::start().await;
-    fleet.queues += "[[fleet.queues]]\nname = \"keyless\"\nworkspaces = [\"main\"]\nplaces = 1\n";
+    let fleet = PostgresFleet::start().await;
     let daemon = fleet.start_daemon().await;
     let valid = command_job("echo run >> effects");
     let other_queue = SubmitJobRequest { queue: Some("other".to_owned()), ..valid.clone() };
@@ -238,7 +237,6 @@ async fn invalid_rows_fail() {
         ("queue", "build", "", other_queue.encode_to_vec(), "queue"),
         ("tool", "build", "", unknown_tool.encode_to_vec(), "no_such_tool"),
         ("session", "build", "../../etc", valid.encode_to_vec(), "session"),
-        ("key", "keyless", "", valid.encode_to_vec(), "fleet.queues"),
     ] {
         let row = client.query_one(insert, &[&queue, &name, &session, &body]).await.unwrap();
         let job = fleet.expect_end(row.get(0), "failed").await;

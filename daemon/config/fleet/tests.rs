@@ -87,6 +87,19 @@ fn every_problem_is_reported() {
 }
 
 #[test]
+fn queues_of_postgresql_need_a_key() {
+    let text = |key: &str| {
+        format!(
+            "postgres = \"postgresql://jig@localhost/jig\"\n[[queues]]\nname = \"build\"\n{key}"
+        )
+    };
+    assert_eq!(parse(&text("key = \"ci\""), false).1, [""; 0]);
+    let (_, problems) = parse(&text(""), false);
+    assert!(problems[0].contains("\"build\": key: is missing"), "{problems:?}");
+    assert_eq!(problems.len(), 1);
+}
+
+#[test]
 fn plaintext_is_for_this_machine_and_trusted_networks() {
     for url in ["nats://127.0.0.1:4222", "nats://localhost:4222", "nats://[::1]:4222"] {
         assert_eq!(parse(&format!("nats = [{url:?}]"), false).1, [""; 0]);

@@ -10,13 +10,12 @@ use crate::{
     api::v1::{FleetJobRecord, FleetJobState, Job, SubmitJobRequest},
     daemon::{
         config::fleet::FleetQueueConfig,
-        error::{Error, Reason},
+        error::Error,
         fleet::{
             queued_request::{check_session, decode_request, to_local_request},
             transition::claim_id,
             work_source::{SourceUnavailable, Work},
         },
-        pipeline::access::principal::key_principal_name,
     },
 };
 
@@ -94,16 +93,12 @@ impl JobRow {
         let session = Some(record.session.clone()).filter(|session| !session.is_empty());
         check_session(session.as_deref())?;
         require_no_artifacts(&request)?;
-        let Some(key) = &queue.key else {
-            let text = "the daemon does not know whose rights jobs of this queue have: the operator can set `key` in [[fleet.queues]]";
-            return Err(Error::new(Reason::Unauthenticated, text));
-        };
 
         Ok(Work {
             id: self.id.clone(),
             queue: queue.name.clone(),
             workspace: record.workspace.clone(),
-            principal: key_principal_name(key),
+            principal: record.principal.clone(),
             session,
             traceparent: Some(self.traceparent.clone()).filter(|parent| !parent.is_empty()),
             claim_id: claim_id(record),
