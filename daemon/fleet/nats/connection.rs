@@ -141,7 +141,12 @@ fn observe_event(event: &Event, state: &watch::Sender<Option<Instant>>) {
             );
         }
         Event::ClientError(error) => {
-            tracing::warn!(%error, "cannot connect to the NATS server of the fleet");
+            // The library says no more than "IO error" of a certificate that it does not accept.
+            tracing::warn!(
+                %error,
+                remedy = "check that the server runs, and that its certificate is from the CA of fleet.ca_file, or of the system without it",
+                "cannot connect to the NATS server of the fleet"
+            );
         }
         Event::SlowConsumer(subscription) => {
             tracing::warn!(subscription, "the daemon reads messages of the fleet too slowly");
