@@ -202,6 +202,8 @@ impl Fleet {
             FleetSession::Nats(session) => self.serve_nats(session, runner),
             FleetSession::Postgres(session) => {
                 let jobs = PostgresJobs::new(session, config.queues.clone());
+                let draining = pipeline.shutdown.draining_token();
+                task::spawn("deletion of old fleet jobs", jobs.delete_old(draining));
                 pipeline.join_fleet(Arc::new(jobs));
             }
         }

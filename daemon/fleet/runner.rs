@@ -43,6 +43,10 @@ use crate::{
 const NO_PLACE_DELAY: Duration = Duration::from_secs(1);
 /// Delay of work that this daemon could not begin. Another daemon may be able to.
 const FAILURE_DELAY: Duration = Duration::from_secs(5);
+/// Longest delay before a claim that could not be kept is tried again. Its lease may end soon.
+const MAX_KEEP_RETRY: Duration = Duration::from_secs(1);
+/// The same as a part of the usual interval.
+const KEEP_RETRY_FRACTION: u32 = 4;
 /// How long the daemon tries to store the end of a job after its commands had to stop. Its own
 /// database has the end.
 const LAST_ATTEMPTS: Duration = Duration::from_secs(5);
@@ -319,7 +323,10 @@ async fn wait_for_places(places: &Semaphore, stop: &CancellationToken) -> Option
 /// Runs `work`, and keeps the claim meanwhile.
 async fn keeping_claim<T>(claimed: &dyn ClaimedWork, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
-    let mut ticks = interval(claimed.progress_interval());
+    let progress_interval = claimed.progress_interval();
+    let retry = (progress_interval / KEEP_RETRY_FRACTION).min(MAX_KEEP_RETRY);
+    let mut is_kept = true;
+    let mut ticks = interval(progress_interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first tick is immediate, and the claim is new.
     ticks.tick().await;
@@ -328,9 +335,15 @@ async fn keeping_claim<T>(claimed: &dyn ClaimedWork, work: impl Future<Output = 
             biased;
             result = &mut work => return result,
             _now = ticks.tick() => {
-                if let Err(error) = claimed.progress().await {
-                    tracing::debug!(%error, job = claimed.work().id, "cannot keep the claim of a fleet job");
+                let kept = claimed.progress().await;
+                if let Err(error) = &kept {
+                    if is_kept {
+                        let job = &claimed.work().id;
+                        tracing::warn!(%error, job, "cannot keep the claim of a fleet job");
+                    }
+                    ticks.reset_after(retry);
                 }
+                is_kept = kept.is_ok();
             }
         }
     }

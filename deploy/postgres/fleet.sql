@@ -5,11 +5,46 @@
 --
 --   psql --set=ON_ERROR_STOP=1 --set=daemons=jigd --set=submitters=ci --file=fleet.sql DATABASE
 --
--- Both are roles that exist. Repeating it changes nothing.
+-- Both are roles that exist. Repeating it creates nothing again, and locks no table.
 
 BEGIN;
 
-CREATE TABLE IF NOT EXISTS jig_jobs (
+SET LOCAL lock_timeout = '2s';
+
+-- In another encoding, one row that is no valid UTF-8 would block its queue.
+DO $$
+BEGIN
+    IF current_setting('server_encoding') <> 'UTF8' THEN
+        RAISE EXCEPTION 'the encoding of the database is %, and a fleet needs UTF8', current_setting('server_encoding')
+            USING HINT = 'CREATE DATABASE jig ENCODING ''UTF8'' TEMPLATE template0';
+    END IF;
+END
+$$;
+
+-- A job of the past would be before all others.
+CREATE OR REPLACE FUNCTION jig_jobs_prepare() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.id := 'fleet-'
+        || left(encode(sha256(convert_to(NEW.queue || '/' || NEW.request_id, 'UTF8')), 'hex'), 32);
+    NEW.not_before := greatest(NEW.not_before, now());
+    NEW.any_workspace := NEW.workspace = '';
+    RETURN NEW;
+END
+$$;
+
+-- Wakes the daemons that wait for a job of the queue, and those that wait for its end.
+CREATE OR REPLACE FUNCTION jig_jobs_notify() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('jig_jobs', NEW.state || ' ' || NEW.id || ' ' || NEW.queue);
+    RETURN NULL;
+END
+$$;
+
+-- Daemons cannot renew their leases while the table is locked, so an existing one is left alone.
+SELECT to_regclass('jig_jobs') IS NULL AS is_new \gset
+\if :is_new
+
+CREATE TABLE jig_jobs (
     -- 'fleet-' and 32 digits of the SHA-256 of queue/request_id. The trigger sets it.
     id text PRIMARY KEY,
 
@@ -26,6 +61,10 @@ CREATE TABLE IF NOT EXISTS jig_jobs (
     retry_if_lost boolean NOT NULL DEFAULT false,
     -- No daemon claims the job before. The trigger replaces a time in the past.
     not_before timestamptz NOT NULL DEFAULT now() CHECK (isfinite(not_before)),
+
+    -- Whether submitters gave no workspace. The trigger sets it. If the job is given back, `workspace`
+    -- is empty again.
+    any_workspace boolean NOT NULL DEFAULT false,
 
     -- What daemons store.
     state text NOT NULL DEFAULT 'queued' CHECK (state IN ('queued', 'claimed', 'ended')),
@@ -51,35 +90,17 @@ CREATE TABLE IF NOT EXISTS jig_jobs (
     CHECK ((state = 'ended') = (result IS NOT NULL))
 );
 
-CREATE INDEX IF NOT EXISTS jig_jobs_queued ON jig_jobs (queue, not_before, id) WHERE state = 'queued';
-CREATE INDEX IF NOT EXISTS jig_jobs_claimed ON jig_jobs (queue, lease_until) WHERE state = 'claimed';
-CREATE INDEX IF NOT EXISTS jig_jobs_ended ON jig_jobs (ended_at) WHERE state = 'ended';
+CREATE INDEX jig_jobs_queued ON jig_jobs (queue, not_before, id) WHERE state = 'queued';
+CREATE INDEX jig_jobs_claimed ON jig_jobs (queue, lease_until) WHERE state = 'claimed';
+CREATE INDEX jig_jobs_ended ON jig_jobs (ended_at) WHERE state = 'ended';
 
--- A job of the past would be before all others.
-CREATE OR REPLACE FUNCTION jig_jobs_prepare() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    NEW.id := 'fleet-'
-        || left(encode(sha256(convert_to(NEW.queue || '/' || NEW.request_id, 'UTF8')), 'hex'), 32);
-    NEW.not_before := greatest(NEW.not_before, now());
-    RETURN NEW;
-END
-$$;
-
--- Wakes the daemons that wait for a job of the queue, and those that wait for its end.
-CREATE OR REPLACE FUNCTION jig_jobs_notify() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM pg_notify('jig_jobs', NEW.state || ' ' || NEW.id || ' ' || NEW.queue);
-    RETURN NULL;
-END
-$$;
-
-DROP TRIGGER IF EXISTS jig_jobs_prepare ON jig_jobs;
 CREATE TRIGGER jig_jobs_prepare BEFORE INSERT ON jig_jobs
     FOR EACH ROW EXECUTE FUNCTION jig_jobs_prepare();
 
-DROP TRIGGER IF EXISTS jig_jobs_notify ON jig_jobs;
 CREATE TRIGGER jig_jobs_notify AFTER INSERT OR UPDATE OF state ON jig_jobs
     FOR EACH ROW WHEN (NEW.state <> 'claimed') EXECUTE FUNCTION jig_jobs_notify();
+
+\endif
 
 -- A role that can change all columns can give jobs results. Submitters cannot.
 GRANT SELECT, INSERT, UPDATE, DELETE ON jig_jobs TO :"daemons";

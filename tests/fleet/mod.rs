@@ -20,6 +20,7 @@ mod nats_server;
 mod network;
 mod plain_client;
 mod postgres;
+mod postgres_outages;
 mod postgres_server;
 mod replicas;
 mod same_names;

@@ -27,20 +27,22 @@ use crate::{
 };
 
 /// A PostgreSQL server, and what the daemons of its fleet share.
-struct PostgresFleet {
-    server: PostgresServer,
-    keys: Arc<KeyFile>,
+pub(super) struct PostgresFleet {
+    pub(super) server: PostgresServer,
+    pub(super) keys: Arc<KeyFile>,
     /// Secret of the key `ci`, which the queue maps to.
     ci: String,
     directory: Arc<TempDir>,
+    /// Name of the workspace of daemons.
+    pub(super) workspace: String,
     /// Lines of the table `[fleet]`.
-    settings: String,
+    pub(super) settings: String,
     /// Tables of the queues.
-    queues: String,
+    pub(super) queues: String,
 }
 
 impl PostgresFleet {
-    async fn start() -> Self {
+    pub(super) async fn start() -> Self {
         Self::with_server(PostgresServer::start().await)
     }
 
@@ -50,15 +52,18 @@ impl PostgresFleet {
         let settings =
             format!("postgres = {:?}\nlost_after = \"3s\"\nmax_deliver = 3\n", server.socket_url());
         let queues = "[[fleet.queues]]\nname = \"build\"\nkey = \"ci\"\n\
-            workspaces = [\"main\"]\nplaces = 4\n"
+            workspaces = [\"WORKSPACE\"]\nplaces = 4\n"
             .to_owned();
         let directory = Arc::new(TempDir::with_prefix("jig-test-fleet-").unwrap());
-        Self { server, keys, ci, directory, settings, queues }
+        let workspace = "main".to_owned();
+        Self { server, keys, ci, directory, workspace, settings, queues }
     }
 
     fn setup(&self) -> Setup {
         let keys = self.keys.path().display().to_string();
-        let table = format!("name = \"main\"\n[fleet]\n{}{}", self.settings, self.queues);
+        let Self { workspace, settings, queues, .. } = self;
+        let queues = queues.replace("WORKSPACE", workspace);
+        let table = format!("name = {workspace:?}\n[fleet]\n{settings}{queues}");
         Setup::new()
             .workspace_table(&table)
             .arguments(&["--keys", &keys, "--drain-timeout", "120s"])
@@ -66,20 +71,20 @@ impl PostgresFleet {
             .with_resource(Arc::clone(&self.directory) as _)
     }
 
-    async fn start_daemon(&self) -> Daemon {
+    pub(super) async fn start_daemon(&self) -> Daemon {
         self.setup().start().await
     }
 
-    async fn start_daemon_beside(&self, other: &Daemon) -> Daemon {
+    pub(super) async fn start_daemon_beside(&self, other: &Daemon) -> Daemon {
         self.setup().beside(other).start().await
     }
 
     /// A client of a daemon's job service, which calls with the key `ci`.
-    fn jobs(&self, daemon: &Daemon) -> FleetJobs {
+    pub(super) fn jobs(&self, daemon: &Daemon) -> FleetJobs {
         FleetJobs { client: JobServiceClient::new(daemon.channel()), key: self.ci.clone() }
     }
 
-    async fn expect_end(&self, id: &str, outcome: &str) -> StoredJob {
+    pub(super) async fn expect_end(&self, id: &str, outcome: &str) -> StoredJob {
         let job = self.server.wait_for_end(id).await;
         assert_eq!(job.outcome.as_deref(), Some(outcome), "{job:?}");
         job
@@ -87,26 +92,26 @@ impl PostgresFleet {
 }
 
 /// Jobs that a daemon's commands have begun.
-fn effects(daemon: &Daemon) -> usize {
+pub(super) fn effects(daemon: &Daemon) -> usize {
     fs::read_to_string(daemon.file("effects")).unwrap_or_default().lines().count()
 }
 
-async fn wait_for_effects(daemon: &Daemon, count: usize) {
+pub(super) async fn wait_for_effects(daemon: &Daemon, count: usize) {
     let what = format!("{count} jobs run here");
     eventually_within(MAX_FLEET_TIME, &what, async || effects(daemon) == count).await;
 }
 
 /// Lets the commands that wait for the file `go` end.
-fn go(daemon: &Daemon) {
+pub(super) fn go(daemon: &Daemon) {
     fs::write(daemon.file("go"), "").unwrap();
 }
 
-async fn kill(daemon: &mut Daemon) {
+pub(super) async fn kill(daemon: &mut Daemon) {
     daemon.signal(Signal::KILL);
     daemon.wait_for_exit().await;
 }
 
-fn repeatable(command: &str) -> SubmitJobRequest {
+pub(super) fn repeatable(command: &str) -> SubmitJobRequest {
     SubmitJobRequest { retry_if_lost: true, ..command_job(command) }
 }
 
@@ -396,31 +401,4 @@ async fn daemons_with_one_name_do_not_take_claims_of_each_other() {
     go(&first);
     assert_eq!(fleet.expect_end(&running, "succeeded").await.attempts, 1);
     assert_eq!(effects(&first) + effects(&second), number + 1);
-}
-
-/// A program may insert jobs in transactions of its own.
-#[tokio::test]
-async fn open_transaction_of_a_submitter_costs_no_claim() {
-    let fleet = PostgresFleet::start().await;
-    let first = fleet.start_daemon().await;
-    let running = fleet.server.insert("running", &command_job(COUNTED_WAIT)).await;
-    wait_for_effects(&first, 1).await;
-    let second = fleet.start_daemon_beside(&first).await;
-
-    let submitter = fleet.server.connect("ci").await;
-    let insert = "BEGIN; INSERT INTO jig_jobs (queue, workspace, request_id, request) \
-        VALUES ('build', 'main', 'blocked', '')";
-    submitter.batch_execute(insert).await.unwrap();
-    // Longer than a lease.
-    let started = Instant::now();
-    while started.elapsed() < Duration::from_secs(5) {
-        let submitted = fleet.jobs(&first).try_submit("blocked", fleet_job("true")).await;
-        assert_eq!(submitted.unwrap_err().reason, "FLEET_UNAVAILABLE");
-    }
-    submitter.batch_execute("ROLLBACK").await.unwrap();
-    assert_eq!(fleet.jobs(&first).submit("blocked", fleet_job("true")).await.queue, "build");
-
-    go(&first);
-    assert_eq!(fleet.expect_end(&running, "succeeded").await.attempts, 1);
-    assert_eq!((effects(&first), effects(&second)), (1, 0));
 }

@@ -88,17 +88,24 @@ impl PostgresServer {
         let roles = format!("CREATE ROLE jigd LOGIN PASSWORD '{PASSWORD}'; CREATE ROLE ci LOGIN;");
         self.connect("postgres").await.batch_execute(&roles).await.unwrap();
         for _repeated in 0..2 {
-            let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/postgres/fleet.sql");
-            let output = Command::new(program("psql"))
-                .args(["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1"])
-                .args(["--set=daemons=jigd", "--set=submitters=ci", "--username=postgres"])
-                .arg(format!("--host={}", self.directory.path().display()))
-                .arg(format!("--port={}", self.port))
-                .arg(format!("--file={}", script.display()))
-                .output()
-                .unwrap();
-            assert!(output.status.success(), "{output:?}");
+            self.run_fleet_script("postgres").unwrap();
         }
+    }
+
+    /// Runs the script that creates the table. Returns what it writes if it fails.
+    pub(super) fn run_fleet_script(&self, database: &str) -> Result<(), String> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/postgres/fleet.sql");
+        let output = Command::new(program("psql"))
+            .args(["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1"])
+            .args(["--set=daemons=jigd", "--set=submitters=ci", "--username=postgres"])
+            .arg(format!("--host={}", self.directory.path().display()))
+            .arg(format!("--port={}", self.port))
+            .arg(format!("--file={}", script.display()))
+            .arg(format!("--dbname={database}"))
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.success() { Ok(()) } else { Err(errors) }
     }
 
     /// Kills the server at once: it recovers when it starts again.
@@ -107,6 +114,18 @@ impl PostgresServer {
             let pid = Pid::from_child(&process);
             let _dead_already = kill_process(pid, Signal::QUIT);
             let _reaped = process.wait();
+        }
+    }
+
+    /// Signals the server and the processes of its connections.
+    pub(super) fn signal_all(&self, signal: Signal) {
+        let server = Pid::from_child(self.process.as_ref().unwrap());
+        let id = server.as_raw_nonzero();
+        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+        let children = children.split_whitespace().filter_map(|id| Pid::from_raw(id.parse().ok()?));
+        for process in [server].into_iter().chain(children) {
+            // A connection may have ended.
+            let _signalled = kill_process(process, signal);
         }
     }
 

@@ -40,6 +40,7 @@ const SHOW_APPROVAL: &str = "
 const REQUEUE: &str = "
     UPDATE jig_jobs SET state = 'queued', approval_id = '', claimed_by = NULL, claimed_start = '',
         lease_until = NULL,
+        workspace = CASE WHEN any_workspace THEN '' ELSE workspace END,
         claimed_at = NULL, attempts = $4, not_before = now() + make_interval(secs => $5)
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
     RETURNING id";
@@ -67,7 +68,7 @@ impl PostgresClaim {
         let FleetJobRecord { daemon_id, attempts, .. } = &self.record;
         let (attempts, lease) = (to_integer(*attempts), self.session.lease.as_secs_f64());
         let renewed =
-            self.session.query(RENEW, &[&self.work.id, daemon_id, &attempts, &lease]).await?;
+            self.session.change(RENEW, &[&self.work.id, daemon_id, &attempts, &lease]).await?;
         if renewed.is_empty() {
             return Err(SourceUnavailable::new("another daemon has ended the job, or has it now"));
         }
@@ -134,7 +135,7 @@ impl PostgresClaim {
         loop {
             let requeued = self
                 .session
-                .query(REQUEUE, &[&self.work.id, daemon_id, &attempts, &counted, &delay])
+                .change(REQUEUE, &[&self.work.id, daemon_id, &attempts, &counted, &delay])
                 .await;
             match requeued {
                 Ok(rows) if rows.is_empty() => return FinishOutcome::Superseded,
@@ -172,7 +173,7 @@ impl ClaimedWork for PostgresClaim {
             let attempts = to_integer(*attempts);
             let parameters: [&(dyn ToSql + Sync); 4] =
                 [&self.work.id, daemon_id, &attempts, &approval_id];
-            self.session.query(SHOW_APPROVAL, &parameters).await.map(drop)
+            self.session.change(SHOW_APPROVAL, &parameters).await.map(drop)
         })
     }
 

@@ -25,6 +25,7 @@ use tokio_postgres::{
 };
 use tokio_postgres_rustls_improved::MakeRustlsConnect;
 
+use super::reachability::Reachability;
 use crate::daemon::{
     config::{fleet_postgres::PostgresConfig, fleet_secret::FleetSecretFile},
     fleet::work_source::SourceUnavailable,
@@ -51,13 +52,14 @@ pub(super) struct PostgresConnector {
     password: Option<FleetSecretFile>,
     /// `None` for connections that are not encrypted.
     tls: Option<MakeRustlsConnect>,
+    pub(super) reachability: Arc<Reachability>,
 }
 
 /// An open connection. It closes when this is dropped.
 pub(super) struct PostgresConnection {
     client: Client,
     notifications: broadcast::WeakSender<Arc<str>>,
-    since: Instant,
+    reachability: Arc<Reachability>,
     driver: AbortHandle,
 }
 
@@ -74,7 +76,11 @@ pub(crate) enum PostgresSetupError {
 
 impl PostgresConnector {
     /// `name` shows in the server's list of connections.
-    pub(super) fn new(postgres: &PostgresConfig, name: &str) -> Result<Self, PostgresSetupError> {
+    pub(super) fn new(
+        postgres: &PostgresConfig,
+        name: &str,
+        reachability: Reachability,
+    ) -> Result<Self, PostgresSetupError> {
         let mut config: Config = postgres.url.parse()?;
         config
             .application_name(name)
@@ -85,7 +91,8 @@ impl PostgresConnector {
             .ssl_mode(if postgres.encrypt { SslMode::Require } else { SslMode::Disable });
         let tls = postgres.encrypt.then(|| tls_config(postgres)).transpose()?;
         let tls = tls.map(MakeRustlsConnect::new);
-        Ok(Self { config, password: postgres.password.clone(), tls })
+        let (password, reachability) = (postgres.password.clone(), Arc::new(reachability));
+        Ok(Self { config, password, tls, reachability })
     }
 
     /// Connects, and listens to the notifications of the table.
@@ -96,14 +103,19 @@ impl PostgresConnector {
             let password = read.map_err(SourceUnavailable::new)?.map_err(SourceUnavailable)?;
             config.password(password.bytes());
         }
+        let reachability = Arc::clone(&self.reachability);
         match &self.tls {
-            Some(tls) => connect_with(&config, tls.clone()).await,
-            None => connect_with(&config, NoTls).await,
+            Some(tls) => connect_with(&config, tls.clone(), reachability).await,
+            None => connect_with(&config, NoTls, reachability).await,
         }
     }
 }
 
-async fn connect_with<T>(config: &Config, tls: T) -> Result<PostgresConnection, SourceUnavailable>
+async fn connect_with<T>(
+    config: &Config,
+    tls: T,
+    reachability: Arc<Reachability>,
+) -> Result<PostgresConnection, SourceUnavailable>
 where
     T: MakeTlsConnect<Socket, Stream: Send + 'static>,
 {
@@ -112,7 +124,7 @@ where
     let connection = PostgresConnection {
         client,
         notifications: sender.downgrade(),
-        since: Instant::now(),
+        reachability,
         driver: task::spawn("connection to PostgreSQL", drive(connection, sender)).abort_handle(),
     };
     connection.client.batch_execute("LISTEN jig_jobs").await.map_err(|e| unavailable(&e))?;
@@ -124,15 +136,22 @@ impl PostgresConnection {
         self.client.is_closed()
     }
 
-    /// How long the connection has stood.
-    pub(super) fn age(&self) -> Duration {
-        self.since.elapsed()
-    }
-
     /// Receives the notifications from now on. The receiver is closed with the connection.
     pub(super) fn subscribe(&self) -> Result<broadcast::Receiver<Arc<str>>, SourceUnavailable> {
         let sender = self.notifications.upgrade();
         Ok(sender.ok_or_else(|| SourceUnavailable::new("the connection broke"))?.subscribe())
+    }
+
+    /// Executes a statement that changes rows, or can, and returns its rows.
+    pub(super) async fn change(
+        &self,
+        statement: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, SourceUnavailable> {
+        let sent = Instant::now();
+        let rows = self.query(statement, parameters).await?;
+        self.reachability.note_change(sent, Instant::now());
+        Ok(rows)
     }
 
     /// Executes a statement, and returns its rows.

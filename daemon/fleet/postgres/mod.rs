@@ -9,9 +9,10 @@
 //! ```
 //!
 //! * A claim locks rows with `SKIP LOCKED`, so that daemons do not wait for each other.
-//! * The daemon renews the lease while it runs the job. A lease that ends belongs to a dead daemon.
+//! * The daemon renews the lease while it runs the job. A lease that ends belongs to a dead daemon,
+//!   unless an outage can have kept it from that.
 //! * Each later change names daemon and attempt of the claim. So one of two ends is stored.
-//! * A trigger notifies of new and ended jobs. No daemon polls.
+//! * A trigger notifies of new and ended jobs.
 //!
 //! All times are those of the server. Rows have no signature: jobs have the rights of the queue's key.
 
@@ -20,6 +21,8 @@ mod connection;
 mod job_row;
 mod postgres_jobs;
 mod queue;
+mod reachability;
+mod retention;
 mod session;
 
 pub(super) use self::{

@@ -2,15 +2,18 @@
 //! waits for their ends and cancels those that no daemon has claimed.
 
 use std::{
+    future::Future,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use prost::Message as _;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     job_row::{JobRow, require_no_artifacts},
     queue::wait_for_notification,
+    retention::delete_old_rows,
     session::{PostgresSession, outcome},
 };
 use crate::{
@@ -32,8 +35,9 @@ use crate::{
     },
 };
 
-/// Time after which a row is read again without a notification.
-const MAX_WAIT: Duration = Duration::from_secs(60);
+/// Time after which a row is read again without a notification. Firewalls and proxies cut connections
+/// that are idle for longer.
+const MAX_WAIT: Duration = Duration::from_secs(15);
 /// Delay before a wait that has failed begins again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Attempts to wait, which is about the time that a server takes to restart.
@@ -67,6 +71,14 @@ struct RowWatch {
 impl PostgresJobs {
     pub(crate) fn new(session: &PostgresSession, queues: Vec<FleetQueueConfig>) -> Self {
         Self { session: session.with_own_connection(), queues: queues.into() }
+    }
+
+    /// Deletes the rows of old jobs once in a while, until `stop` is cancelled.
+    pub(crate) fn delete_old(
+        &self,
+        stop: CancellationToken,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        delete_old_rows(Arc::clone(&self.session), stop)
     }
 
     async fn submit_job(&self, submission: FleetSubmission) -> Result<FleetJob, Error> {
@@ -164,7 +176,9 @@ impl PostgresJobs {
         if found.as_ref().is_some_and(|found| found.job.end_time.is_none()) {
             let retry = Instant::now() + MAX_WAIT;
             let until = until.map_or(retry, |until| until.min(retry));
-            wait_for_notification(&mut notifications, id, until).await?;
+            if let Err(error) = wait_for_notification(&mut notifications, id, until).await {
+                tracing::debug!(%error, job = id, "the wait for a fleet job goes on");
+            }
             return self.find_job(id).await;
         }
         Ok(found)

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::{
     sync::broadcast::{self, error::RecvError},
-    time::{sleep_until, timeout_at},
+    time::{sleep, sleep_until, timeout_at},
 };
 use tokio_postgres::types::ToSql;
 use tokio_util::sync::CancellationToken;
@@ -33,9 +33,13 @@ use crate::{
     },
 };
 
-/// Time after which the table is read again without a notification.
-const MAX_WAIT: Duration = Duration::from_secs(60);
-/// Time between two claims while rows are due that another daemon has locked.
+/// Time after which the table is read again without a notification. Firewalls and proxies cut
+/// connections that are idle for longer.
+const MAX_WAIT: Duration = Duration::from_secs(15);
+/// The same as a part of the lease: the judgement of other daemons needs to know of outages.
+const WAIT_FRACTION: u32 = 4;
+/// Time between two claims while rows are due that another daemon has locked, and after the
+/// connection was cut.
 const MIN_WAIT: Duration = Duration::from_millis(200);
 
 /// Claims due rows: `$1` queue, `$2` workspaces, `$3` count, `$4` daemon, `$5` seconds of the lease,
@@ -55,19 +59,23 @@ const CLAIM_QUEUED: &str = "
     RETURNING job.*";
 /// Finds the claims that this daemon had before, and those of dead daemons: `$3` daemon, `$4` jobs
 /// that it runs, `$5` whether others may be dead, `$6` count, `$7` starts of this daemon. Other starts
-/// with its name are other daemons.
+/// with its name are other daemons. Jobs that may run in any workspace are those of every daemon.
 const FIND_CLAIMED: &str = "
     SELECT * FROM jig_jobs
-    WHERE queue = $1 AND state = 'claimed' AND workspace = ANY($2)
-        AND ((claimed_by = $3 AND claimed_start = ANY($7) AND id <> ALL($4))
-            OR ((claimed_by <> $3 OR claimed_start <> ALL($7)) AND $5 AND lease_until < now()))
+    WHERE queue = $1 AND state = 'claimed'
+        AND ((claimed_by = $3 AND claimed_start = ANY($7) AND id <> ALL($4)
+                AND workspace = ANY($2))
+            OR ((claimed_by <> $3 OR claimed_start <> ALL($7)) AND $5 AND lease_until < now()
+                AND (any_workspace OR workspace = ANY($2))))
     ORDER BY lease_until LIMIT $6";
 /// Makes a found claim one of this daemon: `$2` daemon, `$3` attempts and `$4` start of the found one,
-/// `$5` daemon, `$6` start, `$7` seconds of the lease, `$8` whether the found one is of this daemon.
+/// `$5` daemon, `$6` start, `$7` seconds of the lease, `$8` whether the found one is of this daemon,
+/// `$9` workspaces.
 const TAKE_CLAIMED: &str = "
     UPDATE jig_jobs SET claimed_by = $5, claimed_start = $6, approval_id = '',
         lease_until = now() + make_interval(secs => $7),
         claimed_at = CASE WHEN $8 THEN claimed_at ELSE now() END,
+        workspace = CASE WHEN $8 OR NOT any_workspace THEN workspace ELSE ($9::text[])[1] END,
         attempts = attempts + CASE WHEN $8 THEN 0 ELSE 1 END
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
         AND claimed_start = $4 AND ($8 OR lease_until < now())
@@ -82,7 +90,7 @@ const NEXT_DUE: &str = "
         ) - now())::float8,
         extract(epoch FROM (
             SELECT min(lease_until) FROM jig_jobs
-            WHERE queue = $1 AND state = 'claimed' AND workspace = ANY($2)
+            WHERE queue = $1 AND state = 'claimed' AND (any_workspace OR workspace = ANY($2))
                 AND (claimed_by <> $3 OR claimed_start <> ALL($4))
         ) - now())::float8";
 
@@ -123,13 +131,17 @@ impl PostgresQueue {
                 continue;
             }
 
-            self.session.delete_old().await?;
             let until = Instant::now() + self.next_due(&connection).await?;
             tokio::select! {
                 biased;
                 () = stop.cancelled() => {}
                 () = sleep_until(until.into()) => {}
-                notified = self.wait_for_job(&mut notifications) => notified?,
+                notified = self.wait_for_job(&mut notifications) => {
+                    if notified.is_err() {
+                        // The connection was cut, as those of idle sessions are.
+                        sleep(MIN_WAIT).await;
+                    }
+                }
             }
         }
         Ok(Vec::new())
@@ -166,7 +178,7 @@ impl PostgresQueue {
         let (max, lease) = (to_limit(max), lease.as_secs_f64());
         let (daemon_id, start_id): (&str, &str) = (&identity.daemon_id, &identity.start_id);
         let rows = connection
-            .query(CLAIM_QUEUED, &[name, workspaces, &max, &daemon_id, &lease, &start_id])
+            .change(CLAIM_QUEUED, &[name, workspaces, &max, &daemon_id, &lease, &start_id])
             .await?;
         for row in rows {
             claimed.any_changed = true;
@@ -195,19 +207,25 @@ impl PostgresQueue {
         let (max, lease) = (to_limit(max), lease.as_secs_f64());
         let (daemon_id, start_id): (&str, &str) = (&identity.daemon_id, &identity.start_id);
         let running = in_flight.all();
-        let can_judge = self.time_until_judge(connection).is_zero();
+        let can_judge = self.can_judge();
         let parameters: [&(dyn ToSql + Sync); 7] =
             [name, workspaces, &daemon_id, &running, &can_judge, &max, known_starts];
-        for row in connection.query(FIND_CLAIMED, &parameters).await? {
+        let found = connection.query(FIND_CLAIMED, &parameters).await?;
+        // Leases may have ended while the server did not answer.
+        let can_judge = self.can_judge();
+        for row in found {
             let JobRow { id, record, .. } = JobRow::read(&row)?;
             let is_mine = self.session.is_own_claim(&record);
+            if !is_mine && !can_judge {
+                continue;
+            }
             if !is_mine && !self.take_over(&id, &record).await? {
                 claimed.any_changed = true;
                 continue;
             }
             let attempts = to_integer(record.attempts);
             let FleetJobRecord { daemon_id: found_daemon, start_id: found_start, .. } = &record;
-            let parameters: [&(dyn ToSql + Sync); 8] = [
+            let parameters: [&(dyn ToSql + Sync); 9] = [
                 &id,
                 found_daemon,
                 &attempts,
@@ -216,8 +234,10 @@ impl PostgresQueue {
                 &start_id,
                 &lease,
                 &is_mine,
+                workspaces,
             ];
-            let taken = connection.query(TAKE_CLAIMED, &parameters).await?;
+            let taken = connection.change(TAKE_CLAIMED, &parameters).await;
+            let taken = taken.inspect_err(|_| self.session.reachability().reset())?;
             // Otherwise another daemon was faster, or the first one is alive.
             if let Some(row) = taken.first() {
                 claimed.any_changed = true;
@@ -245,7 +265,8 @@ impl PostgresQueue {
         if !runs_again {
             let record = &self.with_principal(record.clone());
             let lost = lost(id, record);
-            if self.session.end(id, record, &lost, true).await? {
+            let is_ended = self.session.end(id, record, &lost, true).await;
+            if is_ended.inspect_err(|_| self.session.reachability().reset())? {
                 self.session.log.report_end(id, &lost, Some(Reason::DaemonLost));
             }
         }
@@ -297,10 +318,13 @@ impl PostgresQueue {
         FleetJobRecord { principal, ..record }
     }
 
-    /// Time until this daemon may take others for dead. After an outage, they get the time to renew
-    /// their leases.
-    fn time_until_judge(&self, connection: &PostgresConnection) -> Duration {
-        self.session.lease.saturating_sub(connection.age())
+    /// Time until this daemon may take others for dead.
+    fn time_until_judge(&self) -> Duration {
+        self.session.reachability().time_until_judge(Instant::now())
+    }
+
+    fn can_judge(&self) -> bool {
+        self.time_until_judge().is_zero()
     }
 
     /// How long to wait without a notification.
@@ -319,8 +343,9 @@ impl PostgresQueue {
             seconds.map(|secs| Duration::try_from_secs_f64(secs.max(0.0)).unwrap_or(MAX_WAIT))
         };
         let job_delay = delay(0).unwrap_or(MAX_WAIT);
-        let lease_delay = delay(1).map(|delay| delay.max(self.time_until_judge(connection)));
-        Ok(job_delay.min(lease_delay.unwrap_or(MAX_WAIT)).clamp(MIN_WAIT, MAX_WAIT))
+        let lease_delay = delay(1).map(|delay| delay.max(self.time_until_judge()));
+        let max = (self.session.lease / WAIT_FRACTION).min(MAX_WAIT);
+        Ok(job_delay.min(lease_delay.unwrap_or(MAX_WAIT)).clamp(MIN_WAIT, max))
     }
 
     /// Waits for a notification of a new job in this queue.

@@ -1,10 +1,7 @@
 //! What this daemon has in PostgreSQL: a connection, which is opened again after each failure, and the
 //! statements that several parts use.
 
-use std::{
-    sync::{Arc, Mutex as StdMutex, PoisonError},
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use prost::Message as _;
 use tokio::{sync::Mutex, time::timeout};
@@ -13,6 +10,7 @@ use tokio_postgres::{Row, types::ToSql};
 use super::{
     connection::{CONNECT_TIMEOUT, PostgresConnection, PostgresConnector, PostgresSetupError},
     job_row::JobRow,
+    reachability::Reachability,
 };
 use crate::{
     api::v1::{FleetJobRecord, JobState},
@@ -25,11 +23,6 @@ use crate::{
     },
 };
 
-/// How often a daemon deletes old rows.
-const DELETION_INTERVAL: Duration = Duration::from_secs(600);
-/// Rows that it deletes at once.
-const MAX_DELETED_ROWS: i64 = 10_000;
-
 const FIND: &str = "SELECT * FROM jig_jobs WHERE id = $1";
 /// Ends a claim. `$6`: whether only if its lease has ended.
 const END: &str = "
@@ -38,10 +31,6 @@ const END: &str = "
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
         AND (NOT $6 OR lease_until < now())
     RETURNING id";
-const DELETE_OLD: &str = "
-    DELETE FROM jig_jobs WHERE id IN (
-        SELECT id FROM jig_jobs
-        WHERE state = 'ended' AND ended_at < now() - make_interval(secs => $1) LIMIT $2)";
 
 /// The part of the fleet that is in PostgreSQL.
 #[derive(Debug)]
@@ -57,7 +46,6 @@ pub(crate) struct PostgresSession {
     pub(super) max_deliver: u32,
     pub(super) result_retention: Duration,
     pub(super) in_flight: Arc<InFlightClaims>,
-    last_deletion: StdMutex<Option<Instant>>,
 }
 
 impl PostgresSession {
@@ -70,8 +58,9 @@ impl PostgresSession {
         log: Arc<FleetJobLog>,
     ) -> Result<Arc<Self>, PostgresSetupError> {
         let name = format!("jigd {}", identity.daemon_id);
+        let reachability = Reachability::new(config.lost_after);
         Ok(Arc::new(Self {
-            connector: Arc::new(PostgresConnector::new(postgres, &name)?),
+            connector: Arc::new(PostgresConnector::new(postgres, &name, reachability)?),
             connection: Mutex::default(),
             identity,
             known_starts,
@@ -80,7 +69,6 @@ impl PostgresSession {
             max_deliver: config.max_deliver,
             result_retention: config.result_retention,
             in_flight: Arc::default(),
-            last_deletion: StdMutex::default(),
         }))
     }
 
@@ -94,7 +82,6 @@ impl PostgresSession {
             known_starts: self.known_starts.clone(),
             log: Arc::clone(&self.log),
             in_flight: Arc::clone(&self.in_flight),
-            last_deletion: StdMutex::default(),
             ..*self
         })
     }
@@ -122,6 +109,19 @@ impl PostgresSession {
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, SourceUnavailable> {
         self.connection().await?.query(statement, parameters).await
+    }
+
+    /// Executes a statement that changes rows, or can, and returns its rows.
+    pub(super) async fn change(
+        &self,
+        statement: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, SourceUnavailable> {
+        self.connection().await?.change(statement, parameters).await
+    }
+
+    pub(super) fn reachability(&self) -> &Reachability {
+        &self.connector.reachability
     }
 
     pub(super) async fn find(&self, id: &str) -> Result<Option<JobRow>, SourceUnavailable> {
@@ -153,26 +153,9 @@ impl PostgresSession {
         let (outcome, result) = (outcome(job.state()), job.encode_to_vec());
         let attempts = to_integer(claim.attempts);
         let rows = self
-            .query(END, &[&id, &claim.daemon_id, &attempts, &outcome, &result, &only_if_expired])
+            .change(END, &[&id, &claim.daemon_id, &attempts, &outcome, &result, &only_if_expired])
             .await?;
         Ok(!rows.is_empty())
-    }
-
-    /// Deletes old ended jobs, once in a while.
-    pub(super) async fn delete_old(&self) -> Result<(), SourceUnavailable> {
-        let is_due = {
-            let mut last = self.last_deletion.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_due = last.is_none_or(|last| last.elapsed() >= DELETION_INTERVAL);
-            if is_due {
-                *last = Some(Instant::now());
-            }
-            is_due
-        };
-        if is_due {
-            let retention = self.result_retention.as_secs_f64();
-            self.query(DELETE_OLD, &[&retention, &MAX_DELETED_ROWS]).await?;
-        }
-        Ok(())
     }
 }
 
