@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Instant};
 use serde_json::Value;
 
 use super::{
-    Pipeline, context::CallContext, fleet_access::wait_for_fleet_job, fleet_jobs::is_fleet_job_id,
-    invoke::batch::cancelled_response, jobs::LiveOrEndedJob,
+    Pipeline, context::CallContext, fleet_jobs::is_fleet_job_id, invoke::batch::cancelled_response,
+    jobs::LiveOrEndedJob,
 };
 use crate::{
     api::{
@@ -74,10 +74,10 @@ impl CallerJobs {
         id: &str,
         until: Instant,
     ) -> Result<Option<InvokeResponse>, Error> {
-        let (fleet, found) = self.pipeline.find_fleet_job(&self.context, id).await?;
+        let (_fleet, found) = self.pipeline.find_fleet_job(&self.context, id).await?;
         self.check_dialect(&found.job.dialect)?;
 
-        let job = wait_for_fleet_job(fleet, found, Some(until)).await?;
+        let job = self.pipeline.wait_for_fleet_job(&self.context, found, Some(until)).await?;
         let has_ended = job.end_time.is_some();
         Ok(has_ended.then(|| job.result.unwrap_or_else(cancelled_response)))
     }

@@ -8,7 +8,10 @@ use super::{
     fleet_jobs::{FleetJob, FleetJobs},
     jobs::job_not_found_error,
 };
-use crate::{api::v1::Job, daemon::error::Error};
+use crate::{
+    api::v1::{Job, JobState},
+    daemon::error::Error,
+};
 
 impl Pipeline {
     /// Registers the fleet, before the first call.
@@ -28,6 +31,9 @@ impl Pipeline {
 
     /// Finds a fleet job. Returns "not found" for a job of another workspace, and of a tool that the
     /// caller may not use.
+    ///
+    /// The workspace of the job is empty if it was submitted without one and no daemon has claimed it.
+    /// Then [`Self::check_claim`] must follow each change.
     pub(crate) async fn find_fleet_job(
         &self,
         context: &CallContext,
@@ -42,28 +48,52 @@ impl Pipeline {
 
         let found = fleet.find(id).await?.filter(|found| {
             let tool = self.require_job_tool(context, &found.job.dialect, &found.job.tool);
-            found.workspace == workspace && tool.is_ok()
+            (found.workspace == workspace || is_unclaimed(found)) && tool.is_ok()
         });
         match found {
             Some(found) => Ok((fleet, found)),
             None => Err(job_not_found_error(workspace, id)),
         }
     }
+
+    /// Waits until a found job has ended or `until`, and returns it with its result.
+    pub(crate) async fn wait_for_fleet_job(
+        &self,
+        context: &CallContext,
+        found: FleetJob,
+        until: Option<Instant>,
+    ) -> Result<Job, Error> {
+        let fleet = self.require_fleet()?;
+        let found = match found.job.end_time {
+            Some(_) => found,
+            None => {
+                let id = &found.job.job_id;
+                let waited = fleet.wait(id, until).await?;
+                let waited = self.check_claim(context, &found, waited).await?;
+                waited.ok_or_else(|| job_not_found_error(&found.workspace, id))?
+            }
+        };
+        fleet.load_result(found).await
+    }
+
+    /// Returns `changed`, which is a later state of a found job. Fails if a daemon has claimed it for
+    /// another workspace since.
+    pub(crate) async fn check_claim(
+        &self,
+        context: &CallContext,
+        found: &FleetJob,
+        changed: Option<FleetJob>,
+    ) -> Result<Option<FleetJob>, Error> {
+        if found.workspace.is_empty() {
+            let (_fleet, found) = self.find_fleet_job(context, &found.job.job_id).await?;
+            return Ok(Some(found));
+        }
+        Ok(changed)
+    }
 }
 
-/// Waits until a job has ended or `until`, and returns it with its result.
-pub(crate) async fn wait_for_fleet_job(
-    fleet: &Arc<dyn FleetJobs>,
-    job: FleetJob,
-    until: Option<Instant>,
-) -> Result<Job, Error> {
-    let job = match job.job.end_time {
-        Some(_) => job,
-        None => {
-            let id = &job.job.job_id;
-            let waited = fleet.wait(id, until).await?;
-            waited.ok_or_else(|| job_not_found_error(&job.workspace, id))?
-        }
-    };
-    fleet.load_result(job).await
+/// Whether no workspace has a job yet, or had when it was cancelled.
+fn is_unclaimed(found: &FleetJob) -> bool {
+    found.workspace.is_empty()
+        && matches!(found.job.state(), JobState::Queued | JobState::Cancelled)
 }

@@ -21,6 +21,7 @@ mod network;
 mod plain_client;
 mod postgres;
 mod postgres_outages;
+mod postgres_rows;
 mod postgres_server;
 mod replicas;
 mod same_names;
@@ -257,10 +258,16 @@ impl FleetJobs {
     }
 
     async fn wait(&mut self, id: &str) -> Job {
+        self.try_wait(id).await.unwrap()
+    }
+
+    async fn try_wait(&mut self, id: &str) -> Result<Job, Refusal> {
         let request = WaitJobRequest { job_id: id.to_owned(), wait_ms: None };
         let call = self.client.wait_job(with_key(&self.key, request));
-        let response = tokio::time::timeout(plain_client::MAX_FLEET_TIME, call).await.unwrap();
-        response.unwrap().into_inner().job.unwrap()
+        match tokio::time::timeout(plain_client::MAX_FLEET_TIME, call).await.unwrap() {
+            Ok(response) => Ok(response.into_inner().job.unwrap()),
+            Err(status) => Err(Refusal::from_status(&status)),
+        }
     }
 }
 

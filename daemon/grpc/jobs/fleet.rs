@@ -24,7 +24,6 @@ use crate::{
         pipeline::{
             Pipeline,
             context::CallContext,
-            fleet_access::wait_for_fleet_job,
             fleet_jobs::{FleetJob, FleetJobEvents, FleetJobs, FleetSubmission},
             job_submission::DEFAULT_QUEUE_NAME,
             once::IdempotentCall,
@@ -118,13 +117,13 @@ fn name_request_id(mut error: Error, request_id: String) -> Error {
 /// Waits until a job has ended or `until`. Fails if the drain timeout passes first.
 pub(super) async fn wait_for_job(
     pipeline: &Pipeline,
-    fleet: &Arc<dyn FleetJobs>,
+    context: &CallContext,
     job: FleetJob,
     until: Option<Instant>,
 ) -> Result<Job, Error> {
     tokio::select! {
         biased;
-        waited = wait_for_fleet_job(fleet, job, until) => waited,
+        waited = pipeline.wait_for_fleet_job(context, job, until) => waited,
         () = pipeline.shutdown.terminate_token().cancelled_owned() => Err(shutdown_error()),
     }
 }
@@ -132,6 +131,7 @@ pub(super) async fn wait_for_job(
 /// Cancels a job, and waits until it has ended.
 pub(super) async fn cancel_fleet_job(
     pipeline: &Pipeline,
+    context: &CallContext,
     fleet: &Arc<dyn FleetJobs>,
     mut job: FleetJob,
 ) -> Result<Job, Error> {
@@ -143,7 +143,7 @@ pub(super) async fn cancel_fleet_job(
             waited = fleet.wait(&job.job.job_id, until) => waited?,
             () = pipeline.shutdown.terminate_token().cancelled_owned() => return Err(shutdown_error()),
         };
-        job = waited.unwrap_or(job);
+        job = pipeline.check_claim(context, &job, waited).await?.unwrap_or(job);
     }
     fleet.load_result(job).await
 }
@@ -151,6 +151,8 @@ pub(super) async fn cancel_fleet_job(
 /// A stream that watches a fleet job.
 pub(super) struct FleetJobStream {
     pipeline: Arc<Pipeline>,
+    context: CallContext,
+    job: FleetJob,
     events: Box<dyn FleetJobEvents>,
     deadline: Option<Instant>,
     keep_alive_interval: Duration,
@@ -160,8 +162,8 @@ pub(super) struct FleetJobStream {
 impl FleetJobStream {
     pub(super) async fn new(
         pipeline: Arc<Pipeline>,
-        context: &CallContext,
-        fleet: &Arc<dyn FleetJobs>,
+        context: CallContext,
+        (fleet, job): (&Arc<dyn FleetJobs>, FleetJob),
         request: &WatchJobRequest,
         permit: Permit,
     ) -> Result<Self, Error> {
@@ -170,6 +172,8 @@ impl FleetJobStream {
             pipeline,
             events: fleet.watch(&request.job_id, offsets).await?,
             deadline: context.deadline,
+            context,
+            job,
             keep_alive_interval: keep_alive_interval(request.keep_alive_sec),
             _permit: permit,
         })
@@ -189,6 +193,15 @@ impl FleetJobStream {
         run_in_time(deadline, terminate, terminator, events).await;
     }
 
+    /// Ends the stream if another workspace has the job, as
+    /// [`check_claim`](Pipeline::check_claim) does.
+    async fn check_claim(&mut self) -> Result<(), Error> {
+        if let Some(found) = self.pipeline.check_claim(&self.context, &self.job, None).await? {
+            self.job = found;
+        }
+        Ok(())
+    }
+
     /// Returns the error that the client gets; `None` if the client has gone.
     async fn forward_events(
         &mut self,
@@ -197,7 +210,10 @@ impl FleetJobStream {
         loop {
             let event = tokio::select! {
                 event = self.events.next() => match event? {
-                    Some(event) => event,
+                    Some(event) => {
+                        self.check_claim().await?;
+                        event
+                    }
                     None => return Ok(()),
                 },
                 () = sleep(self.keep_alive_interval) => Event::KeepAlive(JobKeepAlive {}),

@@ -191,8 +191,8 @@ impl JobService for JobServiceHandler {
             let wait = request.wait_ms.map(u64::from).map(Duration::from_millis);
             let until = wait.map(|wait| Instant::now() + wait);
             if is_fleet_job_id(&request.job_id) {
-                let (fleet, job) = self.pipeline.find_fleet_job(&context, &request.job_id).await?;
-                let job = wait_for_job(&self.pipeline, fleet, job, until).await?;
+                let (_fleet, job) = self.pipeline.find_fleet_job(&context, &request.job_id).await?;
+                let job = wait_for_job(&self.pipeline, &context, job, until).await?;
                 return Ok(WaitJobResponse { job: Some(job) });
             }
             let snapshot = match self.find_job(&context, &request.job_id).await? {
@@ -222,7 +222,7 @@ impl JobService for JobServiceHandler {
             let work = async move |_is_unfinished: bool| {
                 if is_fleet_job_id(&request.job_id) {
                     let (fleet, job) = pipeline.find_fleet_job(&context, &request.job_id).await?;
-                    let job = cancel_fleet_job(&pipeline, fleet, job).await?;
+                    let job = cancel_fleet_job(&pipeline, &context, fleet, job).await?;
                     return Ok(CancelJobResponse { job: Some(job) });
                 }
                 let snapshot = match pipeline.find_job(&context, &request.job_id).await? {
@@ -249,10 +249,10 @@ impl JobService for JobServiceHandler {
                 response_channel(STREAM_BUFFER_MESSAGES, &context.call_id);
             let pipeline = Arc::clone(&self.pipeline);
             if is_fleet_job_id(&request.job_id) {
-                let (fleet, _job) = self.pipeline.find_fleet_job(&context, &request.job_id).await?;
+                let (fleet, job) = self.pipeline.find_fleet_job(&context, &request.job_id).await?;
                 let permit = self.limits.acquire_watch(&context.principal)?;
                 let stream =
-                    FleetJobStream::new(pipeline, &context, fleet, &request, permit).await?;
+                    FleetJobStream::new(pipeline, context, (fleet, job), &request, permit).await?;
                 task::spawn_tracked("watch of a fleet job", stream.run(sender, terminator));
                 return Ok(responses);
             }
