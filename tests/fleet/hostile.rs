@@ -7,6 +7,7 @@ use async_nats::Message;
 use jig::api::v1::{JobState, SubmitJobRequest};
 use prost::Message as _;
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 
 use super::{
     SIGNING_KEY, TestFleet, fleet_job,
@@ -269,4 +270,20 @@ async fn damaged_record_blocks_only_its_own_job() {
     }
     assert_eq!(store.entry(&id).await.unwrap().unwrap().revision, revision);
     assert_eq!(member.lines("effects"), [""; 0]);
+}
+
+/// Plain programs read records. With the signature, they could publish the message again when the
+/// record has expired.
+#[tokio::test]
+async fn record_does_not_show_the_signature_of_its_job() {
+    let fleet = TestFleet::start().await;
+    let observer = fleet.start_observer().await;
+    let mut messages = fleet.client.subscribe("jig.jobs.>").await;
+    let id = fleet.jobs(&observer).submit("m-1", fleet_job("true")).await.job_id;
+    let signature = header(&next_message(&mut messages).await, "Jig-Signature");
+
+    let record = fleet.client.record(&id).await.unwrap();
+    assert_eq!(record.signature_sha256, Sha256::digest(&signature).to_vec());
+    let encoded = record.encode_to_vec();
+    assert!(!encoded.windows(signature.len()).any(|part| part == signature.as_bytes()));
 }

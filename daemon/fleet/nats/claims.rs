@@ -387,7 +387,9 @@ impl JobClaims {
         let Some((record, revision)) = self.records.get(id).await? else { return Ok(true) };
         let signature = single_header(message.headers.as_ref(), SIGNATURE_HEADER);
         let is_published = record.state() == FleetJobState::Queued
-            && signature.is_ok_and(|signature| signature == Some(&record.signature));
+            && signature.is_ok_and(|signature| {
+                signature.is_some_and(|text| *Sha256::digest(text) == *record.signature_sha256)
+            });
         if !is_published {
             return Ok(true);
         }

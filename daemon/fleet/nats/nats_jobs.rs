@@ -89,7 +89,7 @@ impl NatsJobs {
             request_id: request_id.clone(),
             principal: principal.clone(),
             session: session.clone(),
-            signature: signature.clone(),
+            signature_sha256: Sha256::digest(&signature).to_vec().into(),
             ..record_of(submission.request.clone())
         };
         let records = self.0.records().await?;
