@@ -3,17 +3,24 @@
 
 use std::{collections::BTreeMap, fs};
 
-use async_nats::Message;
+use async_nats::{
+    Message,
+    jetstream::consumer::{AckPolicy, push},
+};
+use futures_util::StreamExt as _;
 use jig::api::v1::{JobState, SubmitJobRequest};
 use prost::Message as _;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    SIGNING_KEY, TestFleet, fleet_job,
-    plain_client::{JobMessage, fleet_job_id, next_message},
+    COUNTED_WAIT, SIGNING_KEY, TestFleet, fleet_job,
+    plain_client::{JobMessage, MAX_FLEET_TIME, PlainClient, fleet_job_id, next_message},
 };
-use crate::jobs::{command_job, tool_job};
+use crate::{
+    jobs::{command_job, tool_job},
+    support::eventually_within,
+};
 
 /// A request that must not run.
 fn effect() -> SubmitJobRequest {
@@ -286,4 +293,68 @@ async fn record_does_not_show_the_signature_of_its_job() {
     assert_eq!(record.signature_sha256, Sha256::digest(&signature).to_vec());
     let encoded = record.encode_to_vec();
     assert!(!encoded.windows(signature.len()).any(|part| part == signature.as_bytes()));
+}
+
+/// A program that may create consumers can have the server deliver other messages to a watch.
+#[tokio::test]
+async fn watch_of_a_record_takes_no_other_one() {
+    let fleet = TestFleet::start().await;
+    let member = fleet.start_member().await;
+    let request = SubmitJobRequest { store_artifacts: true, ..command_job("echo forged") };
+    fleet.client.publish(&JobMessage::new("own", &request)).await;
+    fleet.client.wait_for_end(&fleet_job_id("own")).await;
+
+    let mut jobs = fleet.jobs(&member);
+    let command = format!("{COUNTED_WAIT}; echo real");
+    let id = jobs.submit("m-1", fleet_job(&command)).await.job_id;
+    member.wait_for_effects(1).await;
+    let waited = id.clone();
+    let waiting = tokio::spawn(async move { jobs.wait(&waited).await });
+    for (stream, subject) in [
+        ("KV_JIG_JOBS_records", format!("$KV.JIG_JOBS_records.{}", fleet_job_id("own"))),
+        ("OBJ_JIG_JOBS_results", "$O.JIG_JOBS_results.>".to_owned()),
+    ] {
+        let subject_start = subject.trim_end_matches('>');
+        eventually_within(MAX_FLEET_TIME, "the watch gets another message", async || {
+            assert!(!waiting.is_finished(), "the wait ended with another record");
+            for inbox in watch_inboxes(&fleet.client, &id).await {
+                deliver(&fleet.client, stream, &subject, inbox).await;
+            }
+            let log = member.daemon.log();
+            log.lines().any(|line| line.contains("sent a message") && line.contains(subject_start))
+        })
+        .await;
+    }
+
+    member.go();
+    let job = waiting.await.unwrap();
+    assert_eq!((&*job.job_id, job.state()), (&*id, JobState::Succeeded));
+    assert!(job.result.unwrap().text.contains("real"));
+    assert!(!member.daemon.log().contains("panicked"));
+}
+
+/// Where the server delivers the record of a job to.
+async fn watch_inboxes(client: &PlainClient, id: &str) -> Vec<String> {
+    let stream = client.jetstream().get_stream("KV_JIG_JOBS_records").await.unwrap();
+    let mut consumers = stream.consumers();
+    let mut inboxes = Vec::new();
+    while let Some(consumer) = consumers.next().await {
+        let config = consumer.unwrap().config;
+        if config.filter_subject.ends_with(id) {
+            inboxes.extend(config.deliver_subject);
+        }
+    }
+    inboxes
+}
+
+/// Has the server deliver messages of a stream to a subject.
+async fn deliver(client: &PlainClient, stream: &str, subject: &str, to: String) {
+    let stream = client.jetstream().get_stream(stream).await.unwrap();
+    let config = push::Config {
+        deliver_subject: to,
+        filter_subject: subject.to_owned(),
+        ack_policy: AckPolicy::None,
+        ..push::Config::default()
+    };
+    stream.create_consumer(config).await.unwrap();
 }

@@ -1,9 +1,12 @@
 //! Reads keys of the buckets as they are now, and changes them only if no other daemon has: each change names the
 //! revision that it replaces.
 
-use async_nats::jetstream::{
-    kv::{self, CreateErrorKind, Operation, UpdateErrorKind},
-    stream::LastRawMessageErrorKind,
+use async_nats::{
+    HeaderMap,
+    jetstream::{
+        kv::{self, CreateErrorKind, Operation, UpdateErrorKind},
+        stream::LastRawMessageErrorKind,
+    },
 };
 use bytes::Bytes;
 
@@ -80,13 +83,18 @@ async fn read_from_leader(
 ) -> Result<Option<(Bytes, u64)>, SourceUnavailable> {
     let subject = format!("{}{key}", bucket.prefix);
     match bucket.stream.get_last_raw_message_by_subject(&subject).await {
-        Ok(message) if message.headers.get(OPERATION_HEADER).is_none() => {
+        Ok(message) if !is_deletion(Some(&message.headers)) => {
             Ok(Some((message.payload, message.sequence)))
         }
         Ok(_deleted) => Ok(None),
         Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
         Err(error) => Err(SourceUnavailable::new(error)),
     }
+}
+
+/// Whether a message of a bucket with these headers deletes its key.
+pub(super) fn is_deletion(headers: Option<&HeaderMap>) -> bool {
+    headers.is_some_and(|headers| headers.get(OPERATION_HEADER).is_some())
 }
 
 /// Whether a bucket can have this key. A subject with others could be of several keys.

@@ -6,12 +6,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use async_nats::jetstream::kv::{self, Operation};
+use async_nats::{
+    Client,
+    jetstream::{
+        consumer::{DeliverPolicy, push},
+        kv,
+    },
+};
 use prost::Message as _;
 use tokio::time::timeout_at;
 use tokio_stream::StreamExt as _;
 
-use super::bucket::{RecordError, create_key, read_key, replace_key};
+use super::bucket::{RecordError, create_key, is_deletion, read_key, replace_key};
 use crate::{api::v1::FleetJobRecord, daemon::fleet::work_source::SourceUnavailable};
 
 /// How often a watch looks whether its record is there still, if the bucket stores records for
@@ -21,12 +27,13 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// The bucket of records.
 #[derive(Debug, Clone)]
 pub(crate) struct FleetRecords {
+    client: Client,
     bucket: kv::Store,
 }
 
 impl FleetRecords {
-    pub(super) fn new(bucket: kv::Store) -> Self {
-        Self { bucket }
+    pub(super) fn new(client: Client, bucket: kv::Store) -> Self {
+        Self { client, bucket }
     }
 
     /// Reads a record with its revision.
@@ -59,16 +66,33 @@ impl FleetRecords {
 
     /// Watches a record: first the current one, if there is one, then each change.
     pub(crate) async fn watch(&self, id: &str) -> Result<RecordWatch, SourceUnavailable> {
-        let changes = self.bucket.watch_with_history(id).await.map_err(SourceUnavailable::new)?;
+        let changes = self.open_changes(id).await?;
         let max_age = self.bucket.stream.cached_info().config.max_age;
         let check_interval = max_age.min(MAX_CHECK_INTERVAL);
         Ok(RecordWatch {
             records: self.clone(),
             id: id.to_owned(),
-            changes,
+            changes: Some(changes),
             check_interval,
             next_check: Instant::now() + check_interval,
         })
+    }
+
+    /// Subscribes to a record: the current one, then each change.
+    async fn open_changes(&self, id: &str) -> Result<push::Ordered, SourceUnavailable> {
+        let config = push::OrderedConfig {
+            deliver_subject: self.client.new_inbox(),
+            filter_subject: self.subject(id),
+            deliver_policy: DeliverPolicy::LastPerSubject,
+            ..push::OrderedConfig::default()
+        };
+        let consumer = self.bucket.stream.create_consumer(config).await;
+        let changes = consumer.map_err(SourceUnavailable::new)?.messages().await;
+        changes.map_err(SourceUnavailable::new)
+    }
+
+    fn subject(&self, id: &str) -> String {
+        format!("{}{id}", self.bucket.prefix)
     }
 }
 
@@ -76,7 +100,8 @@ impl FleetRecords {
 pub(crate) struct RecordWatch {
     records: FleetRecords,
     id: String,
-    changes: kv::Watch,
+    /// `None` if they must be opened again.
+    changes: Option<push::Ordered>,
     check_interval: Duration,
     next_check: Instant,
 }
@@ -89,13 +114,28 @@ impl fmt::Debug for RecordWatch {
 
 impl RecordWatch {
     /// Waits for the next record. Returns `None` if there is none any more. Cancel safe.
+    ///
+    /// A program that may create consumers can have the server deliver messages to any subject. Those
+    /// with the subject of the record are the record.
     pub(crate) async fn next(&mut self) -> Result<Option<FleetJobRecord>, SourceUnavailable> {
+        let subject = self.records.subject(&self.id);
         loop {
-            match timeout_at(self.next_check.into(), self.changes.next()).await {
-                Ok(Some(Ok(entry))) if entry.operation == Operation::Put => {
-                    return decode(entry.value).map(Some);
+            let changes = match &mut self.changes {
+                Some(changes) => changes,
+                none => none.insert(self.records.open_changes(&self.id).await?),
+            };
+            match timeout_at(self.next_check.into(), changes.next()).await {
+                Ok(Some(Ok(message))) if message.subject.as_str() != subject => {
+                    tracing::warn!(
+                        job = self.id,
+                        subject = message.subject.as_str(),
+                        "another program has sent a message to a watch of this daemon: let no program list the consumers of the bucket of records"
+                    );
+                    // It counts in the order of the messages, so the next ones may be missed.
+                    self.changes = None;
                 }
-                Ok(Some(Ok(_deleted))) => return Ok(None),
+                Ok(Some(Ok(message))) if is_deletion(message.headers.as_ref()) => return Ok(None),
+                Ok(Some(Ok(message))) => return decode(message.payload.clone()).map(Some),
                 Ok(Some(Err(error))) => return Err(SourceUnavailable::new(error)),
                 Ok(None) => return Err(SourceUnavailable::new("the watch of a record ended")),
                 Err(_elapsed) if self.records.get(&self.id).await?.is_none() => return Ok(None),

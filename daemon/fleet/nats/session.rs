@@ -122,7 +122,8 @@ impl NatsSession {
 
     /// The records of jobs.
     pub(crate) async fn records(&self) -> Result<FleetRecords, SourceUnavailable> {
-        Ok(FleetRecords::new(self.objects().await?.records.clone()))
+        let bucket = self.objects().await?.records.clone();
+        Ok(FleetRecords::new(self.client().clone(), bucket))
     }
 
     /// The large results.
