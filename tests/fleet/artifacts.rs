@@ -90,7 +90,7 @@ fn artifact<'a>(record: &'a FleetJobRecord, name: &str) -> &'a FleetArtifact {
 }
 
 /// Reads an object with a plain client, which checks its digest.
-pub(super) async fn read_object(client: &PlainClient, name: &str) -> Vec<u8> {
+async fn read_object(client: &PlainClient, name: &str) -> Vec<u8> {
     let store = client.jetstream().get_object_store("JIG_JOBS_results").await.unwrap();
     let mut object = store.get(name).await.unwrap();
     let mut bytes = Vec::new();

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the servers of the fleet tests: NATS into $JIG_TOOLS_DIR/bin (default: target/tools/bin),
 # and PostgreSQL as the package of Debian, with a link to its programs in $JIG_TOOLS_DIR/postgresql.
+# Installs what examples/fleet.py needs into $JIG_TOOLS_DIR/fleet/python.
 set -euo pipefail
 
 nats_server_version=v2.15.3
@@ -16,6 +17,7 @@ flock "$lock"
 
 source tests/deploy/tools.sh
 install_go_program nats-server github.com/nats-io/nats-server/v2 "$nats_server_version"
+install_python_packages fleet tests/fleet/requirements.txt
 
 # newest_postgresql: prints the directory of the newest installed server, if there is one.
 newest_postgresql() {

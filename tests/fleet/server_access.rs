@@ -1,20 +1,20 @@
 //! Servers with TLS and users: how daemons authenticate, and what plain clients may do.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
 
 use async_nats::{ConnectOptions, jetstream::stream};
-use jig::api::v1::{JobState, SubmitJobRequest};
+use futures_util::StreamExt as _;
+use jig::api::v1::{FleetJobRecord, FleetJobState, JobState};
+use prost::Message as _;
 
 use super::{
-    Member, TestFleet,
-    artifacts::read_object,
-    fleet_job,
+    Member, TestFleet, fleet_job,
     nats_server::NatsServer,
     plain_client::{JobMessage, MAX_FLEET_TIME, PlainClient, fleet_job_id},
 };
 use crate::{
     jobs::command_job,
-    support::{CertificateAuthority, eventually_within},
+    support::{CertificateAuthority, eventually_within, promptly, tools_directory},
 };
 
 const DAEMONS_PAGE: &str = include_str!("../../docs/operate/fleet.md");
@@ -56,24 +56,73 @@ async fn start_fleet_with_users(config: &str) -> TestFleet {
 }
 
 #[tokio::test]
-async fn plain_client_needs_only_the_documented_permissions() {
+async fn example_needs_only_the_documented_permissions() {
     let fleet = start_fleet_with_users("").await;
     let _member = fleet.start_member().await;
-    let client = &fleet.client;
-    let request = SubmitJobRequest { store_artifacts: true, ..command_job("echo hello") };
-    client.publish(&JobMessage::new("m-1", &request)).await;
-    let id = fleet_job_id("m-1");
-    let record = client.wait_for_end(&id).await;
-    assert_eq!(record.job.as_ref().unwrap().state(), JobState::Succeeded);
-    let stdout = record.artifacts.iter().find(|artifact| !artifact.object.is_empty()).unwrap();
-    assert_eq!(read_object(client, &stdout.object).await, b"hello\n");
+    let python = tools_directory().join("fleet/python/bin/python");
+    let stubs = fleet.directory.path().join("stubs");
+    fs::create_dir(&stubs).unwrap();
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("proto");
+    let mut generator = Command::new(&python);
+    generator.args(["-m", "grpc_tools.protoc", "--python_out"]).arg(&stubs);
+    generator.arg("--proto_path").arg(&sources);
+    let protos = fs::read_dir(sources.join("jig/v1")).unwrap();
+    generator.args(protos.map(|proto| proto.unwrap().path()));
+    run(generator).await;
 
-    // It cannot change the record, nor publish to another queue.
+    let server = format!("nats://plain:secret@127.0.0.1:{}", fleet.server.port());
+    let mut example = Command::new(&python);
+    example.env("PYTHONPATH", &stubs);
+    example.args(["examples/fleet.py", &server, "build.main", "seq 200000"]);
+    let printed = run(example).await;
+    assert!(printed.contains("JOB_STATE_SUCCEEDED"), "{printed}");
+    assert!(printed.contains("stdout.txt: 1288895 bytes"), "{printed}");
+    assert!(!fleet.server.log().contains("Violation"), "{}", fleet.server.log());
+}
+
+/// Runs a program in the directory of the source, and returns what it prints.
+async fn run(mut command: Command) -> String {
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).env("PYTHONDONTWRITEBYTECODE", "1");
+    let running = tokio::task::spawn_blocking(move || command.output().unwrap());
+    let output = promptly("a program ends", running).await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn plain_client_can_do_only_what_its_permissions_say() {
+    let fleet = start_fleet_with_users("").await;
+    let member = fleet.start_member().await;
+    let client = &fleet.client;
+    client.publish(&JobMessage::new("m-1", &command_job("echo hello"))).await;
+    let id = fleet_job_id("m-1");
+    let mut jobs = fleet.jobs(&member);
+    eventually_within(MAX_FLEET_TIME, "there is a job", async || jobs.try_get(&id).await.is_ok())
+        .await;
+    let job = jobs.wait(&id).await;
+    assert_eq!(job.state(), JobState::Succeeded);
+
     let records = client.records().await;
-    assert!(records.put(&id, "forged".into()).await.is_err());
     let other = JobMessage::new("m-2", &command_job("true")).subject("jig.jobs.other.main");
-    assert_eq!(client.try_publish(&other).await, None);
-    assert_eq!(client.record(&id).await.unwrap(), record);
+    let (mut consumers, mut names) = (records.stream.consumers(), records.stream.consumer_names());
+    let (put, get, consumer, name, published) = tokio::join!(
+        records.put(&id, "forged".into()),
+        // The server would send the stored bytes to any subject, also to that of another record.
+        records.get(&id),
+        // Consumers of daemons show where the server delivers records to.
+        consumers.next(),
+        names.next(),
+        client.try_publish(&other),
+    );
+    assert!(put.is_err() && get.is_err() && published.is_none());
+    assert!(consumer.unwrap().is_err() && name.unwrap().is_err());
+    assert_eq!(jobs.try_get(&id).await.unwrap(), job);
+
+    // It reads the record by a watch.
+    let mut changes = records.watch_with_history(&id).await.unwrap();
+    let entry = promptly("the record arrives", changes.next()).await.unwrap().unwrap();
+    let record = FleetJobRecord::decode(entry.value).unwrap();
+    assert_eq!(record.state(), FleetJobState::Ended);
 }
 
 #[tokio::test]
