@@ -57,6 +57,10 @@ impl PlainClient {
         &self.proxy
     }
 
+    pub(super) fn client(&self) -> &async_nats::Client {
+        &self.client
+    }
+
     pub(super) fn jetstream(&self) -> &jetstream::Context {
         &self.jetstream
     }

@@ -8,7 +8,7 @@ use jig::api::v1::{FleetJobRecord, FleetJobState, JobState};
 use prost::Message as _;
 
 use super::{
-    Member, TestFleet, fleet_job,
+    COUNTED_WAIT, Member, TestFleet, fleet_job,
     nats_server::NatsServer,
     plain_client::{JobMessage, MAX_FLEET_TIME, PlainClient, fleet_job_id},
 };
@@ -39,12 +39,17 @@ fn documented_permissions(page: &str) -> String {
 /// A fleet on a server that knows an nkey for daemons, and a user for plain clients.
 async fn start_fleet_with_users(config: &str) -> TestFleet {
     let [daemons, clients] = [DAEMONS_PAGE, CLIENTS_PAGE].map(documented_permissions);
-    let config = format!(
+    start_fleet(&format!(
         "{config}\nauthorization {{ users = [\n  {{ nkey: {NKEY}, permissions: {{ {daemons} }} }}\n  \
-         {{ user: plain, password: secret, permissions: {{ {clients} }} }}\n] }}\n"
-    );
-    let server = NatsServer::start_with_config(&config).await;
-    let options = ConnectOptions::with_user_and_password("plain".into(), "secret".into());
+         {{ user: plain, password: PASSWORD, permissions: {{ {clients} }} }}\n] }}\n"
+    ))
+    .await
+}
+
+/// A fleet on a server whose configuration names the nkey of daemons and the user `plain`.
+async fn start_fleet(config: &str) -> TestFleet {
+    let server = NatsServer::start_with_config(config).await;
+    let options = ConnectOptions::with_user_and_password("plain".into(), "PASSWORD".into());
     let client = PlainClient::connect(server.port(), options).await;
     let mut fleet = TestFleet::with_client(server, client);
 
@@ -70,7 +75,7 @@ async fn example_needs_only_the_documented_permissions() {
     generator.args(protos.map(|proto| proto.unwrap().path()));
     run(generator).await;
 
-    let server = format!("nats://plain:secret@127.0.0.1:{}", fleet.server.port());
+    let server = format!("nats://plain:PASSWORD@127.0.0.1:{}", fleet.server.port());
     let mut example = Command::new(&python);
     example.env("PYTHONPATH", &stubs);
     example.args(["examples/fleet.py", &server, "build.main", "seq 200000"]);
@@ -123,6 +128,44 @@ async fn plain_client_can_do_only_what_its_permissions_say() {
     let entry = promptly("the record arrives", changes.next()).await.unwrap().unwrap();
     let record = FleetJobRecord::decode(entry.value).unwrap();
     assert_eq!(record.state(), FleetJobState::Ended);
+}
+
+/// The server sends replies to any subject, but not to one of another account.
+#[tokio::test]
+async fn program_in_another_account_writes_no_record() {
+    let (_, rest) = CLIENTS_PAGE.split_once("```text\naccounts").unwrap();
+    let (accounts, _) = rest.split_once("```").unwrap();
+    let fleet = start_fleet(&format!("accounts{}", accounts.replace("DAEMONS", NKEY))).await;
+    let member = fleet.start_member().await;
+    let mut jobs = fleet.jobs(&member);
+    let command = format!("{COUNTED_WAIT}; echo real");
+    let id = jobs.submit("m-1", fleet_job(&command)).await.job_id;
+    member.wait_for_effects(1).await;
+    let own = JobMessage::new("own", &command_job("echo forged"));
+    fleet.client.publish(&own).await;
+
+    let client = fleet.client.client();
+    let get = format!("$JS.API.DIRECT.GET.KV_JIG_JOBS_records.{}", subject(&fleet_job_id("own")));
+    eventually_within(MAX_FLEET_TIME, "the job has ended", async || {
+        let reply = client.request(get.clone(), "".into()).await.unwrap();
+        let record = FleetJobRecord::decode(reply.payload).unwrap();
+        record.state() == FleetJobState::Ended
+    })
+    .await;
+    for request in [get.clone(), "jig.jobs.build.main".to_owned()] {
+        client.publish_with_reply(request, subject(&id), "".into()).await.unwrap();
+    }
+    client.request(get, "".into()).await.unwrap();
+
+    member.go();
+    let job = jobs.wait(&id).await;
+    assert_eq!((&*job.job_id, job.state()), (&*id, JobState::Succeeded));
+    assert!(job.result.unwrap().text.contains("real"));
+}
+
+/// Where the record of a job is.
+fn subject(id: &str) -> String {
+    format!("$KV.JIG_JOBS_records.{id}")
 }
 
 #[tokio::test]
