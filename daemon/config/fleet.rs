@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use url::Url;
 
 use super::{
@@ -215,15 +216,24 @@ fn parse_servers(
     problems: &mut Vec<String>,
 ) -> FleetServers {
     if let Some(path) = &table.ca_file
-        && let Err(error) = open_trusted(path)
+        && let Err(problem) = check_ca_file(path)
     {
-        let explained = error.explain("give the PEM file of the CA of the servers");
-        problems.push(format!("fleet.ca_file {}: {explained}", path.display()));
+        problems.push(format!("fleet.ca_file {}: {problem}", path.display()));
     }
     if table.postgres.is_some() {
         FleetServers::Postgres(parse_postgres(table, allow_plaintext, problems))
     } else {
         FleetServers::Nats(parse_nats(table, allow_plaintext, problems))
+    }
+}
+
+fn check_ca_file(path: &Path) -> Result<(), String> {
+    const REMEDY: &str = "give the PEM file of the CA of the servers";
+    let file = open_trusted(path).map_err(|error| error.explain(REMEDY))?;
+    match CertificateDer::pem_reader_iter(file).next() {
+        Some(Ok(_certificate)) => Ok(()),
+        Some(Err(error)) => Err(format!("{error}: {REMEDY}")),
+        None => Err(format!("has no certificate: {REMEDY}")),
     }
 }
 

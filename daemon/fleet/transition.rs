@@ -27,34 +27,19 @@ pub(super) enum ClaimDecision {
     Ended,
     /// The record is of another request with the same request id.
     Conflict,
-    /// The job was begun too often, or kills each daemon before it can be begun.
+    /// The job was begun too often.
     Exhausted,
 }
 
-/// The daemon that decides, and the message that it has.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Claimant<'a> {
-    pub(super) daemon_id: &'a str,
-    /// How often the queue has handed the message out.
-    pub(super) deliveries: u32,
-    pub(super) max_deliver: u32,
-    /// Deliveries that `max_deliver` deaths of daemons can explain.
-    pub(super) max_deliveries: u32,
-}
-
-/// Decides by the record that there is, and by one that was made from the message.
+/// Decides by the record that there is, and by one that was made from the message of this daemon.
 pub(super) fn decide(
     found: Option<&FleetJobRecord>,
     message: &FleetJobRecord,
-    claimant: Claimant<'_>,
+    daemon_id: &str,
+    max_deliver: u32,
 ) -> ClaimDecision {
-    let Claimant { daemon_id, deliveries, max_deliver, max_deliveries } = claimant;
     let Some(found) = found else {
-        return if deliveries > max_deliveries {
-            ClaimDecision::Exhausted
-        } else {
-            ClaimDecision::Claim
-        };
+        return ClaimDecision::Claim;
     };
     let in_other_workspace = !found.workspace.is_empty()
         && !message.workspace.is_empty()
@@ -197,34 +182,27 @@ mod tests {
         }
     }
 
-    fn decide_with(found: Option<&FleetJobRecord>, deliveries: u32) -> ClaimDecision {
-        let claimant = Claimant {
-            daemon_id: "me",
-            deliveries,
-            max_deliver: MAX_DELIVER,
-            max_deliveries: MAX_DELIVER,
-        };
-        decide(found, &message(), claimant)
+    fn decide_with(found: Option<&FleetJobRecord>) -> ClaimDecision {
+        decide(found, &message(), "me", MAX_DELIVER)
     }
 
     #[test]
     fn each_state_has_a_decision() {
-        assert_eq!(decide_with(None, 1), ClaimDecision::Claim);
-        assert_eq!(decide_with(None, MAX_DELIVER + 1), ClaimDecision::Exhausted);
+        assert_eq!(decide_with(None), ClaimDecision::Claim);
 
         let queued = message();
-        assert_eq!(decide_with(Some(&queued), 100), ClaimDecision::Claim);
+        assert_eq!(decide_with(Some(&queued)), ClaimDecision::Claim);
         let mine = claimed_by(&queued, "me");
         assert_eq!((mine.attempts, mine.workspace.as_str()), (1, "main"));
         assert_eq!((mine.start_id.as_str(), requeued(&mine, 1).start_id.as_str()), ("1", ""));
-        assert_eq!(decide_with(Some(&mine), 1), ClaimDecision::Resume);
+        assert_eq!(decide_with(Some(&mine)), ClaimDecision::Resume);
         let other = claimed_by(&queued, "other");
-        assert_eq!(decide_with(Some(&other), 1), ClaimDecision::CheckOwner);
+        assert_eq!(decide_with(Some(&other)), ClaimDecision::CheckOwner);
 
         let exhausted = requeued(&mine, MAX_DELIVER);
-        assert_eq!(decide_with(Some(&exhausted), 1), ClaimDecision::Exhausted);
+        assert_eq!(decide_with(Some(&exhausted)), ClaimDecision::Exhausted);
         let ended = ended("fleet-1", &mine, Job::default());
-        assert_eq!(decide_with(Some(&ended), 1), ClaimDecision::Ended);
+        assert_eq!(decide_with(Some(&ended)), ClaimDecision::Ended);
     }
 
     #[test]
@@ -235,7 +213,7 @@ mod tests {
                 FleetJobRecord { request_sha256: vec![2].into(), ..found.clone() },
                 FleetJobRecord { principal: "key:other".to_owned(), ..found.clone() },
             ] {
-                assert_eq!(decide_with(Some(&other), 1), ClaimDecision::Conflict);
+                assert_eq!(decide_with(Some(&other)), ClaimDecision::Conflict);
             }
         }
     }

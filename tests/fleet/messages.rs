@@ -209,3 +209,21 @@ async fn places_bound_the_jobs_that_run_at_once() {
     }
     client.wait_for_free_places(&[4, 4]).await;
 }
+
+/// A message that the server sends while a daemon takes another one does not wait until it is delivered
+/// again.
+#[tokio::test]
+async fn messages_of_two_subjects_at_once_run_at_once() {
+    let mut fleet = TestFleet::start().await;
+    fleet.set_times("10m", "10m");
+    let _members = [fleet.start_member().await, fleet.start_member().await];
+    for round in 0..30 {
+        let names = ["any", "main"].map(|name| format!("{name}-{round}"));
+        let [any, main] = names.each_ref().map(|name| JobMessage::new(name, &command_job("true")));
+        let any = any.subject("jig.jobs.build");
+        tokio::join!(fleet.client.publish(&any), fleet.client.publish(&main));
+        for name in names {
+            fleet.client.wait_for_end(&fleet_job_id(&name)).await;
+        }
+    }
+}

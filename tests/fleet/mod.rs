@@ -3,6 +3,7 @@
 
 mod absent;
 mod artifacts;
+mod buckets;
 mod credentials;
 mod dead_letters;
 mod deaths;
@@ -12,6 +13,7 @@ mod drain;
 mod events;
 mod full_disk;
 mod hostile;
+mod malformed_headers;
 mod many_jobs;
 mod messages;
 mod nats_cluster;

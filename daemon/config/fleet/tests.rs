@@ -87,6 +87,15 @@ fn every_problem_is_reported() {
 }
 
 #[test]
+fn ca_files_have_certificates() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ca.pem");
+    fs::write(&path, "hello").unwrap();
+    let (_, problems) = parse(&format!("nats = [\"tls://h\"]\nca_file = {path:?}"), false);
+    assert!(problems[0].contains("fleet.ca_file") && problems[0].contains("no certificate"));
+}
+
+#[test]
 fn queues_of_postgresql_need_a_key() {
     let text = |key: &str| {
         format!(

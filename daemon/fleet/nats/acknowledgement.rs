@@ -1,4 +1,6 @@
-//! Acknowledgements of messages, confirmed by the server.
+//! Acknowledgements of messages.
+
+use std::time::Duration;
 
 use async_nats::jetstream::{self, AckKind};
 
@@ -19,5 +21,12 @@ pub(super) async fn acknowledge(message: &jetstream::Message, kind: AckKind) {
                 tracing::debug!(%error, "the server has not confirmed an acknowledgement");
             }
         }
+    }
+}
+
+/// Asks the server to deliver a message again after `delay`. Without an effect, it does so later.
+pub(super) async fn hand_back(message: &jetstream::Message, delay: Duration) {
+    if let Err(error) = message.ack_with(AckKind::Nak(Some(delay))).await {
+        tracing::debug!(%error, "cannot hand a message of the fleet back");
     }
 }

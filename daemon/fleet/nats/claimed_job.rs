@@ -1,6 +1,9 @@
 //! A job of the NATS queue that this daemon has claimed.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use async_nats::jetstream::{self, AckKind};
 use tokio_util::sync::CancellationToken;
@@ -37,6 +40,8 @@ pub(super) struct NatsClaim {
     /// The record of the claim, and its revision.
     record: FleetJobRecord,
     revision: u64,
+    /// When the record was stored last.
+    stored: Mutex<Instant>,
     message: jetstream::Message,
     _in_flight: InFlightClaim,
 }
@@ -57,7 +62,8 @@ enum Replaced {
 impl NatsClaim {
     pub(super) fn new(claims: Arc<JobClaims>, claim: WonClaim) -> Self {
         let WonClaim { work, record, revision, message, in_flight } = claim;
-        Self { claims, work, record, revision, message, _in_flight: in_flight }
+        let stored = Mutex::new(Instant::now());
+        Self { claims, work, record, revision, stored, message, _in_flight: in_flight }
     }
 
     async fn finish_job(&self, end: JobEnd, stop: &CancellationToken) -> FinishOutcome {
@@ -178,6 +184,32 @@ impl NatsClaim {
         }
     }
 
+    /// Changes the record of the claim, if this daemon has it still.
+    async fn change_record(
+        &self,
+        change: impl FnOnce(&mut FleetJobRecord),
+    ) -> Result<(), SourceUnavailable> {
+        let id = &self.work.id;
+        let found = self.claims.records.get(id).await?;
+        let own = found.filter(|(found, _)| self.is_own_claim(found));
+        let Some((mut record, revision)) = own else { return Ok(()) };
+        change(&mut record);
+        match self.claims.records.update(id, &record, revision).await {
+            Ok(_) => {
+                *self.stored.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                Ok(())
+            }
+            Err(RecordError::Conflict) => Ok(()),
+            Err(RecordError::Unavailable(error)) => Err(error),
+        }
+    }
+
+    /// Whether the server would soon drop the record of a job that still runs.
+    fn is_record_old(&self) -> bool {
+        let stored = *self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        stored.elapsed() >= self.claims.result_retention / 2
+    }
+
     fn is_own_claim(&self, record: &FleetJobRecord) -> bool {
         is_claim_of(record, &self.claims.identity.daemon_id, &self.work.claim_id)
     }
@@ -220,7 +252,11 @@ impl ClaimedWork for NatsClaim {
     fn progress(&self) -> BoxFuture<'_, Result<(), SourceUnavailable>> {
         Box::pin(async {
             let sent = self.message.ack_with(AckKind::Progress).await;
-            sent.map_err(SourceUnavailable::new)
+            sent.map_err(SourceUnavailable::new)?;
+            if self.is_record_old() {
+                self.change_record(|_same| {}).await?;
+            }
+            Ok(())
         })
     }
 
@@ -228,17 +264,7 @@ impl ClaimedWork for NatsClaim {
         &'a self,
         approval_id: &'a str,
     ) -> BoxFuture<'a, Result<(), SourceUnavailable>> {
-        Box::pin(async move {
-            let id = &self.work.id;
-            let found = self.claims.records.get(id).await?;
-            let own = found.filter(|(found, _)| self.is_own_claim(found));
-            let Some((record, revision)) = own else { return Ok(()) };
-            let record = FleetJobRecord { approval_id: approval_id.to_owned(), ..record };
-            match self.claims.records.update(id, &record, revision).await {
-                Ok(_) | Err(RecordError::Conflict) => Ok(()),
-                Err(RecordError::Unavailable(error)) => Err(error),
-            }
-        })
+        Box::pin(self.change_record(|record| approval_id.clone_into(&mut record.approval_id)))
     }
 
     fn finish<'a>(

@@ -6,7 +6,7 @@ use async_nats::jetstream::{self, AckKind};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    acknowledgement::acknowledge,
+    acknowledgement::{acknowledge, hand_back},
     artifact_objects::ArtifactObjects,
     bucket::RecordError,
     jobs::JobPublisher,
@@ -28,7 +28,7 @@ use crate::{
             in_flight::{InFlightClaim, InFlightClaims},
             job_log::{FleetJobFacts, FleetJobLog},
             queued_request::{check_session, decode_request, to_local_request},
-            transition::{ClaimDecision, Claimant, claim_id, claimed, decide, may_run_again},
+            transition::{ClaimDecision, claim_id, claimed, decide, may_run_again},
             work_source::{SourceUnavailable, Work, fleet_job_id},
         },
         pipeline::access::principal::key_principal_name,
@@ -53,6 +53,7 @@ pub(super) struct JobClaims {
     /// Deliveries of a message that `max_deliver` deaths of daemons can explain.
     pub(super) max_deliveries: u32,
     pub(super) ack_wait: Duration,
+    pub(super) result_retention: Duration,
 }
 
 /// A message whose job this daemon may claim.
@@ -64,7 +65,6 @@ struct ReadMessage {
     record: FleetJobRecord,
     /// The workspace of this daemon that the job runs in.
     workspace: String,
-    deliveries: u32,
 }
 
 /// A claim that was stored.
@@ -124,7 +124,6 @@ impl JobClaims {
         queue: &FleetQueueConfig,
         message: &jetstream::Message,
     ) -> Result<ReadMessage, Box<InvalidMessage>> {
-        let deliveries = message.info().map_or(1, |info| info.delivered);
         let parsed = JobMessage::parse(&message.message, self.publisher.signing_key())?;
         let invalid = |error| {
             let (queue, request_id) = (parsed.queue.clone(), parsed.request_id.clone());
@@ -163,7 +162,6 @@ impl JobClaims {
             request: to_local_request(request, &queue.name),
             record,
             workspace: workspace.unwrap_or_default(),
-            deliveries: u32::try_from(deliveries).unwrap_or(u32::MAX),
             message: parsed,
         })
     }
@@ -174,12 +172,6 @@ impl JobClaims {
         read: &ReadMessage,
         message: &jetstream::Message,
     ) -> Result<Option<StoredClaim>, SourceUnavailable> {
-        let claimant = Claimant {
-            daemon_id: &self.identity.daemon_id,
-            deliveries: read.deliveries,
-            max_deliver: self.max_deliver,
-            max_deliveries: self.max_deliveries,
-        };
         loop {
             let found = self.records.get(&read.id).await?;
             let (record, revision) = match &found {
@@ -187,7 +179,8 @@ impl JobClaims {
                 None => (&read.record, None),
             };
 
-            let decision = decide(found.as_ref().map(|(record, _)| record), &read.record, claimant);
+            let stored = found.as_ref().map(|(record, _)| record);
+            let decision = decide(stored, &read.record, &self.identity.daemon_id, self.max_deliver);
             let next = match decision {
                 ClaimDecision::Claim => claimed(record, &self.identity, &read.workspace),
                 ClaimDecision::Resume => {
@@ -214,11 +207,7 @@ impl JobClaims {
                 ClaimDecision::Exhausted => {
                     let error = exhausted_error(record.attempts);
                     self.publish_dead_letter(read, message, &error).await?;
-                    if record.attempts > 0 {
-                        lost(&read.id, record)
-                    } else {
-                        failed(&read.id, record, &error)
-                    }
+                    lost(&read.id, record)
                 }
                 ClaimDecision::CheckOwner => {
                     match self.heartbeats.liveness(&record.daemon_id).await? {
@@ -375,6 +364,25 @@ impl JobClaims {
         self.log.report(FleetJobEvent::Rejected, facts);
     }
 
+    /// Publishes the dead letter of a message whose headers cannot be read, so its job has no id.
+    pub(super) async fn reject_unreadable(
+        &self,
+        queue: &FleetQueueConfig,
+        message: &jetstream::Message,
+    ) -> Result<(), SourceUnavailable> {
+        let text = "cannot be read: give lines of UTF-8 text, NAME: VALUE, without a carriage return in a value";
+        let error = Error::invalid_field("headers", text);
+        tracing::warn!(%error, queue = queue.name, "rejected a message of the fleet");
+        self.publisher.publish_dead_letter(&queue.name, None, message, &error).await?;
+        let facts = FleetJobFacts {
+            queue: &queue.name,
+            reason: Some(error.reason),
+            ..FleetJobFacts::default()
+        };
+        self.log.report(FleetJobEvent::Rejected, facts);
+        Ok(())
+    }
+
     /// Decides about a message whose job has a record already. Returns false if it is the one that a
     /// daemon has published: this daemon has another key, so another one may run the job. After as
     /// many attempts as deaths can explain, the job fails.
@@ -419,13 +427,6 @@ impl JobClaims {
         self.publisher.publish_dead_letter(queue, id, message, error).await?;
         acknowledge(message, AckKind::Term).await;
         Ok(())
-    }
-}
-
-/// Asks the server to deliver a message again after `delay`. Without an effect, it does so later.
-async fn hand_back(message: &jetstream::Message, delay: Duration) {
-    if let Err(error) = message.ack_with(AckKind::Nak(Some(delay))).await {
-        tracing::debug!(%error, "cannot hand a message of the fleet back");
     }
 }
 

@@ -12,7 +12,7 @@ use super::authentication::{authenticate, check_credentials};
 use crate::daemon::config::fleet::{NatsConfig, NatsCredentials};
 
 /// Time limit of one attempt to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of one request. A server that is well answers in milliseconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of pings. A connection is dead after two without a reply.
@@ -67,6 +67,7 @@ impl NatsConnection {
         };
 
         let (state, connected_since) = watch::channel(None);
+        let shown_name = name.to_owned();
         let options = options
             .name(name)
             .custom_inbox_prefix(INBOX_PREFIX)
@@ -77,7 +78,7 @@ impl NatsConnection {
             .max_reconnects(None)
             .reconnect_delay_callback(reconnect_delay)
             .event_callback(move |event| {
-                observe_event(&event, &state);
+                observe_event(&event, &shown_name, &state);
                 std::future::ready(())
             });
         let client = options.connect(servers).await?;
@@ -94,6 +95,16 @@ impl NatsConnection {
 
     pub(super) fn jetstream(&self) -> &jetstream::Context {
         &self.jetstream
+    }
+
+    /// Since when the connection has stood. `None` while it does not.
+    pub(super) fn connected_since(&self) -> Option<Instant> {
+        *self.connected_since.borrow()
+    }
+
+    /// Whether the library's task has ended, by a panic: it never connects again.
+    pub(super) fn has_ended(&self) -> bool {
+        self.connected_since.has_changed().is_err()
     }
 
     /// How long the connection has stood without a break.
@@ -119,23 +130,27 @@ fn reconnect_delay(attempts: usize) -> Duration {
 }
 
 /// Logs an event of the connection, and notes whether the connection stands.
-fn observe_event(event: &Event, state: &watch::Sender<Option<Instant>>) {
+fn observe_event(event: &Event, connection: &str, state: &watch::Sender<Option<Instant>>) {
     match event {
         Event::Connected => {
-            tracing::info!("connected to the NATS server of the fleet");
+            tracing::info!(connection, "connected to the NATS server of the fleet");
             state.send_replace(Some(Instant::now()));
         }
         Event::Disconnected => {
-            tracing::warn!("lost the connection to the NATS server of the fleet: connecting again");
+            tracing::warn!(
+                connection,
+                "lost the connection to the NATS server of the fleet: connecting again"
+            );
             state.send_replace(None);
         }
         Event::ServerError(error) => {
-            tracing::warn!(%error, "the NATS server of the fleet reports an error");
+            tracing::warn!(%error, connection, "the NATS server of the fleet reports an error");
         }
         Event::ClientError(ClientError::Other(error))
             if *error == ConnectErrorKind::AuthorizationViolation.to_string() =>
         {
             tracing::warn!(
+                connection,
                 remedy = "replace the file of fleet.credentials_file or fleet.nkey_file: the daemon reads it at each attempt",
                 "the NATS server of the fleet rejects the daemon: its credentials are wrong, or have expired"
             );
@@ -144,6 +159,7 @@ fn observe_event(event: &Event, state: &watch::Sender<Option<Instant>>) {
             // The library says no more than "IO error" of a certificate that it does not accept.
             tracing::warn!(
                 %error,
+                connection,
                 remedy = "check that the server runs, and that its certificate is from the CA of fleet.ca_file, or of the system without it",
                 "cannot connect to the NATS server of the fleet"
             );

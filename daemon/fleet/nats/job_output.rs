@@ -116,8 +116,8 @@ impl JobOutputServer {
     }
 
     async fn serve(self: &Arc<Self>) -> Result<(), SourceUnavailable> {
-        let client = self.session.client();
-        let daemon_id = self.session.daemon_id();
+        let inbound = self.session.inbound().await?;
+        let (client, daemon_id) = (inbound.client(), self.session.daemon_id());
         let watches = client.subscribe(watch_subject(daemon_id)).await;
         let mut watches = watches.map_err(SourceUnavailable::new)?;
         let cancels = client.subscribe(cancel_subject(daemon_id)).await;

@@ -23,6 +23,7 @@ mod claimed_job;
 mod claims;
 mod connection;
 mod dead_letter;
+mod inbound;
 mod job_output;
 mod job_watch;
 mod jobs;
@@ -32,6 +33,7 @@ mod names;
 mod nats_jobs;
 mod object_digest;
 mod objects;
+mod pull;
 mod queue;
 mod records;
 mod results;
@@ -39,6 +41,7 @@ mod session;
 mod settlement;
 mod signature;
 mod stored_result;
+mod unreadable;
 
 pub(super) use self::{
     connection::NatsSetupError, job_output::JobOutputServer, nats_jobs::NatsJobs, queue::NatsQueue,

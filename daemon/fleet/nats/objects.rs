@@ -31,7 +31,7 @@ const MAX_ACK_PENDING: i64 = 100_000;
 /// Handles of what the fleet has on its servers.
 #[derive(Clone)]
 pub(super) struct NatsObjects {
-    stream: Stream,
+    pub(super) stream: Stream,
     pub(super) records: kv::Store,
     pub(super) daemons: kv::Store,
     pub(super) results: ObjectStore,
@@ -78,6 +78,7 @@ impl NatsObjects {
     }
 
     /// Opens the consumers of a queue: that of jobs without a workspace, and one for each workspace.
+    /// Returns their names.
     ///
     /// A stream whose messages are removed when they are acknowledged has one consumer for each
     /// subject. All daemons share it.
@@ -85,10 +86,9 @@ impl NatsObjects {
         &self,
         queue: &FleetQueueConfig,
         ack_wait: Duration,
-    ) -> Result<Vec<PullConsumer>, SourceUnavailable> {
-        let workspaces = queue.workspaces.iter().map(|workspace| Some(workspace.as_str()));
+    ) -> Result<Vec<String>, SourceUnavailable> {
         let mut consumers = Vec::new();
-        for workspace in [None].into_iter().chain(workspaces) {
+        for workspace in consumed_workspaces(queue) {
             let name = consumer_name(&queue.name, workspace);
             let wanted = pull::Config {
                 durable_name: Some(name.clone()),
@@ -104,15 +104,20 @@ impl NatsObjects {
             let consumer: PullConsumer = consumer.map_err(SourceUnavailable::new)?;
 
             let found = &consumer.cached_info().config;
-            let name = &format!("consumer {name}");
-            require_same(name, "filter_subject", &found.filter_subject, &wanted.filter_subject)?;
-            require_same(name, "ack_wait (fleet.ack_wait)", &found.ack_wait, &wanted.ack_wait)?;
-            require_same(name, "max_deliver", &found.max_deliver, &wanted.max_deliver)?;
-            require_same(name, "headers_only", &found.headers_only, &wanted.headers_only)?;
-            consumers.push(consumer);
+            let object = &format!("consumer {name}");
+            require_same(object, "filter_subject", &found.filter_subject, &wanted.filter_subject)?;
+            require_same(object, "ack_wait (fleet.ack_wait)", &found.ack_wait, &wanted.ack_wait)?;
+            require_same(object, "max_deliver", &found.max_deliver, &wanted.max_deliver)?;
+            require_same(object, "headers_only", &found.headers_only, &wanted.headers_only)?;
+            consumers.push(name);
         }
         Ok(consumers)
     }
+}
+
+/// Returns the workspaces of the consumers of a queue. `None`: jobs without a workspace.
+pub(super) fn consumed_workspaces(queue: &FleetQueueConfig) -> impl Iterator<Item = Option<&str>> {
+    [None].into_iter().chain(queue.workspaces.iter().map(|workspace| Some(workspace.as_str())))
 }
 
 fn job_stream(name: &str, config: &FleetConfig) -> stream::Config {

@@ -1,20 +1,21 @@
 //! One queue of the fleet on NATS: fetches messages, and claims their jobs.
 
 use std::{
-    mem::take,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
-use async_nats::jetstream::{
-    self, AckKind,
-    consumer::{PullConsumer, pull::Batch},
-};
-use tokio::time::timeout;
-use tokio_stream::{StreamExt as _, StreamMap};
+use async_nats::jetstream;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::{claimed_job::NatsClaim, claims::JobClaims, session::NatsSession};
+use super::{
+    claimed_job::NatsClaim,
+    claims::JobClaims,
+    connection::NatsConnection,
+    pull::{Arrival, Pull},
+    session::NatsSession,
+};
 use crate::daemon::{
     config::fleet::FleetQueueConfig,
     fleet::work_source::{ClaimedWork, SourceUnavailable, WorkSource},
@@ -31,13 +32,35 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct NatsQueue {
     session: Arc<NatsSession>,
     queue: Arc<FleetQueueConfig>,
-    /// The consumers of its subjects. Opened again after an error.
-    consumers: Mutex<Vec<PullConsumer>>,
+    opened: Mutex<Option<OpenedConsumers>>,
+}
+
+/// The consumers of the subjects of a queue, and the connection that fetches their messages.
+#[derive(Debug)]
+struct OpenedConsumers {
+    inbound: NatsConnection,
+    /// Since when `inbound` stood, and the other connection of this daemon.
+    connected_since: [Option<Instant>; 2],
+    /// Names. None after an error: they are opened again.
+    consumers: Vec<String>,
+}
+
+impl OpenedConsumers {
+    fn is_broken(&self) -> bool {
+        self.inbound.has_ended() || self.inbound.connected_since() != self.connected_since[0]
+    }
+
+    /// Waits until the connection is broken: the server has forgotten the requests then.
+    async fn broken(&self) {
+        let mut connection = self.inbound.subscribe();
+        // An error: it has ended.
+        let _ended = connection.wait_for(|since| *since != self.connected_since[0]).await;
+    }
 }
 
 impl NatsQueue {
     pub(crate) fn new(session: Arc<NatsSession>, queue: FleetQueueConfig) -> Self {
-        Self { session, queue: Arc::new(queue), consumers: Mutex::default() }
+        Self { session, queue: Arc::new(queue), opened: Mutex::default() }
     }
 
     async fn claim_jobs(
@@ -91,79 +114,119 @@ impl NatsQueue {
         max: usize,
         stop: &CancellationToken,
     ) -> Result<Vec<jetstream::Message>, SourceUnavailable> {
-        let consumers = self.open_consumers().await?;
+        let mut opened = self.open_consumers().await?;
         let fetched = async {
-            let messages = fetch_present(&consumers, max).await?;
-            if messages.is_empty() {
-                self.await_message(&consumers, stop).await
-            } else {
+            let messages = self.fetch_present(&opened, max).await?;
+            if messages.is_empty() { self.await_message(&opened, stop).await } else { Ok(messages) }
+        };
+        let fetched = match fetched.await {
+            Ok(messages) => {
+                // The subject that was first goes to the end, so that no other waits forever.
+                opened.consumers.rotate_left(1);
                 Ok(messages)
             }
-        };
-        let mut messages = match fetched.await {
-            Ok(messages) => messages,
+            // The next fetch looks for the cause.
+            Err(_) if opened.is_broken() => Ok(Vec::new()),
             Err(error) => {
-                self.set_consumers(Vec::new());
-                return Err(error);
+                opened.consumers.clear();
+                Err(error)
             }
         };
+        *self.lock_opened() = Some(opened);
+        fetched
+    }
 
-        for surplus in messages.drain(max.min(messages.len())..) {
-            if let Err(error) = surplus.ack_with(AckKind::Nak(None)).await {
-                tracing::debug!(%error, "cannot hand a message of the fleet back");
+    /// Fetches at most `max` of the messages that there are, from one subject after the other.
+    async fn fetch_present(
+        &self,
+        opened: &OpenedConsumers,
+        max: usize,
+    ) -> Result<Vec<jetstream::Message>, SourceUnavailable> {
+        let mut pull = self.open_pull(opened).await?;
+        let mut messages = Vec::new();
+        for consumer in &opened.consumers {
+            pull.request(self.session.stream(), consumer, max - messages.len(), None).await?;
+            while messages.len() < max {
+                let arrival = tokio::select! {
+                    biased;
+                    arrival = pull.next() => arrival,
+                    () = opened.broken() => failed("the connection broke"),
+                    () = sleep(FETCH_TIMEOUT) => failed("the server does not reply"),
+                };
+                match arrival {
+                    Arrival::Message(message) => messages.push(*message),
+                    Arrival::Done => break,
+                    Arrival::Failed(error) if messages.is_empty() => return Err(error),
+                    // What was fetched before is claimed. The next fetch reports the error.
+                    Arrival::Failed(_) => {
+                        pull.cancel();
+                        return Ok(messages);
+                    }
+                }
+            }
+            if messages.len() >= max {
+                break;
             }
         }
-        // The subject that was first goes to the end, so that no other waits forever.
-        let mut rotated = consumers;
-        rotated.rotate_left(1);
-        self.set_consumers(rotated);
         Ok(messages)
     }
 
-    /// Waits for a message of any subject. Returns none after a while, and when the connection
-    /// breaks: the server has forgotten the requests then.
+    /// Waits for the first message of any subject. Returns none after a while, and when the connection
+    /// breaks.
     async fn await_message(
         &self,
-        consumers: &[PullConsumer],
+        opened: &OpenedConsumers,
         stop: &CancellationToken,
     ) -> Result<Vec<jetstream::Message>, SourceUnavailable> {
-        let mut connection = self.session.connection().subscribe();
-        connection.mark_unchanged();
-        let mut waiting = StreamMap::new();
-        for (index, consumer) in consumers.iter().enumerate() {
-            let batch = consumer.batch().max_messages(1).expires(FETCH_WAIT).messages().await;
-            waiting.insert(index, batch.map_err(SourceUnavailable::new)?);
+        let mut pull = self.open_pull(opened).await?;
+        for consumer in &opened.consumers {
+            pull.request(self.session.stream(), consumer, 1, Some(FETCH_WAIT)).await?;
         }
-
-        let first = tokio::select! {
+        let arrival = tokio::select! {
             biased;
-            first = waiting.next() => first,
-            () = stop.cancelled() => None,
-            _changed = connection.changed() => None,
+            arrival = pull.next() => arrival,
+            () = stop.cancelled() => Arrival::Done,
+            () = opened.broken() => Arrival::Done,
+            // The server has lost the requests.
+            () = sleep(FETCH_WAIT + FETCH_TIMEOUT) => Arrival::Done,
         };
-        let mut messages = Vec::new();
-        collect(first, &mut messages)?;
-        // Dropping the other requests cancels them. Messages that have arrived must not be dropped.
-        while let Ok(Some(arrived)) = timeout(Duration::ZERO, waiting.next()).await {
-            collect(Some(arrived), &mut messages)?;
+        pull.cancel();
+        match arrival {
+            Arrival::Message(message) => Ok(vec![*message]),
+            Arrival::Done => Ok(Vec::new()),
+            Arrival::Failed(error) => Err(error),
         }
-        Ok(messages)
     }
 
-    async fn open_consumers(&self) -> Result<Vec<PullConsumer>, SourceUnavailable> {
-        let consumers = take(&mut *self.lock_consumers());
-        if !consumers.is_empty() {
-            return Ok(consumers);
+    async fn open_pull(&self, opened: &OpenedConsumers) -> Result<Pull, SourceUnavailable> {
+        Pull::open(opened.inbound.client(), self.session.connection().jetstream()).await
+    }
+
+    /// Opens the consumers, unless they are open. If only the connection for messages has broken, one of
+    /// them may have broken it: those are moved to the dead letters first.
+    async fn open_consumers(&self) -> Result<OpenedConsumers, SourceUnavailable> {
+        let connection = self.session.connection();
+        let kept = self.lock_opened().take();
+        match kept {
+            Some(opened) if opened.is_broken() => {
+                let is_alone = connection.connected_since() == opened.connected_since[1];
+                if is_alone && let Err(error) = self.session.bury_unreadable(&self.queue).await {
+                    *self.lock_opened() = Some(opened);
+                    return Err(error);
+                }
+            }
+            Some(opened) if !opened.consumers.is_empty() => return Ok(opened),
+            Some(_) | None => {}
         }
-        self.session.open_consumers(&self.queue).await
+
+        let consumers = self.session.open_consumers(&self.queue).await?;
+        let inbound = self.session.inbound().await?;
+        let connected_since = [inbound.connected_since(), connection.connected_since()];
+        Ok(OpenedConsumers { inbound, connected_since, consumers })
     }
 
-    fn set_consumers(&self, consumers: Vec<PullConsumer>) {
-        *self.lock_consumers() = consumers;
-    }
-
-    fn lock_consumers(&self) -> std::sync::MutexGuard<'_, Vec<PullConsumer>> {
-        self.consumers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_opened(&self) -> MutexGuard<'_, Option<OpenedConsumers>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -177,49 +240,6 @@ impl WorkSource for NatsQueue {
     }
 }
 
-/// Fetches at most `max` of the messages that there are, from one subject after the other.
-async fn fetch_present(
-    consumers: &[PullConsumer],
-    max: usize,
-) -> Result<Vec<jetstream::Message>, SourceUnavailable> {
-    let mut messages = Vec::new();
-    for consumer in consumers {
-        let missing = max - messages.len();
-        // Without `expires`, which would make the server wait for the rest of the messages.
-        let batch = consumer.fetch().max_messages(missing).messages().await;
-        let mut batch: Batch = batch.map_err(SourceUnavailable::new)?;
-        loop {
-            let error = match timeout(FETCH_TIMEOUT, batch.next()).await {
-                Ok(Some(Ok(message))) => {
-                    messages.push(message);
-                    continue;
-                }
-                Ok(None) => break,
-                Ok(Some(Err(error))) => SourceUnavailable::new(error),
-                Err(elapsed) => SourceUnavailable::new(elapsed),
-            };
-            if messages.is_empty() {
-                return Err(error);
-            }
-            // What was fetched before is claimed. The next fetch reports the error.
-            return Ok(messages);
-        }
-        if messages.len() >= max {
-            break;
-        }
-    }
-    Ok(messages)
-}
-
-/// Adds a message. An error after the first message is left to the next request.
-fn collect(
-    item: Option<(usize, Result<jetstream::Message, async_nats::Error>)>,
-    messages: &mut Vec<jetstream::Message>,
-) -> Result<(), SourceUnavailable> {
-    match item {
-        Some((_, Ok(message))) => messages.push(message),
-        Some((_, Err(error))) if messages.is_empty() => return Err(SourceUnavailable::new(error)),
-        Some((_, Err(_))) | None => {}
-    }
-    Ok(())
+fn failed(text: &str) -> Arrival {
+    Arrival::Failed(SourceUnavailable::new(text))
 }

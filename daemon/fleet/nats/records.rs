@@ -3,6 +3,10 @@
 
 use std::{
     fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -29,11 +33,13 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 pub(crate) struct FleetRecords {
     client: Client,
     bucket: kv::Store,
+    /// Set by failures: the servers may have lost the bucket.
+    has_failed: Arc<AtomicBool>,
 }
 
 impl FleetRecords {
-    pub(super) fn new(client: Client, bucket: kv::Store) -> Self {
-        Self { client, bucket }
+    pub(super) fn new(client: Client, bucket: kv::Store, has_failed: Arc<AtomicBool>) -> Self {
+        Self { client, bucket, has_failed }
     }
 
     /// Reads a record with its revision.
@@ -41,7 +47,7 @@ impl FleetRecords {
         &self,
         id: &str,
     ) -> Result<Option<(FleetJobRecord, u64)>, SourceUnavailable> {
-        let found = read_key(&self.bucket, id).await?;
+        let found = read_key(&self.bucket, id).await.inspect_err(|_| self.note_failure())?;
         found.map(|(record, revision)| Ok((decode(record)?, revision))).transpose()
     }
 
@@ -51,7 +57,8 @@ impl FleetRecords {
         id: &str,
         record: &FleetJobRecord,
     ) -> Result<u64, RecordError> {
-        create_key(&self.bucket, id, record.encode_to_vec()).await
+        let created = create_key(&self.bucket, id, record.encode_to_vec()).await;
+        created.inspect_err(|error| self.note_error(error))
     }
 
     /// Replaces the record of this revision. Returns the new revision.
@@ -61,7 +68,18 @@ impl FleetRecords {
         record: &FleetJobRecord,
         revision: u64,
     ) -> Result<u64, RecordError> {
-        replace_key(&self.bucket, id, record.encode_to_vec(), revision).await
+        let replaced = replace_key(&self.bucket, id, record.encode_to_vec(), revision).await;
+        replaced.inspect_err(|error| self.note_error(error))
+    }
+
+    fn note_error(&self, error: &RecordError) {
+        if matches!(error, RecordError::Unavailable(_)) {
+            self.note_failure();
+        }
+    }
+
+    fn note_failure(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
     }
 
     /// Watches a record: first the current one, if there is one, then each change.

@@ -9,7 +9,6 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use async_nats::jetstream::consumer::PullConsumer;
 use tokio::sync::{OnceCell, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -17,13 +16,15 @@ use super::{
     artifact_objects::ArtifactObjects,
     claims::JobClaims,
     connection::{NatsConnection, NatsSetupError},
+    inbound::InboundConnection,
     jobs::JobPublisher,
     liveness::{Heartbeats, OwnHeartbeat},
-    names::consumer_name,
-    objects::NatsObjects,
+    names::{consumer_name, job_subject},
+    objects::{NatsObjects, consumed_workspaces},
     records::FleetRecords,
     results::FleetResults,
     signature::SigningKey,
+    unreadable::find_unreadable,
 };
 use crate::{
     api::v1::FleetDaemonRecord,
@@ -50,10 +51,13 @@ pub(crate) struct NatsSession {
     identity: FleetIdentity,
     log: Arc<FleetJobLog>,
     connection: NatsConnection,
+    inbound: InboundConnection,
     publisher: JobPublisher,
     in_flight: Arc<InFlightClaims>,
     /// Opened with the first connection.
     objects: OnceCell<NatsObjects>,
+    /// Whether a record could not be read or stored since the last heartbeat.
+    have_records_failed: Arc<AtomicBool>,
     /// When the last heartbeat was stored.
     last_heartbeat: watch::Sender<Option<Instant>>,
     own_heartbeat: Mutex<OwnHeartbeat>,
@@ -78,12 +82,14 @@ impl NatsSession {
         Ok(Arc::new(Self {
             publisher: JobPublisher::new(connection.jetstream().clone(), signing_key),
             connection,
+            inbound: InboundConnection::new(nats.clone(), format!("{name} inbound")),
             nats: nats.clone(),
             config,
             identity,
             log,
             in_flight: Arc::default(),
             objects: OnceCell::new(),
+            have_records_failed: Arc::default(),
             last_heartbeat: watch::Sender::new(None),
             own_heartbeat: Mutex::new(OwnHeartbeat::None),
             is_name_taken: Arc::default(),
@@ -102,13 +108,23 @@ impl NatsSession {
         self.is_name_taken.load(Ordering::Relaxed)
     }
 
-    /// The client, for subjects without a stream.
+    /// The client, for subjects without a stream whose messages are those of daemons.
     pub(crate) fn client(&self) -> &async_nats::Client {
         self.connection.client()
     }
 
     pub(super) fn connection(&self) -> &NatsConnection {
         &self.connection
+    }
+
+    /// The connection for messages that any program may have published.
+    pub(super) async fn inbound(&self) -> Result<NatsConnection, SourceUnavailable> {
+        self.inbound.get().await
+    }
+
+    /// Name of the stream of jobs.
+    pub(super) fn stream(&self) -> &str {
+        &self.nats.stream
     }
 
     pub(crate) fn publisher(&self) -> &JobPublisher {
@@ -123,7 +139,8 @@ impl NatsSession {
     /// The records of jobs.
     pub(crate) async fn records(&self) -> Result<FleetRecords, SourceUnavailable> {
         let bucket = self.objects().await?.records.clone();
-        Ok(FleetRecords::new(self.client().clone(), bucket))
+        let has_failed = Arc::clone(&self.have_records_failed);
+        Ok(FleetRecords::new(self.client().clone(), bucket, has_failed))
     }
 
     /// The large results.
@@ -171,6 +188,7 @@ impl NatsSession {
             max_deliver: self.config.max_deliver,
             max_deliveries: max_deliveries(&self.config),
             ack_wait: self.config.ack_wait,
+            result_retention: self.config.result_retention,
         });
         *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&claims));
         Ok(claims)
@@ -207,9 +225,28 @@ impl NatsSession {
     pub(super) async fn open_consumers(
         &self,
         queue: &FleetQueueConfig,
-    ) -> Result<Vec<PullConsumer>, SourceUnavailable> {
+    ) -> Result<Vec<String>, SourceUnavailable> {
         let objects = self.open_objects().await?;
         objects.open_consumers(queue, self.config.ack_wait).await
+    }
+
+    /// Moves the messages of a queue that were delivered and cannot be read to the dead letters.
+    pub(super) async fn bury_unreadable(
+        &self,
+        queue: &FleetQueueConfig,
+    ) -> Result<(), SourceUnavailable> {
+        let (stream, jetstream) = (&self.objects().await?.stream, self.connection.jetstream());
+        let claims = self.claims().await?;
+        for workspace in consumed_workspaces(queue) {
+            let subject = job_subject(&queue.name, workspace);
+            let consumer = consumer_name(&queue.name, workspace);
+            for found in find_unreadable(jetstream, stream, &consumer, &subject).await? {
+                claims.reject_unreadable(queue, &found.message).await?;
+                let deleted = stream.delete_message(found.sequence).await;
+                deleted.map_err(SourceUnavailable::new)?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether no daemon has taken jobs of a queue and workspace so far. False if it is unknown.
@@ -260,8 +297,13 @@ impl NatsSession {
                 free_places: free_places().into_iter().collect(),
                 time: Some(SystemTime::now().into()),
             };
-            if let Err(error) = self.beat(&record).await {
+            let have_records_failed = self.have_records_failed.swap(false, Ordering::Relaxed);
+            let beaten = self.beat(&record).await;
+            if let Err(error) = &beaten {
                 tracing::warn!(%error, "cannot renew the heartbeat of this daemon");
+            }
+            if beaten.is_err() || have_records_failed {
+                self.restore_objects().await;
             }
 
             // After a break of the connection, other daemons may be about to take this one for dead.
@@ -270,6 +312,15 @@ impl NatsSession {
                 () = tokio::time::sleep(interval) => {}
                 _changed = connection.changed() => {}
             }
+        }
+    }
+
+    /// Creates what the servers have lost, such as a bucket that an operator has deleted.
+    async fn restore_objects(&self) {
+        if self.connection.connected_since().is_some()
+            && let Err(error) = self.open_objects().await
+        {
+            tracing::warn!(%error, "cannot open the streams and buckets of the fleet");
         }
     }
 

@@ -1,0 +1,93 @@
+//! Buckets that the servers lose, or that store nothing for a while: no job is lost, and none stays.
+
+use jig::api::v1::JobState;
+
+use super::{
+    COUNTED_WAIT, TestFleet, fleet_job,
+    plain_client::{JobMessage, MAX_FLEET_TIME, fleet_job_id},
+};
+use crate::{
+    jobs::command_job,
+    support::{eventually, eventually_within},
+};
+
+#[tokio::test]
+async fn deleted_buckets_are_made_again() {
+    let fleet = TestFleet::start().await;
+    let member = fleet.start_member().await;
+    let mut jobs = fleet.jobs(&member);
+    for bucket in ["KV_JIG_JOBS_daemons", "KV_JIG_JOBS_records", "OBJ_JIG_JOBS_results"] {
+        let before = fleet.client.publish(&JobMessage::new(bucket, &command_job("true"))).await;
+        assert!(!before);
+        fleet.client.wait_for_end(&fleet_job_id(bucket)).await;
+
+        fleet.client.jetstream().delete_stream(bucket).await.unwrap();
+        let request_id = format!("after-{bucket}");
+        let mut id = None;
+        eventually_within(MAX_FLEET_TIME, "a job is accepted again", async || {
+            // A large result needs the object store.
+            let job = fleet_job("head -c 800000 /dev/zero | tr '\\0' x");
+            id = jobs.try_submit(&request_id, job).await.ok().map(|job| job.job_id);
+            id.is_some()
+        })
+        .await;
+        assert_eq!(jobs.wait(&id.unwrap()).await.state(), JobState::Succeeded);
+    }
+}
+
+/// Attempts to claim a job that fail are no deaths of daemons, however many there are.
+#[tokio::test]
+async fn job_runs_after_records_could_not_be_stored_for_long() {
+    let mut fleet = TestFleet::start().await;
+    fleet.add_settings("max_deliver = 1\n");
+    fleet.settings = fleet.settings.replace("max_deliver = 3\n", "");
+    let member = fleet.start_member().await;
+    fleet.client.records().await;
+    let jetstream = fleet.client.jetstream();
+    let set_max_bytes = async |max_bytes: i64| {
+        let mut stream = jetstream.get_stream("KV_JIG_JOBS_records").await.unwrap();
+        let mut config = stream.info().await.unwrap().config.clone();
+        config.max_bytes = max_bytes;
+        jetstream.update_stream(config).await.unwrap();
+    };
+    set_max_bytes(1).await;
+    fleet.client.publish(&JobMessage::new("m-1", &command_job("echo run >> effects"))).await;
+    let stream = jetstream.get_stream("JIG_JOBS").await.unwrap();
+    eventually_within(MAX_FLEET_TIME, "the job was delivered 12 times", async || {
+        let consumer = stream.consumer_info("build@main").await;
+        consumer.is_ok_and(|consumer| consumer.delivered.consumer_sequence >= 12)
+    })
+    .await;
+
+    set_max_bytes(-1).await;
+    let record = fleet.client.wait_for_end(&fleet_job_id("m-1")).await;
+    assert_eq!((record.job.unwrap().state(), record.attempts), (JobState::Succeeded, 1));
+    assert_eq!(member.lines("effects"), ["run"]);
+}
+
+/// The record of a job that runs for longer than the servers store records stays.
+#[tokio::test]
+async fn running_job_outlives_the_retention() {
+    let mut fleet = TestFleet::start().await;
+    fleet.add_settings("result_retention = \"4s\"\n");
+    let member = fleet.start_member().await;
+    let observer = fleet.start_observer().await;
+    let mut jobs = fleet.jobs(&member);
+    let id = jobs.submit("m-1", fleet_job(COUNTED_WAIT)).await.job_id;
+    member.wait_for_effects(1).await;
+    let records = fleet.client.records().await;
+    let claimed = records.entry(&id).await.unwrap().unwrap();
+    eventually("the message is too old", async || fleet.client.message_count().await == Some(0))
+        .await;
+    eventually("the record is stored again and again", async || {
+        let found = records.entry(&id).await.unwrap().unwrap();
+        found.revision >= claimed.revision + 3 && found.value == claimed.value
+    })
+    .await;
+
+    let again = fleet.jobs(&observer).submit("m-1", fleet_job(COUNTED_WAIT)).await;
+    assert_eq!((again.job_id.as_str(), again.state()), (&*id, JobState::Running));
+    member.go();
+    assert_eq!(jobs.wait(&id).await.state(), JobState::Succeeded);
+    assert_eq!(member.lines("effects"), ["run"]);
+}
