@@ -1,10 +1,14 @@
 //! The command `jig job`.
 
-use std::process::{Command, Output};
+use std::{
+    io::Read as _,
+    process::{Command, Output, Stdio},
+};
 
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::Daemon;
+use crate::support::{Daemon, eventually};
 
 fn run_jig_job(daemon: &Daemon, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_jig"))
@@ -145,4 +149,24 @@ async fn request_id_submits_job_once() {
 
     let runs = std::fs::read_to_string(daemon.file("runs")).unwrap();
     assert_eq!(runs, "ran\n");
+}
+
+#[tokio::test]
+async fn interrupted_wait_names_the_job() {
+    let mut daemon = Daemon::start().await;
+    let mut jig = Command::new(env!("CARGO_BIN_EXE_jig"))
+        .args(["job", "submit", "--wait", "run", "command=touch began; sleep 100"])
+        .env_clear()
+        .env("JIG_ADDRESS", format!("unix:{}", daemon.socket().display()))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    eventually("the job runs", async || daemon.file("began").exists()).await;
+    daemon.signal(Signal::KILL);
+    daemon.wait_for_exit().await;
+
+    let mut text = String::new();
+    jig.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(!jig.wait().unwrap().success());
+    assert!(text.contains("`jig job wait ") && text.contains("UNAVAILABLE"), "{text}");
 }

@@ -219,8 +219,14 @@ fn submit(address: &str, global: &GlobalArgs, args: SubmitArgs) -> Result<u8, Cl
         }
         match job {
             Some(job) if wait => {
-                let request = WaitJobRequest { job_id: job.job_id, wait_ms: None };
-                Ok(client.wait_job(request).await?.job)
+                let request = WaitJobRequest { job_id: job.job_id.clone(), wait_ms: None };
+                let waited = client.wait_job(request).await.inspect_err(|_| {
+                    let id = &job.job_id;
+                    output::note(&format!(
+                        "the job {id} was submitted: `jig job wait {id}` waits for it"
+                    ));
+                });
+                Ok(waited?.job)
             }
             submitted => Ok(submitted),
         }
