@@ -31,10 +31,9 @@ fn observe(pipeline: &Pipeline, fleet: &Arc<Fleet>) {
     let metrics = pipeline.telemetry.metrics();
     let queue = |name: &str| KeyValue::new(semconv::FLEET_QUEUE, name.to_owned());
 
-    let observed = Arc::downgrade(fleet);
+    let queues = fleet.queues().to_vec();
     metrics.observe(&table::FLEET_JOBS, move |observe| {
-        let Some(fleet) = observed.upgrade() else { return };
-        for state in fleet.queues() {
+        for state in &queues {
             for (event, count) in state.event_counts() {
                 let event = KeyValue::new(semconv::FLEET_EVENT, event);
                 observe(count, &[queue(state.name()), event]);
@@ -44,14 +43,14 @@ fn observe(pipeline: &Pipeline, fleet: &Arc<Fleet>) {
 
     let observed = Arc::downgrade(fleet);
     metrics.observe(&table::FLEET_NAME_TAKEN, move |observe| {
-        let Some(fleet) = observed.upgrade() else { return };
-        observe(fleet.is_name_taken().into(), &[]);
+        // Its heartbeat keeps it, if it has one.
+        let is_taken = observed.upgrade().is_some_and(|fleet| fleet.is_name_taken());
+        observe(is_taken.into(), &[]);
     });
 
-    let observed = Arc::downgrade(fleet);
+    let queues = fleet.queues().to_vec();
     metrics.observe(&table::FLEET_FREE_PLACES, move |observe| {
-        let Some(fleet) = observed.upgrade() else { return };
-        for state in fleet.queues() {
+        for state in &queues {
             observe(state.free_places() as u64, &[queue(state.name())]);
         }
     });
