@@ -66,8 +66,8 @@ try_files() {
   check "checksums match" 0 "$name.tar.gz: OK" env --chdir="$1" sha256sum --check --strict SHA256SUMS
   check "the archive holds one program, and the daemon as a link to it" 0 "^jig$" readlink "$scratch/unpacked/bin/jigd"
   for file in share/bash-completion/completions/jig share/zsh/site-functions/_jig share/fish/vendor_completions.d/jig.fish share/man/man1/jig-run.1 \
-    share/man/man1/jigd.1 share/doc/jig/LICENSE share/doc/jig/README.md share/doc/jig/jigd.toml lib/systemd/system/jigd.service \
-    lib/systemd/system/jigd.socket; do
+    share/man/man1/jigd.1 share/doc/jig/LICENSE share/doc/jig/README.md share/doc/jig/jigd.toml share/doc/jig/fleet.sql \
+    lib/systemd/system/jigd.service lib/systemd/system/jigd.socket; do
     check "the archive has $file" 0 "" test -s "$scratch/unpacked/$file"
   done
   check "licences of the crates are there" 0 "ring [0-9.]+ \(Apache-2.0 AND ISC\)" grep "  ring" "$scratch/unpacked/share/doc/jig/THIRD_PARTY_LICENCES"
