@@ -1,6 +1,6 @@
 //! What this daemon has on the servers of its fleet.
 
-use std::sync::Arc;
+use std::{future::pending, sync::Arc};
 
 use tokio_util::sync::CancellationToken;
 
@@ -26,6 +26,15 @@ impl FleetSession {
         }
     }
 
+    /// Keeps the claim of a job of an earlier start. Returns when the job is to be cancelled.
+    pub(super) async fn keep_claim(&self, id: &str, claim: &str) {
+        match self {
+            // Its queue keeps it when its message is delivered again, and asks for cancellations.
+            Self::Nats(_) => pending().await,
+            Self::Postgres(session) => session.keep_claim(id, claim).await,
+        }
+    }
+
     /// Stores the end of a job of an earlier start, if this daemon has its claim still. Returns
     /// whether it has the claim no more.
     pub(super) async fn settle(
@@ -37,8 +46,7 @@ impl FleetSession {
     ) -> bool {
         match self {
             Self::Nats(session) => session.settle(id, claim, end, stop).await,
-            // The queue hands this daemon its own claims again, and no other claims.
-            Self::Postgres(session) => session.has_claim(id, claim).await.is_ok_and(|has| !has),
+            Self::Postgres(session) => session.settle(id, claim, end, stop).await,
         }
     }
 }

@@ -128,7 +128,7 @@ impl FleetRunner {
     /// Runs one job, and returns its end to the source.
     async fn run(&self, claimed: &dyn ClaimedWork) {
         let mut facts = FleetJobFacts::of_work(claimed.work());
-        let ran = keeping_claim(claimed, self.run_locally(claimed, &mut facts.local_id)).await;
+        let ran = self.keeping_claim(claimed, self.run_locally(claimed, &mut facts.local_id)).await;
         let (event, outcome) = match ran {
             Ok(LocalEnd::Ended(snapshot)) => {
                 let state = snapshot.job.state;
@@ -234,7 +234,7 @@ impl FleetRunner {
     async fn finish(&self, snapshot: JobSnapshot, claimed: &dyn ClaimedWork) -> FinishOutcome {
         match JobEnd::of_snapshot(&self.pipeline, snapshot) {
             // Storing artifacts takes a while.
-            Ok(end) => keeping_claim(claimed, claimed.finish(end, &self.give_up)).await,
+            Ok(end) => self.keeping_claim(claimed, claimed.finish(end, &self.give_up)).await,
             Err(error) => claimed.reject(&error, &self.give_up).await,
         }
     }
@@ -265,6 +265,49 @@ impl FleetRunner {
         delay: Duration,
     ) -> FinishOutcome {
         claimed.release(reason, delay, &self.give_up).await
+    }
+
+    /// Runs `work`, and keeps the claim meanwhile.
+    async fn keeping_claim<T>(
+        &self,
+        claimed: &dyn ClaimedWork,
+        work: impl Future<Output = T>,
+    ) -> T {
+        let mut work = pin!(work);
+        let progress_interval = claimed.progress_interval();
+        let retry = (progress_interval / KEEP_RETRY_FRACTION).min(MAX_KEEP_RETRY);
+        let mut is_kept = true;
+        let mut ticks = interval(progress_interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // The first tick is immediate, and the claim is new.
+        ticks.tick().await;
+        loop {
+            tokio::select! {
+                biased;
+                result = &mut work => return result,
+                _now = ticks.tick() => {
+                    let kept = claimed.progress().await;
+                    if let Err(error) = &kept {
+                        if is_kept {
+                            let job = &claimed.work().id;
+                            tracing::warn!(%error, job, "cannot keep the claim of a fleet job");
+                        }
+                        ticks.reset_after(retry);
+                    }
+                    is_kept = kept.is_ok();
+                    if claimed.is_cancelled() {
+                        self.cancel(claimed.work()).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Cancels a job that callers at other daemons cancel.
+    async fn cancel(&self, work: &Work) {
+        if let Some(handle) = self.running.find(&work.id) {
+            self.pipeline.jobs.cancel(&handle).await;
+        }
     }
 }
 
@@ -317,35 +360,6 @@ async fn wait_for_places(places: &Semaphore, stop: &CancellationToken) -> Option
         () = stop.cancelled() => None,
         // The semaphore is never closed.
         first = places.acquire() => first.ok().map(|_first| places.available_permits() + 1),
-    }
-}
-
-/// Runs `work`, and keeps the claim meanwhile.
-async fn keeping_claim<T>(claimed: &dyn ClaimedWork, work: impl Future<Output = T>) -> T {
-    let mut work = pin!(work);
-    let progress_interval = claimed.progress_interval();
-    let retry = (progress_interval / KEEP_RETRY_FRACTION).min(MAX_KEEP_RETRY);
-    let mut is_kept = true;
-    let mut ticks = interval(progress_interval);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first tick is immediate, and the claim is new.
-    ticks.tick().await;
-    loop {
-        tokio::select! {
-            biased;
-            result = &mut work => return result,
-            _now = ticks.tick() => {
-                let kept = claimed.progress().await;
-                if let Err(error) = &kept {
-                    if is_kept {
-                        let job = &claimed.work().id;
-                        tracing::warn!(%error, job, "cannot keep the claim of a fleet job");
-                    }
-                    ticks.reset_after(retry);
-                }
-                is_kept = kept.is_ok();
-            }
-        }
     }
 }
 

@@ -51,6 +51,11 @@ pub(crate) trait ClaimedWork: Send + Sync {
     /// Keeps the claim. A failure is no reason to stop: the next call may succeed in time.
     fn progress(&self) -> BoxFuture<'_, Result<(), SourceUnavailable>>;
 
+    /// Whether the job is to be cancelled, as of the last [`Self::progress`].
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+
     /// Shows callers the approval that the job waits for. Empty: it waits for none any more.
     fn show_approval<'a>(
         &'a self,

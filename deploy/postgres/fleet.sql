@@ -5,7 +5,8 @@
 --
 --   psql --set=ON_ERROR_STOP=1 --set=daemons=jigd --set=submitters=ci --file=fleet.sql DATABASE
 --
--- Both are roles that exist. Repeating it creates nothing again, and locks no table.
+-- Both are roles that exist. Repeating it creates nothing again, and locks no table. Run a newer version
+-- before daemons of that version start: it adds columns.
 
 BEGIN;
 
@@ -75,8 +76,10 @@ CREATE TABLE jig_jobs (
     lease_until timestamptz,
     -- Approval at the daemon that the job waits for before it begins.
     approval_id text NOT NULL DEFAULT '',
+    -- Whether its daemon is to cancel the job.
+    cancel_requested boolean NOT NULL DEFAULT false,
     -- Claims that began the job.
-    attempts integer NOT NULL DEFAULT 0,
+    attempts integer NOT NULL DEFAULT 0 CHECK (attempts >= 0),
     -- succeeded, failed, cancelled or lost.
     outcome text,
     -- An encoded jig.v1.Job with its result.
@@ -100,6 +103,18 @@ CREATE TRIGGER jig_jobs_prepare BEFORE INSERT ON jig_jobs
 CREATE TRIGGER jig_jobs_notify AFTER INSERT OR UPDATE OF state ON jig_jobs
     FOR EACH ROW WHEN (NEW.state <> 'claimed') EXECUTE FUNCTION jig_jobs_notify();
 
+\endif
+
+-- Columns that a table of an older version lacks.
+SELECT count(*) < 4 AS is_old FROM pg_attribute
+    WHERE attrelid = to_regclass('jig_jobs')
+        AND attname IN ('claimed_start', 'approval_id', 'any_workspace', 'cancel_requested') \gset
+\if :is_old
+ALTER TABLE jig_jobs
+    ADD COLUMN IF NOT EXISTS claimed_start text NOT NULL DEFAULT '',
+    ADD COLUMN IF NOT EXISTS approval_id text NOT NULL DEFAULT '',
+    ADD COLUMN IF NOT EXISTS any_workspace boolean NOT NULL DEFAULT false,
+    ADD COLUMN IF NOT EXISTS cancel_requested boolean NOT NULL DEFAULT false;
 \endif
 
 -- A role that can change all columns can give jobs results. Submitters cannot.

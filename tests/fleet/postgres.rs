@@ -59,16 +59,20 @@ impl PostgresFleet {
         Self { server, keys, ci, directory, workspace, settings, queues }
     }
 
-    fn setup(&self) -> Setup {
+    pub(super) fn setup(&self) -> Setup {
         let keys = self.keys.path().display().to_string();
-        let Self { workspace, settings, queues, .. } = self;
-        let queues = queues.replace("WORKSPACE", workspace);
-        let table = format!("name = {workspace:?}\n[fleet]\n{settings}{queues}");
         Setup::new()
-            .workspace_table(&table)
+            .workspace_table(&self.table())
             .arguments(&["--keys", &keys, "--drain-timeout", "120s"])
             .with_resource(Arc::clone(&self.keys) as _)
             .with_resource(Arc::clone(&self.directory) as _)
+    }
+
+    /// The table of the workspace and those after it.
+    pub(super) fn table(&self) -> String {
+        let Self { workspace, settings, queues, .. } = self;
+        let queues = queues.replace("WORKSPACE", workspace);
+        format!("name = {workspace:?}\n[fleet]\n{settings}{queues}")
     }
 
     pub(super) async fn start_daemon(&self) -> Daemon {

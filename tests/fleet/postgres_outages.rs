@@ -86,6 +86,25 @@ async fn stalls_of_the_server_cost_no_claim() {
     assert_eq!((effects(&first), effects(&second)), (1, 0));
 }
 
+/// The clock of the server jumps.
+#[tokio::test]
+async fn leases_that_end_early_cost_no_claim() {
+    let fleet = PostgresFleet::start().await;
+    let (first, second, running) = start_pair(&fleet).await;
+    let jump = "UPDATE jig_jobs SET lease_until = lease_until - interval '1 hour'";
+    let operator = fleet.server.connect("postgres").await;
+    for number in 0..3 {
+        operator.batch_execute(jump).await.unwrap();
+        // A look at the table.
+        let next = fleet.server.insert(&format!("m-{number}"), &command_job("true")).await;
+        fleet.expect_end(&next, "succeeded").await;
+        wait_for_renewals(&fleet, 2).await;
+    }
+    go(&first);
+    assert_eq!(fleet.expect_end(&running, "succeeded").await.attempts, 1);
+    assert_eq!((effects(&first), effects(&second)), (1, 0));
+}
+
 /// Proxies and servers can cut idle connections more often than a lease ends.
 #[tokio::test]
 async fn job_of_dead_daemon_is_lost_although_idle_connections_are_cut() {

@@ -1,4 +1,5 @@
-//! Rows of jobs in PostgreSQL that name no workspace, old rows, and databases that cannot have any.
+//! Rows of jobs in PostgreSQL: those that name no workspace, that callers cancel, that are old, and
+//! those of dead or restarted daemons. Databases that cannot have any, or have them elsewhere.
 
 use jig::api::v1::{CancelJobRequest, JobState, SubmitJobRequest};
 use prost::Message as _;
@@ -12,6 +13,7 @@ use super::{
 use crate::{
     jobs::command_job,
     support::{eventually_within, with_key},
+    telemetry::metrics::{metrics_address, scrape},
 };
 
 impl PostgresFleet {
@@ -108,6 +110,98 @@ async fn row_without_a_workspace_is_known_before_its_claim() {
     assert_eq!(fleet.jobs(&second).wait(&foreign).await.state(), JobState::Succeeded);
 }
 
+#[tokio::test]
+async fn claims_of_a_dead_daemon_end_without_another_one_of_its_workspace() {
+    let mut fleet = PostgresFleet::start().await;
+    let mut first = fleet.start_daemon().await;
+    let once = fleet.server.insert("once", &command_job(COUNTED_WAIT)).await;
+    let again = fleet.server.insert("again", &repeatable(COUNTED_WAIT)).await;
+    wait_for_effects(&first, 2).await;
+    kill(&mut first).await;
+
+    fleet.workspace = "other".to_owned();
+    let second = fleet.start_daemon_beside(&first).await;
+    fleet.expect_end(&once, "lost").await;
+    eventually_within(MAX_FLEET_TIME, "the other one waits for a daemon", async || {
+        fleet.server.job(&again).await.state == "queued"
+    })
+    .await;
+    go(&first);
+    let first = first.restart().await;
+    assert_eq!(fleet.expect_end(&again, "succeeded").await.attempts, 2);
+    assert_eq!((effects(&first), effects(&second)), (3, 0));
+}
+
+#[tokio::test]
+async fn running_job_is_cancelled_at_another_daemon() {
+    let fleet = PostgresFleet::start().await;
+    let first = fleet.start_daemon().await;
+    let running = fleet.server.insert("running", &command_job(COUNTED_WAIT)).await;
+    wait_for_effects(&first, 1).await;
+    let second = fleet.start_daemon_beside(&first).await;
+    let mut jobs = fleet.jobs(&second);
+    let request = with_key(&jobs.key, CancelJobRequest { job_id: running.clone() });
+    assert_eq!(jobs.try_get(&running).await.unwrap().principal, "key:ci");
+    let cancelled = jobs.client.cancel_job(request).await.unwrap().into_inner().job.unwrap();
+    assert_eq!(cancelled.state(), JobState::Cancelled);
+    assert_eq!(fleet.expect_end(&running, "cancelled").await.attempts, 1);
+}
+
+/// The claims that have no place are kept.
+#[tokio::test]
+async fn restarted_daemon_with_fewer_places_loses_no_job() {
+    let mut fleet = PostgresFleet::start().await;
+    fleet.keys.add_key("slow", "invoke", &["--concurrent-calls", "1"]);
+    fleet.queues = fleet.queues.replace("\"ci\"", "\"slow\"");
+    let first = fleet.start_daemon().await;
+    let mut ids = Vec::new();
+    for number in 0..4 {
+        let job = SubmitJobRequest { retry_if_lost: number == 0, ..command_job(COUNTED_WAIT) };
+        ids.push(fleet.server.insert(&format!("m-{number}"), &job).await);
+        wait_for_effects(&first, 1).await;
+    }
+    let all = "the daemon has claimed all jobs";
+    eventually_within(MAX_FLEET_TIME, all, async || {
+        fleet.server.count("state = 'claimed'").await == 4
+    })
+    .await;
+
+    fleet.queues = fleet.queues.replace("places = 4", "places = 1");
+    let first = first.restart_with(|setup| setup.workspace_table(&fleet.table())).await;
+    let second = fleet.start_daemon_beside(&first).await;
+    go(&second);
+    // All leases would have ended.
+    let resumed = "state = 'claimed' AND lease_until > claimed_at + interval '15 seconds'";
+    eventually_within(MAX_FLEET_TIME, "the leases are renewed", async || {
+        fleet.server.count(resumed).await >= 3
+    })
+    .await;
+    go(&first);
+    for id in &ids {
+        fleet.expect_end(id, "succeeded").await;
+    }
+}
+
+#[tokio::test]
+async fn metrics_count_the_jobs() {
+    let fleet = PostgresFleet::start().await;
+    let daemon = fleet.setup().arguments(&["--metrics-listen", "0.0.0.0:0"]).start().await;
+    let id = fleet.server.insert("m-1", &command_job("true")).await;
+    fleet.expect_end(&id, "succeeded").await;
+    let address = metrics_address(&daemon).unwrap();
+    eventually_within(MAX_FLEET_TIME, "the metrics have the job", async || {
+        let metrics = scrape(&address).await;
+        let has = |name: &str, part: &str, value: &str| {
+            let mut lines = metrics.lines().filter(|line| line.starts_with(name));
+            lines.any(|line| line.contains(part) && line.ends_with(value))
+        };
+        has("jig_fleet_jobs_total", "\"finished\"", " 1")
+            && has("jig_fleet_free_places", "\"build\"", " 4")
+            && has("jig_fleet_daemon_id_taken", "", " 0")
+    })
+    .await;
+}
+
 /// Also at a daemon that takes no jobs.
 #[tokio::test]
 async fn all_old_rows_are_deleted() {
@@ -124,6 +218,36 @@ async fn all_old_rows_are_deleted() {
         fleet.server.count("true").await == 3
     })
     .await;
+}
+
+#[tokio::test]
+async fn table_of_an_older_version_costs_no_job() {
+    let fleet = PostgresFleet::start().await;
+    let older = "ALTER TABLE jig_jobs DROP COLUMN cancel_requested, DROP COLUMN approval_id";
+    fleet.server.connect("postgres").await.batch_execute(older).await.unwrap();
+    let daemon = fleet.start_daemon().await;
+    let id = fleet.server.insert("m-1", &command_job("true")).await;
+    let hint = "run deploy/postgres/fleet.sql in the database";
+    eventually_within(MAX_FLEET_TIME, "the log has the hint", async || daemon.log().contains(hint))
+        .await;
+    assert_eq!(fleet.server.count("state = 'queued' AND attempts = 0").await, 1);
+    fleet.server.run_fleet_script("postgres").unwrap();
+    fleet.expect_end(&id, "succeeded").await;
+}
+
+/// The options of the URL say where.
+#[tokio::test]
+async fn table_can_be_in_another_schema() {
+    let mut fleet = PostgresFleet::start().await;
+    let schema = "CREATE SCHEMA jig; GRANT USAGE ON SCHEMA jig TO jigd, ci; \
+        ALTER TABLE jig_jobs SET SCHEMA jig; ALTER ROLE ci SET search_path = jig";
+    fleet.server.connect("postgres").await.batch_execute(schema).await.unwrap();
+    let url = fleet.server.socket_url();
+    let with_options = format!("{url}&options=-csearch_path%3Djig");
+    fleet.settings = fleet.settings.replace(&url, &with_options);
+    let _daemon = fleet.start_daemon().await;
+    let id = fleet.server.insert("m-1", &command_job("true")).await;
+    fleet.expect_end(&id, "succeeded").await;
 }
 
 #[tokio::test]

@@ -1,11 +1,17 @@
 //! A row of the queue that this daemon has claimed.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio_postgres::types::ToSql;
 use tokio_util::sync::CancellationToken;
 
-use super::session::{PostgresSession, to_integer};
+use super::session::{PostgresSession, RENEWAL_FRACTION, to_integer};
 use crate::{
     api::v1::{FleetJobRecord, FleetJobState, JobState},
     daemon::{
@@ -23,26 +29,20 @@ use crate::{
     },
 };
 
-/// Part of the lease after which it is renewed.
-const PROGRESS_FRACTION: u32 = 3;
-
-/// `$2` daemon, `$3` attempts, `$4` seconds of the lease.
-const RENEW: &str = "
-    UPDATE jig_jobs SET lease_until = now() + make_interval(secs => $4)
-    WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
-    RETURNING id";
-/// `$2` daemon, `$3` attempts, `$4` the approval.
+/// `$2` daemon, `$3` attempts, `$4` start, `$5` the approval.
 const SHOW_APPROVAL: &str = "
-    UPDATE jig_jobs SET approval_id = $4
+    UPDATE jig_jobs SET approval_id = $5
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
+        AND claimed_start = $4
     RETURNING id";
-/// `$2` daemon, `$3` attempts, `$4` attempts that count, `$5` seconds of the delay.
+/// `$2` daemon, `$3` attempts, `$4` start, `$5` attempts that count, `$6` seconds of the delay.
 const REQUEUE: &str = "
     UPDATE jig_jobs SET state = 'queued', approval_id = '', claimed_by = NULL, claimed_start = '',
-        lease_until = NULL,
+        lease_until = NULL, claimed_at = NULL,
         workspace = CASE WHEN any_workspace THEN '' ELSE workspace END,
-        claimed_at = NULL, attempts = $4, not_before = now() + make_interval(secs => $5)
+        attempts = $5, not_before = now() + make_interval(secs => $6)
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
+        AND claimed_start = $4
     RETURNING id";
 
 #[derive(Debug)]
@@ -51,6 +51,8 @@ pub(super) struct PostgresClaim {
     work: Work,
     /// The row of the claim.
     record: FleetJobRecord,
+    /// Whether a caller at any daemon cancels the job.
+    is_cancelled: AtomicBool,
     _in_flight: InFlightClaim,
 }
 
@@ -61,17 +63,16 @@ impl PostgresClaim {
         record: FleetJobRecord,
         in_flight: InFlightClaim,
     ) -> Self {
-        Self { session, work, record, _in_flight: in_flight }
+        let is_cancelled = AtomicBool::new(false);
+        Self { session, work, record, is_cancelled, _in_flight: in_flight }
     }
 
     async fn renew(&self) -> Result<(), SourceUnavailable> {
-        let FleetJobRecord { daemon_id, attempts, .. } = &self.record;
-        let (attempts, lease) = (to_integer(*attempts), self.session.lease.as_secs_f64());
-        let renewed =
-            self.session.change(RENEW, &[&self.work.id, daemon_id, &attempts, &lease]).await?;
-        if renewed.is_empty() {
+        let renewed = self.session.renew(&self.work.id, &self.record).await?;
+        let Some(is_cancelled) = renewed else {
             return Err(SourceUnavailable::new("another daemon has ended the job, or has it now"));
-        }
+        };
+        self.is_cancelled.store(is_cancelled, Ordering::Relaxed);
         Ok(())
     }
 
@@ -128,14 +129,14 @@ impl PostgresClaim {
         delay: Duration,
         stop: &CancellationToken,
     ) -> FinishOutcome {
-        let FleetJobRecord { daemon_id, attempts, .. } = &self.record;
+        let FleetJobRecord { daemon_id, start_id, attempts, .. } = &self.record;
         let (attempts, counted) = (to_integer(*attempts), to_integer(counted));
         let delay = delay.as_secs_f64();
         let mut backoff = Backoff::default();
         loop {
             let requeued = self
                 .session
-                .change(REQUEUE, &[&self.work.id, daemon_id, &attempts, &counted, &delay])
+                .change(REQUEUE, &[&self.work.id, daemon_id, &attempts, start_id, &counted, &delay])
                 .await;
             match requeued {
                 Ok(rows) if rows.is_empty() => return FinishOutcome::Superseded,
@@ -157,11 +158,15 @@ impl ClaimedWork for PostgresClaim {
     }
 
     fn progress_interval(&self) -> Duration {
-        self.session.lease / PROGRESS_FRACTION
+        self.session.lease / RENEWAL_FRACTION
     }
 
     fn progress(&self) -> BoxFuture<'_, Result<(), SourceUnavailable>> {
         Box::pin(self.renew())
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::Relaxed)
     }
 
     fn show_approval<'a>(
@@ -169,10 +174,10 @@ impl ClaimedWork for PostgresClaim {
         approval_id: &'a str,
     ) -> BoxFuture<'a, Result<(), SourceUnavailable>> {
         Box::pin(async move {
-            let FleetJobRecord { daemon_id, attempts, .. } = &self.record;
+            let FleetJobRecord { daemon_id, start_id, attempts, .. } = &self.record;
             let attempts = to_integer(*attempts);
-            let parameters: [&(dyn ToSql + Sync); 4] =
-                [&self.work.id, daemon_id, &attempts, &approval_id];
+            let parameters: [&(dyn ToSql + Sync); 5] =
+                [&self.work.id, daemon_id, &attempts, start_id, &approval_id];
             self.session.change(SHOW_APPROVAL, &parameters).await.map(drop)
         })
     }

@@ -35,13 +35,20 @@ use crate::daemon::{
 /// Time limit of one attempt to connect.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of one statement. All of them are short.
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit of the wait for a lock of another program.
-const LOCK_TIMEOUT: &str = "-c lock_timeout=2s";
+pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Prepares a connection: waits for locks of other programs are short, the server has stored what it
+/// acknowledges, and the daemon hears of changes. Poolers reject most of this as start-up options,
+/// which may be those of the URL too.
+const BEGIN_SESSION: &str = "
+    SET lock_timeout = '2s';
+    SELECT set_config('synchronous_commit', 'on', false)
+    WHERE current_setting('synchronous_commit') = 'off';
+    LISTEN jig_jobs";
 /// Time after which a connection is dead whose server does not acknowledge what it was sent.
 const TCP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Idle time after which the server must show that it is there.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+const PASSWORD_HINT: &str = ": check fleet.password_file";
 /// Notifications that a receiver may be late. It looks at the table if there were more.
 const MAX_LATE_NOTIFICATIONS: usize = 256;
 
@@ -84,7 +91,6 @@ impl PostgresConnector {
         let mut config: Config = postgres.url.parse()?;
         config
             .application_name(name)
-            .options(LOCK_TIMEOUT)
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_user_timeout(TCP_TIMEOUT)
             .keepalives_idle(KEEP_ALIVE)
@@ -127,7 +133,7 @@ where
         reachability,
         driver: task::spawn("connection to PostgreSQL", drive(connection, sender)).abort_handle(),
     };
-    connection.client.batch_execute("LISTEN jig_jobs").await.map_err(|e| unavailable(&e))?;
+    connection.client.batch_execute(BEGIN_SESSION).await.map_err(|e| unavailable(&e))?;
     Ok(connection)
 }
 
@@ -148,8 +154,18 @@ impl PostgresConnection {
         statement: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, SourceUnavailable> {
+        self.change_within(STATEMENT_TIMEOUT, statement, parameters).await
+    }
+
+    /// The same with another time limit.
+    pub(super) async fn change_within(
+        &self,
+        limit: Duration,
+        statement: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, SourceUnavailable> {
         let sent = Instant::now();
-        let rows = self.query(statement, parameters).await?;
+        let rows = self.query_within(limit, statement, parameters).await?;
         self.reachability.note_change(sent, Instant::now());
         Ok(rows)
     }
@@ -160,12 +176,21 @@ impl PostgresConnection {
         statement: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, SourceUnavailable> {
-        match timeout(STATEMENT_TIMEOUT, self.client.query(statement, parameters)).await {
+        self.query_within(STATEMENT_TIMEOUT, statement, parameters).await
+    }
+
+    async fn query_within(
+        &self,
+        limit: Duration,
+        statement: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, SourceUnavailable> {
+        match timeout(limit, self.client.query(statement, parameters)).await {
             Ok(rows) => rows.map_err(|error| unavailable(&error)),
-            Err(elapsed) => {
+            Err(_elapsed) => {
                 // The next statement needs a new connection.
                 self.driver.abort();
-                Err(SourceUnavailable::new(elapsed))
+                Err(SourceUnavailable(format!("no answer within {limit:?}: connecting again")))
             }
         }
     }
@@ -234,14 +259,20 @@ fn tls_config(postgres: &PostgresConfig) -> Result<ClientConfig, PostgresSetupEr
 /// Describes an error of the server or of the connection.
 fn unavailable(error: &tokio_postgres::Error) -> SourceUnavailable {
     let Some(reported) = error.as_db_error() else {
-        let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
-        return SourceUnavailable(format!("{error}{}", cause.unwrap_or_default()));
+        let cause = std::error::Error::source(error).map(ToString::to_string);
+        let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
+        let hint = if cause.contains("password missing") { PASSWORD_HINT } else { "" };
+        return SourceUnavailable(format!("{error}{cause}{hint}"));
     };
-    let missing = [SqlState::UNDEFINED_TABLE, SqlState::UNDEFINED_COLUMN];
-    let hint = if missing.contains(reported.code()) {
-        ": run deploy/postgres/fleet.sql in the database"
-    } else {
-        ""
+    let hint = match reported.code() {
+        &SqlState::UNDEFINED_TABLE | &SqlState::UNDEFINED_COLUMN => {
+            ": run deploy/postgres/fleet.sql in the database"
+        }
+        &SqlState::INSUFFICIENT_PRIVILEGE => {
+            ": run deploy/postgres/fleet.sql with --set=daemons=ROLE, the role in fleet.postgres"
+        }
+        &SqlState::INVALID_PASSWORD => PASSWORD_HINT,
+        _ => "",
     };
     SourceUnavailable(format!("{} ({}){hint}", reported.message(), reported.code().code()))
 }

@@ -19,6 +19,17 @@ use crate::{
     },
 };
 
+/// The columns that daemons use. They are named, so that a statement fails before it changes a table
+/// of an older version.
+macro_rules! columns {
+    () => {
+        "id, queue, workspace, any_workspace, request_id, session, traceparent, request, \
+         retry_if_lost, state, claimed_by, claimed_start, approval_id, cancel_requested, attempts, \
+         result, submitted_at, claimed_at, ended_at"
+    };
+}
+pub(super) use columns;
+
 /// A job in the table.
 #[derive(Debug, Clone)]
 pub(super) struct JobRow {

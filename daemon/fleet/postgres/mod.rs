@@ -24,6 +24,7 @@ mod queue;
 mod reachability;
 mod retention;
 mod session;
+mod suspects;
 
 pub(super) use self::{
     connection::PostgresSetupError, postgres_jobs::PostgresJobs, queue::PostgresQueue,

@@ -1,5 +1,5 @@
 //! Fleet jobs in PostgreSQL, for the services of every daemon: submits them, finds them by their rows,
-//! waits for their ends and cancels those that no daemon has claimed.
+//! waits for their ends and cancels them.
 
 use std::{
     future::Future,
@@ -17,7 +17,7 @@ use super::{
     session::{PostgresSession, outcome},
 };
 use crate::{
-    api::v1::{FleetJobState, Job, JobState, watch_job_response::Event},
+    api::v1::{Job, JobState, watch_job_response::Event},
     daemon::{
         config::fleet::FleetQueueConfig,
         error::{Error, Reason},
@@ -51,6 +51,9 @@ const CANCEL_QUEUED: &str = "
     UPDATE jig_jobs SET state = 'ended', outcome = $2, result = $3, ended_at = now()
     WHERE id = $1 AND state = 'queued'
     RETURNING id";
+/// Its daemon reads that when it renews the lease.
+const CANCEL_CLAIMED: &str = "
+    UPDATE jig_jobs SET cancel_requested = true WHERE id = $1 AND state = 'claimed'";
 
 /// The jobs of a fleet, by their rows.
 #[derive(Debug, Clone)]
@@ -133,7 +136,13 @@ impl PostgresJobs {
         Ok(self.session.find(id).await?.map(|row| self.to_job(row)))
     }
 
-    fn to_job(&self, row: JobRow) -> FleetJob {
+    fn to_job(&self, mut row: JobRow) -> FleetJob {
+        if row.record.principal.is_empty() {
+            // The job has not ended. It has the rights of the queue's key.
+            let queue = self.queues.iter().find(|queue| queue.name == row.record.queue);
+            let key = queue.and_then(|queue| queue.key.as_deref());
+            row.record.principal = key.map(key_principal_name).unwrap_or_default();
+        }
         to_fleet_job(&row.id, row.record, self.session.result_retention)
     }
 
@@ -188,21 +197,11 @@ impl PostgresJobs {
         let Some(row) = self.session.find(id).await? else { return Ok(()) };
         let cancelled = cancelled_in_queue(id, &row.record).job.unwrap_or_default();
         let (outcome, result) = (outcome(JobState::Cancelled), cancelled.encode_to_vec());
-        let ended = self.session.query(CANCEL_QUEUED, &[&id, &outcome, &result]).await?;
-        if !ended.is_empty() {
-            return Ok(());
+        let ended = self.session.change(CANCEL_QUEUED, &[&id, &outcome, &result]).await?;
+        if ended.is_empty() {
+            self.session.change(CANCEL_CLAIMED, &[&id]).await?;
         }
-
-        let row = self.session.find(id).await?;
-        match row.map(|row| (row.record.state(), row.record.daemon_id)) {
-            Some((FleetJobState::Claimed, daemon_id)) => {
-                let text = format!(
-                    "the daemon {daemon_id} runs this job, which fleets in PostgreSQL cannot cancel: list the jobs of that daemon, and cancel it there"
-                );
-                Err(Error::invalid_field("job_id", text).with_metadata("daemon_id", daemon_id))
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 

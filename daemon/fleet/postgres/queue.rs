@@ -15,8 +15,9 @@ use tokio_util::sync::CancellationToken;
 use super::{
     claimed_row::PostgresClaim,
     connection::PostgresConnection,
-    job_row::JobRow,
+    job_row::{JobRow, columns},
     session::{PostgresSession, to_integer},
+    suspects::Suspects,
 };
 use crate::{
     api::v1::FleetJobRecord,
@@ -38,15 +39,19 @@ use crate::{
 const MAX_WAIT: Duration = Duration::from_secs(15);
 /// The same as a part of the lease: the judgement of other daemons needs to know of outages.
 const WAIT_FRACTION: u32 = 4;
+/// Claims of dead daemons that one look finds, and those that it ends.
+const MAX_EXPIRED: i64 = 10_000;
+const MAX_ENDED: usize = 100;
 /// Time between two claims while rows are due that another daemon has locked, and after the
 /// connection was cut.
 const MIN_WAIT: Duration = Duration::from_millis(200);
 
 /// Claims due rows: `$1` queue, `$2` workspaces, `$3` count, `$4` daemon, `$5` seconds of the lease,
 /// `$6` start. Materialized, so that the limit holds.
-const CLAIM_QUEUED: &str = "
+const CLAIM_QUEUED: &str = concat!(
+    "
     WITH due AS MATERIALIZED (
-        SELECT id FROM jig_jobs
+        SELECT id AS due_id FROM jig_jobs
         WHERE queue = $1 AND state = 'queued' AND not_before <= now()
             AND (workspace = '' OR workspace = ANY($2))
         ORDER BY not_before, id LIMIT $3 FOR UPDATE SKIP LOCKED)
@@ -55,31 +60,48 @@ const CLAIM_QUEUED: &str = "
         lease_until = now() + make_interval(secs => $5),
         workspace = coalesce(nullif(job.workspace, ''), ($2::text[])[1]),
         attempts = job.attempts + 1
-    FROM due WHERE job.id = due.id
-    RETURNING job.*";
-/// Finds the claims that this daemon had before, and those of dead daemons: `$3` daemon, `$4` jobs
-/// that it runs, `$5` whether others may be dead, `$6` count, `$7` starts of this daemon. Other starts
-/// with its name are other daemons. Jobs that may run in any workspace are those of every daemon.
-const FIND_CLAIMED: &str = "
-    SELECT * FROM jig_jobs
-    WHERE queue = $1 AND state = 'claimed'
-        AND ((claimed_by = $3 AND claimed_start = ANY($7) AND id <> ALL($4)
-                AND workspace = ANY($2))
-            OR ((claimed_by <> $3 OR claimed_start <> ALL($7)) AND $5 AND lease_until < now()
-                AND (any_workspace OR workspace = ANY($2))))
-    ORDER BY lease_until LIMIT $6";
-/// Makes a found claim one of this daemon: `$2` daemon, `$3` attempts and `$4` start of the found one,
-/// `$5` daemon, `$6` start, `$7` seconds of the lease, `$8` whether the found one is of this daemon,
-/// `$9` workspaces.
-const TAKE_CLAIMED: &str = "
-    UPDATE jig_jobs SET claimed_by = $5, claimed_start = $6, approval_id = '',
-        lease_until = now() + make_interval(secs => $7),
-        claimed_at = CASE WHEN $8 THEN claimed_at ELSE now() END,
-        workspace = CASE WHEN $8 OR NOT any_workspace THEN workspace ELSE ($9::text[])[1] END,
-        attempts = attempts + CASE WHEN $8 THEN 0 ELSE 1 END
+    FROM due WHERE job.id = due.due_id
+    RETURNING ",
+    columns!()
+);
+/// Finds the claims that this daemon had before: `$3` daemon, `$4` its starts, `$5` jobs that it runs,
+/// `$6` count. Other starts with its name are other daemons.
+const FIND_OWN: &str = concat!(
+    "
+    SELECT ",
+    columns!(),
+    " FROM jig_jobs
+    WHERE queue = $1 AND state = 'claimed' AND workspace = ANY($2)
+        AND claimed_by = $3 AND claimed_start = ANY($4) AND id <> ALL($5)
+    ORDER BY lease_until LIMIT $6"
+);
+/// Finds claims of other daemons whose leases have ended, in whatever workspace: `$2` daemon, `$3` its
+/// starts, `$4` count.
+const FIND_EXPIRED: &str = "
+    SELECT id, lease_until FROM jig_jobs
+    WHERE queue = $1 AND state = 'claimed' AND lease_until < now()
+        AND (claimed_by <> $2 OR claimed_start <> ALL($3))
+    ORDER BY lease_until LIMIT $4";
+/// Makes a claim of an earlier start one of this start: `$2` daemon, `$3` attempts, `$4` earlier
+/// start, `$5` start, `$6` seconds of the lease.
+const RESUME: &str = concat!(
+    "
+    UPDATE jig_jobs SET claimed_start = $5, approval_id = '',
+        lease_until = now() + make_interval(secs => $6)
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
-        AND claimed_start = $4 AND ($8 OR lease_until < now())
-    RETURNING *";
+        AND claimed_start = $4
+    RETURNING ",
+    columns!()
+);
+/// Queues a job of a dead daemon again: `$2` daemon, `$3` attempts, `$4` start. It keeps its place in
+/// the queue.
+const REQUEUE_EXPIRED: &str = "
+    UPDATE jig_jobs SET state = 'queued', approval_id = '', claimed_by = NULL, claimed_start = '',
+        workspace = CASE WHEN any_workspace THEN '' ELSE workspace END,
+        lease_until = NULL, claimed_at = NULL
+    WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
+        AND claimed_start = $4 AND lease_until < now()
+    RETURNING id";
 /// Seconds until the next job is due, and until the next lease of another daemon ends: `$3` daemon,
 /// `$4` its starts.
 const NEXT_DUE: &str = "
@@ -90,7 +112,7 @@ const NEXT_DUE: &str = "
         ) - now())::float8,
         extract(epoch FROM (
             SELECT min(lease_until) FROM jig_jobs
-            WHERE queue = $1 AND state = 'claimed' AND (any_workspace OR workspace = ANY($2))
+            WHERE queue = $1 AND state = 'claimed'
                 AND (claimed_by <> $3 OR claimed_start <> ALL($4))
         ) - now())::float8";
 
@@ -99,6 +121,7 @@ const NEXT_DUE: &str = "
 pub(crate) struct PostgresQueue {
     session: Arc<PostgresSession>,
     queue: FleetQueueConfig,
+    suspects: Suspects,
 }
 
 /// The claims of one look at the table.
@@ -111,7 +134,8 @@ struct ClaimedRows {
 
 impl PostgresQueue {
     pub(crate) fn new(session: Arc<PostgresSession>, queue: FleetQueueConfig) -> Self {
-        Self { session, queue }
+        let suspects = Suspects::new(session.lease);
+        Self { session, queue, suspects }
     }
 
     async fn claim_rows(
@@ -147,14 +171,15 @@ impl PostgresQueue {
         Ok(Vec::new())
     }
 
-    /// Claims at most `max` of the jobs that there are, those of dead daemons first.
+    /// Claims at most `max` of the jobs that there are, after those of dead daemons have ended.
     async fn claim_present(
         &self,
         connection: &PostgresConnection,
         max: usize,
     ) -> Result<ClaimedRows, SourceUnavailable> {
         let mut claimed = ClaimedRows::default();
-        self.claim_claimed(connection, max, &mut claimed).await?;
+        self.end_dead(connection, &mut claimed).await?;
+        self.claim_own(connection, max, &mut claimed).await?;
         let missing = max - claimed.claims.len();
         if missing > 0 {
             let queued = self.claim_queued(connection, missing, &mut claimed).await;
@@ -194,83 +219,109 @@ impl PostgresQueue {
         Ok(())
     }
 
-    /// Takes over claims of dead daemons, and claims that this one had before it was restarted. Jobs
-    /// that must not run again are lost.
-    async fn claim_claimed(
+    /// Ends the claims of dead daemons: jobs that may run again are queued again, others are lost.
+    async fn end_dead(
+        &self,
+        connection: &PostgresConnection,
+        claimed: &mut ClaimedRows,
+    ) -> Result<(), SourceUnavailable> {
+        if !self.can_judge() {
+            return Ok(());
+        }
+        let PostgresSession { identity, known_starts, .. } = &*self.session;
+        let daemon_id: &str = &identity.daemon_id;
+        let parameters: [&(dyn ToSql + Sync); 4] =
+            [&self.queue.name, &daemon_id, known_starts, &MAX_EXPIRED];
+        let found = connection.query(FIND_EXPIRED, &parameters).await?;
+        // Leases may have ended while the server did not answer.
+        if !self.can_judge() {
+            return Ok(());
+        }
+        let found: Result<_, tokio_postgres::Error> =
+            found.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect();
+        let found = found.map_err(SourceUnavailable::new)?;
+        let dead = self.suspects.note(found, Instant::now());
+        for id in dead.iter().take(MAX_ENDED) {
+            // What keeps this daemon from it may keep the other one from the renewal.
+            let ended = self.end_claim(connection, id).await;
+            claimed.any_changed |= ended.inspect_err(|_| self.session.reachability().reset())?;
+        }
+        Ok(())
+    }
+
+    /// Resumes the claims that this daemon had before it was restarted.
+    async fn claim_own(
         &self,
         connection: &PostgresConnection,
         max: usize,
         claimed: &mut ClaimedRows,
     ) -> Result<(), SourceUnavailable> {
-        let PostgresSession { identity, lease, in_flight, known_starts, .. } = &*self.session;
+        let PostgresSession { identity, in_flight, known_starts, .. } = &*self.session;
         let (name, workspaces) = (&self.queue.name, &self.queue.workspaces);
-        let (max, lease) = (to_limit(max), lease.as_secs_f64());
-        let (daemon_id, start_id): (&str, &str) = (&identity.daemon_id, &identity.start_id);
+        let (max, daemon_id): (_, &str) = (to_limit(max), &identity.daemon_id);
         let running = in_flight.all();
-        let can_judge = self.can_judge();
-        let parameters: [&(dyn ToSql + Sync); 7] =
-            [name, workspaces, &daemon_id, &running, &can_judge, &max, known_starts];
-        let found = connection.query(FIND_CLAIMED, &parameters).await?;
-        // Leases may have ended while the server did not answer.
-        let can_judge = self.can_judge();
-        for row in found {
+        let parameters: [&(dyn ToSql + Sync); 6] =
+            [name, workspaces, &daemon_id, known_starts, &running, &max];
+        for row in connection.query(FIND_OWN, &parameters).await? {
             let JobRow { id, record, .. } = JobRow::read(&row)?;
-            let is_mine = self.session.is_own_claim(&record);
-            if !is_mine && !can_judge {
-                continue;
-            }
-            if !is_mine && !self.take_over(&id, &record).await? {
-                claimed.any_changed = true;
-                continue;
-            }
-            let attempts = to_integer(record.attempts);
-            let FleetJobRecord { daemon_id: found_daemon, start_id: found_start, .. } = &record;
-            let parameters: [&(dyn ToSql + Sync); 9] = [
-                &id,
-                found_daemon,
-                &attempts,
-                found_start,
-                &daemon_id,
-                &start_id,
-                &lease,
-                &is_mine,
-                workspaces,
-            ];
-            let taken = connection.change(TAKE_CLAIMED, &parameters).await;
-            let taken = taken.inspect_err(|_| self.session.reachability().reset())?;
-            // Otherwise another daemon was faster, or the first one is alive.
-            if let Some(row) = taken.first() {
-                claimed.any_changed = true;
-                let resumed_from = is_mine.then(|| found_start.clone());
-                claimed.claims.extend(self.build_claim(JobRow::read(row)?, resumed_from).await?);
-            }
+            self.resume(connection, &id, &record, claimed).await?;
         }
         Ok(())
     }
 
-    /// Whether the job of a dead daemon may run again. Ends it as lost if not.
-    async fn take_over(
+    async fn resume(
         &self,
+        connection: &PostgresConnection,
         id: &str,
         record: &FleetJobRecord,
+        claimed: &mut ClaimedRows,
+    ) -> Result<(), SourceUnavailable> {
+        let PostgresSession { identity, lease, .. } = &*self.session;
+        let (daemon_id, start_id): (&str, &str) = (&identity.daemon_id, &identity.start_id);
+        let (attempts, lease) = (to_integer(record.attempts), lease.as_secs_f64());
+        let parameters: [&(dyn ToSql + Sync); 6] =
+            [&id, &daemon_id, &attempts, &record.start_id, &start_id, &lease];
+        // Otherwise it has ended in the meantime.
+        if let Some(row) = connection.change(RESUME, &parameters).await?.first() {
+            claimed.any_changed = true;
+            let resumed_from = Some(record.start_id.clone());
+            claimed.claims.extend(self.build_claim(JobRow::read(row)?, resumed_from).await?);
+        }
+        Ok(())
+    }
+
+    /// Ends the claim of a dead daemon, unless it has been renewed. Returns whether it has ended.
+    async fn end_claim(
+        &self,
+        connection: &PostgresConnection,
+        id: &str,
     ) -> Result<bool, SourceUnavailable> {
+        let Some(JobRow { record, .. }) = self.session.find(id).await? else { return Ok(false) };
+        let record = &self.with_principal(record);
+        let FleetJobRecord { daemon_id, start_id, attempts, .. } = record;
         let runs_again = may_run_again(record, self.session.max_deliver);
-        tracing::warn!(
-            job = id,
-            daemon = record.daemon_id,
-            attempts = record.attempts,
-            runs_again,
-            "the daemon of a fleet job is dead"
-        );
-        if !runs_again {
-            let record = &self.with_principal(record.clone());
+        let has_ended = if runs_again {
+            let attempts = to_integer(*attempts);
+            let parameters: [&(dyn ToSql + Sync); 4] = [&id, daemon_id, &attempts, start_id];
+            !connection.change(REQUEUE_EXPIRED, &parameters).await?.is_empty()
+        } else {
             let lost = lost(id, record);
-            let is_ended = self.session.end(id, record, &lost, true).await;
-            if is_ended.inspect_err(|_| self.session.reachability().reset())? {
+            let has_ended = self.session.end(id, record, &lost, true).await?;
+            if has_ended {
                 self.session.log.report_end(id, &lost, Some(Reason::DaemonLost));
             }
+            has_ended
+        };
+        if has_ended {
+            tracing::warn!(
+                job = id,
+                daemon = daemon_id,
+                attempts,
+                runs_again,
+                "the daemon of a fleet job is dead"
+            );
         }
-        Ok(runs_again)
+        Ok(has_ended)
     }
 
     /// Builds the claim of a row. An invalid job fails instead.
@@ -343,7 +394,9 @@ impl PostgresQueue {
             seconds.map(|secs| Duration::try_from_secs_f64(secs.max(0.0)).unwrap_or(MAX_WAIT))
         };
         let job_delay = delay(0).unwrap_or(MAX_WAIT);
-        let lease_delay = delay(1).map(|delay| delay.max(self.time_until_judge()));
+        let lease_delay = delay(1).map(|delay| {
+            delay.max(self.time_until_judge()).max(self.suspects.time_until_first(Instant::now()))
+        });
         let max = (self.session.lease / WAIT_FRACTION).min(MAX_WAIT);
         Ok(job_delay.min(lease_delay.unwrap_or(MAX_WAIT)).clamp(MIN_WAIT, max))
     }

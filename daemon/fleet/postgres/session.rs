@@ -4,12 +4,19 @@
 use std::{sync::Arc, time::Duration};
 
 use prost::Message as _;
-use tokio::{sync::Mutex, time::timeout};
+use tokio::{
+    sync::Mutex,
+    time::{sleep, timeout},
+};
 use tokio_postgres::{Row, types::ToSql};
+use tokio_util::sync::CancellationToken;
 
 use super::{
-    connection::{CONNECT_TIMEOUT, PostgresConnection, PostgresConnector, PostgresSetupError},
-    job_row::JobRow,
+    connection::{
+        CONNECT_TIMEOUT, PostgresConnection, PostgresConnector, PostgresSetupError,
+        STATEMENT_TIMEOUT,
+    },
+    job_row::{JobRow, columns},
     reachability::Reachability,
 };
 use crate::{
@@ -17,19 +24,38 @@ use crate::{
     daemon::{
         config::{fleet::FleetConfig, fleet_postgres::PostgresConfig},
         fleet::{
-            identity::FleetIdentity, in_flight::InFlightClaims, job_log::FleetJobLog,
-            transition::is_claim_of, work_source::SourceUnavailable,
+            backoff::Backoff,
+            identity::FleetIdentity,
+            in_flight::InFlightClaims,
+            job_log::FleetJobLog,
+            transition::{ended, is_claim_of, may_run_again},
+            work_source::{JobEnd, SourceUnavailable},
         },
     },
 };
 
-const FIND: &str = "SELECT * FROM jig_jobs WHERE id = $1";
-/// Ends a claim. `$6`: whether only if its lease has ended.
+/// Part of the lease after which it is renewed.
+pub(super) const RENEWAL_FRACTION: u32 = 3;
+/// Part of the lease that one attempt to renew it may take, so that several fit into it.
+const ATTEMPT_FRACTION: u32 = 6;
+/// The same for short leases.
+const MIN_RENEWAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Delay before an attempt that has failed is repeated.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+const FIND: &str = concat!("SELECT ", columns!(), " FROM jig_jobs WHERE id = $1");
+/// `$2` daemon, `$3` attempts, `$4` start, `$5` seconds of the lease.
+const RENEW: &str = "
+    UPDATE jig_jobs SET lease_until = now() + make_interval(secs => $5)
+    WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
+        AND claimed_start = $4
+    RETURNING cancel_requested";
+/// Ends a claim. `$6`: whether only if its lease has ended. `$7`: its start.
 const END: &str = "
     UPDATE jig_jobs SET state = 'ended', approval_id = '', lease_until = NULL, ended_at = now(), outcome = $4,
         result = $5
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
-        AND (NOT $6 OR lease_until < now())
+        AND claimed_start = $7 AND (NOT $6 OR lease_until < now())
     RETURNING id";
 
 /// The part of the fleet that is in PostgreSQL.
@@ -128,16 +154,105 @@ impl PostgresSession {
         self.query(FIND, &[&id]).await?.first().map(JobRow::read).transpose()
     }
 
+    /// Renews the lease of a claim. Returns whether the job is to be cancelled, or `None` if this daemon
+    /// has the claim no more.
+    pub(super) async fn renew(
+        &self,
+        id: &str,
+        claim: &FleetJobRecord,
+    ) -> Result<Option<bool>, SourceUnavailable> {
+        let FleetJobRecord { daemon_id, start_id, attempts, .. } = claim;
+        let limit = (self.lease / ATTEMPT_FRACTION).clamp(MIN_RENEWAL_TIMEOUT, STATEMENT_TIMEOUT);
+        let (attempts, lease) = (to_integer(*attempts), self.lease.as_secs_f64());
+        let parameters: [&(dyn ToSql + Sync); 5] = [&id, daemon_id, &attempts, start_id, &lease];
+        let connection = self.connection().await?;
+        let renewed = connection.change_within(limit, RENEW, &parameters).await?;
+        let is_cancelled = renewed.first().map(|row| row.try_get(0)).transpose();
+        is_cancelled.map_err(SourceUnavailable::new)
+    }
+
+    /// Keeps the claim of a job of an earlier start, for which its queue may have no place. Returns when
+    /// the job is to be cancelled.
+    pub(crate) async fn keep_claim(&self, id: &str, claim: &str) {
+        loop {
+            let delay = match self.renew_earlier(id, claim).await {
+                Ok(Some(true)) => return,
+                Ok(_) => self.lease / RENEWAL_FRACTION,
+                Err(error) => {
+                    tracing::warn!(%error, job = id, "cannot keep the claim of a fleet job");
+                    RETRY_INTERVAL
+                }
+            };
+            sleep(delay).await;
+        }
+    }
+
+    async fn renew_earlier(
+        &self,
+        id: &str,
+        claim: &str,
+    ) -> Result<Option<bool>, SourceUnavailable> {
+        match self.find(id).await? {
+            Some(JobRow { record, .. })
+                if is_claim_of(&record, &self.identity.daemon_id, claim) =>
+            {
+                self.renew(id, &record).await
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Stores the end of a job of an earlier start, if this daemon has its claim still. Returns
+    /// whether it has the claim no more.
+    pub(crate) async fn settle(
+        &self,
+        id: &str,
+        claim: &str,
+        end: &JobEnd,
+        stop: &CancellationToken,
+    ) -> bool {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.try_settle(id, claim, end).await {
+                Ok(is_settled) => return is_settled,
+                Err(error) => tracing::debug!(%error, job = id, "cannot settle a fleet job yet"),
+            }
+            if !backoff.wait(stop).await {
+                return false;
+            }
+        }
+    }
+
+    async fn try_settle(
+        &self,
+        id: &str,
+        claim: &str,
+        end: &JobEnd,
+    ) -> Result<bool, SourceUnavailable> {
+        // Otherwise the queue has it, and settles it.
+        let Some(_in_flight) = self.in_flight.begin(id) else { return Ok(false) };
+        let Some(JobRow { record, .. }) = self.find(id).await? else { return Ok(true) };
+        if !is_claim_of(&record, &self.identity.daemon_id, claim) {
+            return Ok(true);
+        }
+        let JobEnd { job, stopped_by_shutdown, .. } = end;
+        let is_lost = job.state() == JobState::Lost;
+        if (is_lost || *stopped_by_shutdown) && may_run_again(&record, self.max_deliver) {
+            // The queue gives it back.
+            return Ok(false);
+        }
+        let ended = ended(id, &record, job.clone());
+        let is_stored = self.end(id, &record, &ended, false).await?;
+        if is_stored {
+            self.log.report_end(id, &ended, None);
+        }
+        Ok(is_stored)
+    }
+
     /// Whether this daemon has a claim still.
     pub(crate) async fn has_claim(&self, id: &str, claim: &str) -> Result<bool, SourceUnavailable> {
         let found = self.find(id).await?;
         Ok(found.is_some_and(|found| is_claim_of(&found.record, &self.identity.daemon_id, claim)))
-    }
-
-    /// Whether a claim is one of this daemon, by a start whose jobs its database has. Otherwise it may
-    /// be that of another daemon with the same name.
-    pub(super) fn is_own_claim(&self, claim: &FleetJobRecord) -> bool {
-        *claim.daemon_id == *self.identity.daemon_id && self.known_starts.contains(&claim.start_id)
     }
 
     /// Stores the end of a claim, unless it is one no more. `only_if_expired`: unless its lease was
@@ -153,7 +268,18 @@ impl PostgresSession {
         let (outcome, result) = (outcome(job.state()), job.encode_to_vec());
         let attempts = to_integer(claim.attempts);
         let rows = self
-            .change(END, &[&id, &claim.daemon_id, &attempts, &outcome, &result, &only_if_expired])
+            .change(
+                END,
+                &[
+                    &id,
+                    &claim.daemon_id,
+                    &attempts,
+                    &outcome,
+                    &result,
+                    &only_if_expired,
+                    &claim.start_id,
+                ],
+            )
             .await?;
         Ok(!rows.is_empty())
     }
