@@ -93,7 +93,7 @@ CREATE TABLE jig_jobs (
     CHECK ((state = 'ended') = (result IS NOT NULL))
 );
 
-CREATE INDEX jig_jobs_queued ON jig_jobs (queue, not_before, id) WHERE state = 'queued';
+CREATE INDEX jig_jobs_due ON jig_jobs (queue, workspace, not_before, id) WHERE state = 'queued';
 CREATE INDEX jig_jobs_claimed ON jig_jobs (queue, lease_until) WHERE state = 'claimed';
 CREATE INDEX jig_jobs_ended ON jig_jobs (ended_at) WHERE state = 'ended';
 
@@ -105,7 +105,7 @@ CREATE TRIGGER jig_jobs_notify AFTER INSERT OR UPDATE OF state ON jig_jobs
 
 \endif
 
--- Columns that a table of an older version lacks.
+-- What a table of an older version lacks.
 SELECT count(*) < 4 AS is_old FROM pg_attribute
     WHERE attrelid = to_regclass('jig_jobs')
         AND attname IN ('claimed_start', 'approval_id', 'any_workspace', 'cancel_requested') \gset
@@ -115,6 +115,12 @@ ALTER TABLE jig_jobs
     ADD COLUMN IF NOT EXISTS approval_id text NOT NULL DEFAULT '',
     ADD COLUMN IF NOT EXISTS any_workspace boolean NOT NULL DEFAULT false,
     ADD COLUMN IF NOT EXISTS cancel_requested boolean NOT NULL DEFAULT false;
+\endif
+
+SELECT to_regclass('jig_jobs_due') IS NULL AS is_old \gset
+\if :is_old
+CREATE INDEX jig_jobs_due ON jig_jobs (queue, workspace, not_before, id) WHERE state = 'queued';
+DROP INDEX IF EXISTS jig_jobs_queued;
 \endif
 
 -- A role that can change all columns can give jobs results. Submitters cannot.

@@ -47,14 +47,18 @@ const MAX_ENDED: usize = 100;
 const MIN_WAIT: Duration = Duration::from_millis(200);
 
 /// Claims due rows: `$1` queue, `$2` workspaces, `$3` count, `$4` daemon, `$5` seconds of the lease,
-/// `$6` start. Materialized, so that the limit holds.
+/// `$6` start. By workspace, so that rows of others, which can be many, are not read. Materialized, so
+/// that the limit holds.
 const CLAIM_QUEUED: &str = concat!(
     "
     WITH due AS MATERIALIZED (
-        SELECT id AS due_id FROM jig_jobs
-        WHERE queue = $1 AND state = 'queued' AND not_before <= now()
-            AND (workspace = '' OR workspace = ANY($2))
-        ORDER BY not_before, id LIMIT $3 FOR UPDATE SKIP LOCKED)
+        SELECT found.id AS due_id FROM unnest($2::text[] || ''::text) AS served (name),
+            LATERAL (
+                SELECT id, not_before FROM jig_jobs
+                WHERE queue = $1 AND workspace = served.name AND state = 'queued'
+                    AND not_before <= now()
+                ORDER BY not_before, id LIMIT $3 FOR UPDATE SKIP LOCKED) AS found
+        ORDER BY found.not_before, found.id LIMIT $3)
     UPDATE jig_jobs AS job SET state = 'claimed', claimed_by = $4, claimed_start = $6,
         claimed_at = now(),
         lease_until = now() + make_interval(secs => $5),
@@ -107,8 +111,10 @@ const REQUEUE_EXPIRED: &str = "
 const NEXT_DUE: &str = "
     SELECT
         extract(epoch FROM (
-            SELECT min(not_before) FROM jig_jobs
-            WHERE queue = $1 AND state = 'queued' AND (workspace = '' OR workspace = ANY($2))
+            SELECT min(found.not_before) FROM unnest($2::text[] || ''::text) AS served (name),
+                LATERAL (
+                    SELECT min(not_before) AS not_before FROM jig_jobs
+                    WHERE queue = $1 AND workspace = served.name AND state = 'queued') AS found
         ) - now())::float8,
         extract(epoch FROM (
             SELECT min(lease_until) FROM jig_jobs
