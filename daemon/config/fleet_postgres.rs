@@ -46,6 +46,7 @@ pub(super) fn parse_postgres(
 
     let url = table.postgres.unwrap_or_default();
     let encrypt = check_url(&url, table.ca_file.is_some(), allow_plaintext);
+    let encrypt = encrypt.and_then(|encrypt| check_parameters(&url).map(|()| encrypt));
     let encrypt = encrypt.unwrap_or_else(|problem| {
         problems.push(format!("fleet.postgres: {problem}"));
         true
@@ -63,7 +64,7 @@ pub(super) fn parse_postgres(
 /// Checks a URL, whose text is not in errors: it may have a password. Returns whether connections
 /// are encrypted.
 fn check_url(text: &str, has_ca_file: bool, allow_plaintext: bool) -> Result<bool, String> {
-    const FORM: &str = "give postgresql://USER@HOST/DATABASE";
+    const FORM: &str = "give postgresql://USER@HOST/DATABASE, or for several servers postgresql:///DATABASE?user=USER&host=HOST,HOST";
     let url = Url::parse(text).map_err(|error| format!("{error}: {FORM}"))?;
     if !["postgres", "postgresql"].contains(&url.scheme()) {
         return Err(FORM.to_owned());
@@ -85,7 +86,7 @@ fn check_url(text: &str, has_ca_file: bool, allow_plaintext: bool) -> Result<boo
     hosts.retain(|host| !host.is_empty());
     if hosts.is_empty() {
         return Err(format!(
-            "has no host: {FORM}, or postgresql:///DATABASE?user=USER&host=/var/run/postgresql"
+            "has no host: {FORM}, or for a socket postgresql:///DATABASE?user=USER&host=/var/run/postgresql"
         ));
     }
 
@@ -98,6 +99,22 @@ fn check_url(text: &str, has_ca_file: bool, allow_plaintext: bool) -> Result<boo
         Some(other) => Err(format!("sslmode={other}: give require, which verifies the server's certificate, or disable")),
         None => Ok(has_ca_file || !is_local),
     }
+}
+
+/// Checks the parameters of a URL that is valid otherwise.
+#[cfg(feature = "fleet")]
+fn check_parameters(url: &str) -> Result<(), String> {
+    let parsed = url.parse::<tokio_postgres::Config>();
+    parsed.map(drop).map_err(|error| {
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        cause.unwrap_or_else(|| error.to_string())
+    })
+}
+
+/// Without the feature, the table is rejected.
+#[cfg(not(feature = "fleet"))]
+fn check_parameters(_url: &str) -> Result<(), String> {
+    Ok(())
 }
 
 #[cfg(test)]
@@ -134,6 +151,9 @@ mod tests {
             ("postgresql://jig@h/jig?password=secret", "fleet.password_file"),
             ("postgresql:///jig", "has no host"),
             ("postgresql://jig@h/jig?sslmode=prefer", "sslmode=prefer"),
+            ("postgresql://jig@h:1,h:2/jig", "host=HOST,HOST"),
+            ("postgresql:///jig?host=h,h&port=1,x", "port"),
+            ("postgresql://jig@h/jig?foo=1", "foo"),
         ] {
             let table = format!(
                 "postgres = {url:?}\nnats = [\"tls://h\"]\nstream = \"S\"\nreplicas = 3\nack_wait = \"1s\"\n\
