@@ -7,8 +7,9 @@ use async_nats::{
     Message,
     jetstream::consumer::{AckPolicy, push},
 };
+use bytes::Bytes;
 use futures_util::StreamExt as _;
-use jig::api::v1::{JobState, SubmitJobRequest};
+use jig::api::v1::{FleetJobRecord, FleetJobState, JobState, SubmitJobRequest};
 use prost::Message as _;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::{
     jobs::{command_job, tool_job},
-    support::eventually_within,
+    support::{eventually, eventually_within},
 };
 
 /// A request that must not run.
@@ -357,4 +358,42 @@ async fn deliver(client: &PlainClient, stream: &str, subject: &str, to: String) 
         ..push::Config::default()
     };
     stream.create_consumer(config).await.unwrap();
+}
+
+/// The server sends its reply to any subject that a request names, also to one of a bucket.
+#[tokio::test]
+async fn replies_that_overwrite_records_stop_no_daemon() {
+    let fleet = TestFleet::start().await;
+    let member = fleet.start_member().await;
+    fleet.client.publish(&JobMessage::new("running", &command_job(COUNTED_WAIT))).await;
+    member.wait_for_effects(1).await;
+    let id = fleet_job_id("running");
+    let daemon_id = fleet.client.wait_for_state(&id, FleetJobState::Claimed).await.daemon_id;
+
+    for (bucket, key) in [("JIG_JOBS_records", &id), ("JIG_JOBS_daemons", &daemon_id)] {
+        let reply = format!("$KV.{bucket}.{key}");
+        let jetstream = fleet.client.jetstream();
+        let store = jetstream.get_key_value(bucket).await.unwrap();
+        let mut changes = store.watch(key).await.unwrap();
+        let client = jetstream.client();
+        client.publish_with_reply("jig.jobs.build.main", reply, Bytes::new()).await.unwrap();
+        eventually("the reply is stored", async || {
+            changes.next().await.unwrap().unwrap().value.starts_with(b"{")
+        })
+        .await;
+    }
+
+    fleet.client.publish(&JobMessage::new("next", &command_job("true"))).await;
+    let next = fleet.client.wait_for_end(&fleet_job_id("next")).await;
+    assert_eq!(next.job.unwrap().state(), JobState::Succeeded);
+    member.go();
+    let mut ended = None;
+    eventually_within(MAX_FLEET_TIME, "the end replaces the damaged record", async || {
+        let value = fleet.client.records().await.get(&id).await.unwrap().unwrap();
+        ended = FleetJobRecord::decode(value).ok().and_then(|record| record.job);
+        ended.is_some()
+    })
+    .await;
+    assert_eq!(ended.unwrap().state(), JobState::Succeeded);
+    assert!(!member.daemon.log().contains("has the id of this one"));
 }

@@ -173,7 +173,14 @@ impl NatsClaim {
                         revision = None;
                         continue;
                     }
-                    Err(error) => error,
+                    Err(error) => match self.claims.records.find_damaged(id).await {
+                        Ok(Some(damaged)) => {
+                            tracing::warn!(job = id, "replacing a damaged record of a fleet job");
+                            revision = Some(damaged);
+                            continue;
+                        }
+                        Ok(None) | Err(_) => error,
+                    },
                 },
             };
 

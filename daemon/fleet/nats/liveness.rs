@@ -139,7 +139,7 @@ impl Heartbeats {
         daemon_id: &str,
     ) -> Result<Option<(FleetDaemonRecord, u64)>, SourceUnavailable> {
         let found = read_key(&self.bucket, daemon_id).await?;
-        // One that is malformed is of a start that no daemon has.
+        // One that is damaged is of a start that no daemon has.
         Ok(found.map(|(record, revision)| {
             (FleetDaemonRecord::decode(record).unwrap_or_default(), revision)
         }))
@@ -154,7 +154,10 @@ impl Heartbeats {
 fn decide_beat(found: Option<(&str, u64)>, start_id: &str, own: &OwnHeartbeat) -> BeatDecision {
     match (found, own) {
         (None, _) => BeatDecision::Create,
-        (Some((found, revision)), _) if found == start_id => BeatDecision::Replace(revision),
+        // Empty: another program has damaged it.
+        (Some((found, revision)), _) if found == start_id || found.is_empty() => {
+            BeatDecision::Replace(revision)
+        }
         (Some((_, revision)), OwnHeartbeat::None) => BeatDecision::Replace(revision),
         (Some(_), OwnHeartbeat::Beating(_) | OwnHeartbeat::Taken { .. }) => BeatDecision::Yield,
     }
@@ -181,6 +184,7 @@ mod tests {
             (Some(("other", 5)), taken(), BeatDecision::Yield),
             (Some(("third", 6)), taken(), BeatDecision::Yield),
             (None, taken(), BeatDecision::Create),
+            (Some(("", 7)), OwnHeartbeat::Beating(3), BeatDecision::Replace(7)),
         ] {
             assert_eq!(decide_beat(found, "me", &own), expected, "{found:?} {own:?}");
         }

@@ -156,11 +156,10 @@ impl NatsQueue {
                 match arrival {
                     Arrival::Message(message) => messages.push(*message),
                     Arrival::Done => break,
-                    Arrival::Failed(error) if messages.is_empty() => return Err(error),
-                    // What was fetched before is claimed. The next fetch reports the error.
-                    Arrival::Failed(_) => {
+                    Arrival::Failed(error) => {
                         pull.cancel();
-                        return Ok(messages);
+                        // What was fetched before is claimed. The next fetch reports the error.
+                        return if messages.is_empty() { Err(error) } else { Ok(messages) };
                     }
                 }
             }

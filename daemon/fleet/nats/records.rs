@@ -51,6 +51,15 @@ impl FleetRecords {
         found.map(|(record, revision)| Ok((decode(record)?, revision))).transpose()
     }
 
+    /// Returns the revision of a record that no daemon has written: it is malformed. `None` if the job
+    /// has another one, or none.
+    pub(crate) async fn find_damaged(&self, id: &str) -> Result<Option<u64>, SourceUnavailable> {
+        let found = read_key(&self.bucket, id).await?;
+        Ok(found
+            .filter(|(record, _)| decode(record.clone()).is_err())
+            .map(|(_, revision)| revision))
+    }
+
     /// Stores the first record of a job. Returns its revision.
     pub(crate) async fn create(
         &self,

@@ -5,6 +5,7 @@ use async_nats::{
     Message,
     jetstream::{
         self, ErrorCode,
+        context::ConsumerInfoErrorKind,
         response::Response,
         stream::{RawMessage, Stream},
     },
@@ -44,7 +45,11 @@ pub(super) async fn find_unreadable(
     consumer: &str,
     subject: &str,
 ) -> Result<Vec<UnreadableMessage>, SourceUnavailable> {
-    let info = stream.consumer_info(consumer).await.map_err(SourceUnavailable::new)?;
+    let info = match stream.consumer_info(consumer).await {
+        Ok(info) => info,
+        Err(error) if error.kind() == ConsumerInfoErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(SourceUnavailable::new(error)),
+    };
     let name = &stream.cached_info().config.name;
     let mut unreadable = Vec::new();
     let mut sequence = info.ack_floor.stream_sequence + 1;
