@@ -1,8 +1,10 @@
-//! Delays between attempts while the server does not answer.
+//! Repeated attempts, with delays, while the servers do not answer.
 
-use std::time::Duration;
+use std::{future::Future, time::Duration};
 
 use tokio_util::sync::CancellationToken;
+
+use super::work_source::SourceUnavailable;
 
 const MIN_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(5);
@@ -28,6 +30,26 @@ impl Backoff {
             biased;
             () = stop.cancelled() => false,
             () = tokio::time::sleep(delay) => true,
+        }
+    }
+}
+
+/// Repeats an attempt until the servers have answered. Returns `None` if `stop` is cancelled first.
+/// `what` is in the logs: "cannot `what` yet".
+pub(super) async fn retry<T, F: Future<Output = Result<T, SourceUnavailable>>>(
+    stop: &CancellationToken,
+    job: &str,
+    what: &str,
+    mut attempt: impl FnMut() -> F,
+) -> Option<T> {
+    let mut backoff = Backoff::default();
+    loop {
+        match attempt().await {
+            Ok(done) => return Some(done),
+            Err(error) => tracing::warn!(%error, job, "cannot {what} yet"),
+        }
+        if !backoff.wait(stop).await {
+            return None;
         }
     }
 }

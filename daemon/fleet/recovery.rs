@@ -7,7 +7,7 @@ use std::{convert::Infallible, future::pending, sync::Arc};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    backoff::Backoff,
+    backoff::retry,
     fleet_session::FleetSession,
     local_job::{StoredFleetJob, mark_settled},
     running::RunningFleetJobs,
@@ -88,18 +88,9 @@ impl FleetRecovery {
     }
 
     async fn has_claim(&self, job: &StoredFleetJob) -> bool {
-        let mut backoff = Backoff::default();
-        loop {
-            match self.session.has_claim(&job.id, &job.claim_id).await {
-                Ok(has_claim) => return has_claim,
-                Err(error) => {
-                    tracing::debug!(%error, job = job.id, "cannot look a fleet job up yet")
-                }
-            }
-            if !backoff.wait(&self.give_up).await {
-                return true;
-            }
-        }
+        let look_up = || self.session.has_claim(&job.id, &job.claim_id);
+        let found = retry(&self.give_up, &job.id, "look a fleet job up", look_up).await;
+        found.unwrap_or(true)
     }
 
     async fn settle(&self, job: &StoredFleetJob, snapshot: JobSnapshot) {

@@ -18,7 +18,7 @@ use crate::{
     daemon::{
         error::Error,
         fleet::{
-            backoff::Backoff,
+            backoff::{Backoff, retry},
             failure::{exhausted_error, failed},
             in_flight::InFlightClaim,
             transition::{ended, is_claim_of, may_run_again, requeued},
@@ -138,55 +138,54 @@ impl NatsClaim {
 
     /// Replaces the record of the claim, until the server has answered or `stop` is cancelled.
     async fn replace_claim(&self, record: &FleetJobRecord, stop: &CancellationToken) -> Replaced {
+        let what = "store the state of a fleet job";
+        let replaced = retry(stop, &self.work.id, what, || self.try_replace_claim(record)).await;
+        replaced.unwrap_or(Replaced::Unknown)
+    }
+
+    async fn try_replace_claim(
+        &self,
+        record: &FleetJobRecord,
+    ) -> Result<Replaced, SourceUnavailable> {
         let id = &self.work.id;
         let mut revision = Some(self.revision);
-        let mut backoff = Backoff::default();
         loop {
-            let unavailable = match self.claims.store(id, record, revision).await {
-                Ok(_) => return Replaced::Stored,
-                Err(RecordError::Unavailable(error)) => error,
-                Err(RecordError::Conflict) => match self.claims.records.get(id).await {
-                    // An earlier attempt was stored, and its acknowledgement was lost.
-                    Ok(Some((found, _))) if found == *record => return Replaced::Stored,
-                    Ok(Some((found, found_revision))) if self.is_own_claim(&found) => {
-                        revision = Some(found_revision);
-                        continue;
-                    }
-                    Ok(Some((found, _))) if found.state() == FleetJobState::Ended => {
-                        tracing::warn!(
-                            job = id,
-                            daemon = found.daemon_id,
-                            "another daemon has ended a fleet job: the result of this one is dropped"
-                        );
-                        return Replaced::EndedElsewhere;
-                    }
-                    Ok(Some((found, _))) => {
-                        tracing::warn!(
-                            job = id,
-                            daemon = found.daemon_id,
-                            "another daemon has taken a fleet job over: the result of this one is dropped"
-                        );
-                        return Replaced::ClaimedElsewhere;
-                    }
-                    // Older than the bucket stores records, or deleted.
-                    Ok(None) => {
-                        revision = None;
-                        continue;
-                    }
-                    Err(error) => match self.claims.records.find_damaged(id).await {
-                        Ok(Some(damaged)) => {
-                            tracing::warn!(job = id, "replacing a damaged record of a fleet job");
-                            revision = Some(damaged);
-                            continue;
-                        }
-                        Ok(None) | Err(_) => error,
-                    },
-                },
-            };
-
-            tracing::warn!(error = %unavailable, job = id, "cannot store the state of a fleet job yet");
-            if !backoff.wait(stop).await {
-                return Replaced::Unknown;
+            match self.claims.store(id, record, revision).await {
+                Ok(_) => return Ok(Replaced::Stored),
+                Err(RecordError::Unavailable(error)) => return Err(error),
+                Err(RecordError::Conflict) => {}
+            }
+            if let Some(damaged) = self.claims.records.find_damaged(id).await? {
+                tracing::warn!(job = id, "replacing a damaged record of a fleet job");
+                revision = Some(damaged);
+                continue;
+            }
+            let found = self.claims.records.get(id).await?;
+            let owner = found.as_ref().map(|(found, _)| found.daemon_id.as_str());
+            match &found {
+                // An earlier attempt was stored, and its acknowledgement was lost.
+                Some((found, _)) if found == record => return Ok(Replaced::Stored),
+                Some((found, found_revision)) if self.is_own_claim(found) => {
+                    revision = Some(*found_revision);
+                }
+                Some((found, _)) if found.state() == FleetJobState::Ended => {
+                    tracing::warn!(
+                        job = id,
+                        daemon = owner,
+                        "another daemon has ended a fleet job: the result of this one is dropped"
+                    );
+                    return Ok(Replaced::EndedElsewhere);
+                }
+                Some(_) => {
+                    tracing::warn!(
+                        job = id,
+                        daemon = owner,
+                        "another daemon has taken a fleet job over: the result of this one is dropped"
+                    );
+                    return Ok(Replaced::ClaimedElsewhere);
+                }
+                // Older than the bucket stores records, or deleted.
+                None => revision = None,
             }
         }
     }
@@ -230,20 +229,10 @@ impl NatsClaim {
 
     /// Publishes the message as a dead letter. Returns false if `stop` is cancelled first.
     async fn publish_dead_letter(&self, error: &Error, stop: &CancellationToken) -> bool {
-        let (queue, id) = (&self.work.queue, Some(self.work.id.as_str()));
-        let mut backoff = Backoff::default();
-        loop {
-            let publisher = &self.claims.publisher;
-            match publisher.publish_dead_letter(queue, id, &self.message, error).await {
-                Ok(()) => return true,
-                Err(error) => {
-                    tracing::warn!(%error, job = self.work.id, "cannot publish a dead letter yet");
-                }
-            }
-            if !backoff.wait(stop).await {
-                return false;
-            }
-        }
+        let (queue, id) = (&self.work.queue, &self.work.id);
+        let publisher = &self.claims.publisher;
+        let publish = || publisher.publish_dead_letter(queue, Some(id), &self.message, error);
+        retry(stop, id, "publish a dead letter", publish).await.is_some()
     }
 }
 

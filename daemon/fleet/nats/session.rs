@@ -31,7 +31,7 @@ use crate::{
     daemon::{
         config::fleet::{FleetConfig, FleetQueueConfig, NatsConfig},
         fleet::{
-            backoff::Backoff,
+            backoff::retry,
             identity::FleetIdentity,
             in_flight::InFlightClaims,
             job_log::FleetJobLog,
@@ -208,17 +208,10 @@ impl NatsSession {
         end: &JobEnd,
         stop: &CancellationToken,
     ) -> bool {
-        let mut backoff = Backoff::default();
-        let claims = loop {
-            match self.claims().await {
-                Ok(claims) => break claims,
-                Err(error) => tracing::debug!(%error, job = id, "cannot settle a fleet job yet"),
-            }
-            if !backoff.wait(stop).await {
-                return false;
-            }
-        };
-        claims.settle(id, claim, end, stop).await
+        match retry(stop, id, "settle a fleet job", || self.claims()).await {
+            Some(claims) => claims.settle(id, claim, end, stop).await,
+            None => false,
+        }
     }
 
     /// Opens the consumers of a queue. Creates streams and buckets again, if the server has lost them.

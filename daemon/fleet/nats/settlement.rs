@@ -7,7 +7,7 @@ use super::{bucket::RecordError, claims::JobClaims};
 use crate::{
     api::v1::{FleetJobRecord, FleetJobState, JobState},
     daemon::fleet::{
-        backoff::Backoff,
+        backoff::retry,
         counts::FleetJobEvent,
         job_log::FleetJobFacts,
         transition::{ended, is_claim_of, may_run_again, requeued},
@@ -30,20 +30,15 @@ impl JobClaims {
         end: &JobEnd,
         stop: &CancellationToken,
     ) -> bool {
-        let mut backoff = Backoff::default();
-        loop {
+        let attempt = async || loop {
             match self.try_settle(id, claim, end, stop).await {
-                Ok(is_settled) => return is_settled,
+                Ok(is_settled) => return Ok(is_settled),
                 // Another part of this daemon, or another daemon, has changed the record.
-                Err(RecordError::Conflict) => continue,
-                Err(RecordError::Unavailable(error)) => {
-                    tracing::warn!(%error, job = id, "cannot store the end of a fleet job yet");
-                }
+                Err(RecordError::Conflict) => {}
+                Err(RecordError::Unavailable(error)) => return Err(error),
             }
-            if !backoff.wait(stop).await {
-                return false;
-            }
-        }
+        };
+        retry(stop, id, "store the end of a fleet job", attempt).await.unwrap_or(false)
     }
 
     async fn try_settle(
