@@ -22,6 +22,7 @@ mod nats_server;
 mod network;
 mod plain_client;
 mod postgres;
+mod postgres_deaths;
 mod postgres_outages;
 mod postgres_rows;
 mod postgres_server;
