@@ -27,6 +27,9 @@ const DUPLICATE_WINDOW: Duration = Duration::from_secs(600);
 /// Messages of a consumer that daemons have and have not acknowledged: the running jobs of a queue
 /// in the whole fleet.
 const MAX_ACK_PENDING: i64 = 100_000;
+/// Requests for messages that wait at a consumer: the idle daemons of a queue. The server's default is
+/// 512, and it cannot be changed later.
+const MAX_WAITING: i64 = 100_000;
 
 /// Handles of what the fleet has on its servers.
 #[derive(Clone)]
@@ -98,6 +101,7 @@ impl NatsObjects {
                 max_deliver: -1,
                 filter_subject: job_subject(&queue.name, workspace),
                 max_ack_pending: MAX_ACK_PENDING,
+                max_waiting: MAX_WAITING,
                 ..pull::Config::default()
             };
             let consumer = self.stream.get_or_create_consumer(&name, wanted.clone()).await;
