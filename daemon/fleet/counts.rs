@@ -1,11 +1,16 @@
-//! Counts of fleet jobs by queue, for the metrics.
+//! Places and counts of fleet jobs by queue, for the runner and the metrics.
 
 use std::sync::{
-    Arc,
+    Arc, Weak,
     atomic::{AtomicU64, Ordering},
 };
 
-use tokio::sync::Semaphore;
+use tokio::sync::watch;
+
+use crate::daemon::{
+    config::fleet::FleetQueueConfig,
+    pipeline::jobs::{ClaimedFleetJobs, JobRegistry},
+};
 
 /// What happened to a job at this daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,28 +49,82 @@ impl FleetJobEvent {
 /// The places and the counts of one queue.
 #[derive(Debug)]
 pub(crate) struct FleetQueueState {
-    name: String,
-    /// The jobs that the daemon would begin now.
-    pub(super) places: Arc<Semaphore>,
+    config: FleetQueueConfig,
+    /// The queue in `taken`.
+    index: usize,
+    /// Places that have jobs, of all queues of this daemon.
+    taken: watch::Sender<Vec<usize>>,
+    /// Metrics may outlive them.
+    jobs: Weak<JobRegistry>,
+    /// Changes when the free slots of `jobs` may have changed.
+    slots: watch::Receiver<()>,
     counts: [AtomicU64; EVENTS.len()],
 }
 
+/// A place that has a job. It is free when this is dropped.
+#[derive(Debug)]
+pub(super) struct FleetPlace(Arc<FleetQueueState>);
+
+impl Drop for FleetPlace {
+    fn drop(&mut self) {
+        self.0.taken.send_modify(|taken| taken[self.0.index] -= 1);
+    }
+}
+
 impl FleetQueueState {
-    pub(super) fn new(name: &str, places: usize) -> Self {
-        Self {
-            name: name.to_owned(),
-            places: Arc::new(Semaphore::new(places)),
-            counts: Default::default(),
+    /// Returns the queues, in their order. All have free places as far as `jobs` has free slots.
+    pub(super) fn of_all(queues: &[FleetQueueConfig], jobs: &Arc<JobRegistry>) -> Vec<Arc<Self>> {
+        let taken = watch::Sender::new(vec![0; queues.len()]);
+        let state = |(index, config): (usize, &FleetQueueConfig)| {
+            Arc::new(Self {
+                config: config.clone(),
+                index,
+                taken: taken.clone(),
+                jobs: Arc::downgrade(jobs),
+                slots: jobs.watch_slots(),
+                counts: Default::default(),
+            })
+        };
+        queues.iter().enumerate().map(state).collect()
+    }
+
+    pub(super) fn take_place(self: &Arc<Self>) -> FleetPlace {
+        self.taken.send_modify(|taken| taken[self.index] += 1);
+        FleetPlace(Arc::clone(self))
+    }
+
+    /// Waits until there are `min` to `max` free places. Returns how many.
+    pub(super) async fn wait_for_places(&self, min: usize, max: usize) -> usize {
+        let (mut taken, mut slots) = (self.taken.subscribe(), self.slots.clone());
+        slots.mark_unchanged();
+        loop {
+            let free = self.free_places();
+            if (min..=max).contains(&free) {
+                return free;
+            }
+            // The sender of `taken` lives as long as this queue.
+            tokio::select! {
+                _changed = taken.changed() => {}
+                Ok(()) = slots.changed() => {}
+            }
         }
     }
 
     pub(crate) fn name(&self) -> &str {
-        &self.name
+        &self.config.name
     }
 
-    /// Jobs that the daemon would begin now.
+    /// Jobs that the daemon would begin now: its other jobs, and those of its other queues, leave slots
+    /// for them.
     pub(crate) fn free_places(&self) -> usize {
-        self.places.available_permits()
+        let FleetQueueConfig { name, workspaces, places, .. } = &self.config;
+        let claimed = {
+            let taken = self.taken.borrow();
+            ClaimedFleetJobs { total: taken.iter().sum(), in_queue: taken[self.index] }
+        };
+        let Some(jobs) = self.jobs.upgrade() else { return 0 };
+        let slots = jobs.free_fleet_slots(name, workspaces, claimed);
+        slots.min((*places as usize).saturating_sub(claimed.in_queue))
     }
 
     pub(super) fn count(&self, event: FleetJobEvent) {

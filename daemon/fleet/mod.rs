@@ -70,7 +70,7 @@ use self::{
     work_source::WorkSource,
 };
 use super::{
-    config::fleet::{FleetConfig, FleetQueueConfig, FleetServers},
+    config::fleet::{FleetConfig, FleetServers},
     error::Error,
     pipeline::Pipeline,
     store::{fleet_id, fleet_starts},
@@ -112,10 +112,7 @@ impl Fleet {
         let start_id = Ulid::generate().to_string();
         let known_starts = record_start(pipeline, &start_id).await;
         let identity = FleetIdentity { daemon_id: daemon_id.into(), start_id: start_id.into() };
-        let state = |queue: &FleetQueueConfig| {
-            Arc::new(FleetQueueState::new(&queue.name, queue.places as usize))
-        };
-        let queues: Vec<_> = config.queues.iter().map(state).collect();
+        let queues = FleetQueueState::of_all(&config.queues, &pipeline.jobs);
         let log = Arc::new(FleetJobLog {
             audit: pipeline.telemetry.audit().clone(),
             daemon_id: Arc::clone(&identity.daemon_id),

@@ -1,4 +1,4 @@
-//! Runs the jobs of one queue: claims as many as there are free places, runs each as a job of this
+//! Runs the jobs of one queue: claims as many as would begin now, runs each as a job of this
 //! daemon, and returns its end to the source.
 
 use std::{
@@ -12,10 +12,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::{
-    sync::Semaphore,
-    time::{MissedTickBehavior, interval, sleep},
-};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
@@ -24,7 +21,9 @@ use super::{
     job_log::{FleetJobFacts, FleetJobLog},
     local_job::{LocalJob, find_or_submit, mark_settled},
     running::RunningFleetJobs,
-    work_source::{ClaimedWork, FinishOutcome, JobEnd, ReleaseReason, Work, WorkSource},
+    work_source::{
+        ClaimedWork, FinishOutcome, JobEnd, ReleaseReason, SourceUnavailable, Work, WorkSource,
+    },
 };
 use crate::{
     api::{self, v1::Job},
@@ -100,8 +99,8 @@ impl FleetRunner {
     ) {
         let draining = self.pipeline.shutdown.draining_token();
         let mut backoff = Backoff::default();
-        while let Some(free) = wait_for_places(&queue.places, &draining).await {
-            let claimed = match source.claim(free, &draining).await {
+        while let Some(free) = wait_for_places(&queue, &draining).await {
+            let claimed = match claim_up_to(free, &queue, &*source, &draining).await {
                 Ok(claimed) => claimed,
                 Err(error) => {
                     tracing::warn!(%error, queue = queue.name(), "cannot take jobs of the fleet");
@@ -112,8 +111,7 @@ impl FleetRunner {
 
             backoff = Backoff::default();
             for claimed in claimed {
-                // Never waits: only this task takes places, and the source returns no more claims.
-                let place = Arc::clone(&queue.places).acquire_owned().await;
+                let place = queue.take_place();
                 let runner = Arc::clone(&self);
                 let job = async move {
                     runner.run(&*claimed).await;
@@ -354,13 +352,30 @@ async fn show_approvals(claimed: &dyn ClaimedWork, handle: &JobHandle) -> Infall
 }
 
 /// Waits for a free place, and returns how many there are. `None` once `stop` is cancelled.
-async fn wait_for_places(places: &Semaphore, stop: &CancellationToken) -> Option<usize> {
+async fn wait_for_places(queue: &FleetQueueState, stop: &CancellationToken) -> Option<usize> {
     tokio::select! {
         biased;
         () = stop.cancelled() => None,
-        // The semaphore is never closed.
-        first = places.acquire() => first.ok().map(|_first| places.available_permits() + 1),
+        free = queue.wait_for_places(1, usize::MAX) => Some(free),
     }
+}
+
+/// Waits for work, and claims at most `free` pieces of it. Returns none when other jobs of the daemon
+/// take some of the free places meanwhile.
+async fn claim_up_to(
+    free: usize,
+    queue: &FleetQueueState,
+    source: &dyn WorkSource,
+    stop: &CancellationToken,
+) -> Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable> {
+    let stop = stop.child_token();
+    let mut claim = source.claim(free, &stop);
+    tokio::select! {
+        biased;
+        claimed = &mut claim => return claimed,
+        _fewer = queue.wait_for_places(0, free - 1) => stop.cancel(),
+    }
+    claim.await
 }
 
 /// Why work is given back after this error of its submission. `None` if no daemon could begin it.

@@ -4,6 +4,7 @@
 mod absent;
 mod artifacts;
 mod buckets;
+mod capacity;
 mod credentials;
 mod dead_letters;
 mod deaths;

@@ -18,6 +18,8 @@
 
 mod completion;
 mod counts;
+#[cfg(feature = "fleet")]
+mod fleet_slots;
 mod handle;
 pub(crate) mod id;
 mod pending_budget;
@@ -33,9 +35,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::sync::{RwLock, oneshot};
+use tokio::sync::{RwLock, oneshot, watch};
 use ulid::{Generator, Ulid};
 
+#[cfg(feature = "fleet")]
+pub(crate) use self::queues::ClaimedFleetJobs;
 use self::{
     counts::EndedJobCounts,
     pending_budget::{PendingJobsBudget, PendingJobsUsage},
@@ -69,6 +73,8 @@ pub(crate) struct JobRegistry {
     /// Generates increasing ids.
     ids: Mutex<Generator>,
     state: Mutex<JobsState>,
+    /// Notified when slots were given or have become free.
+    slots: watch::Sender<()>,
     /// Held for reading during a submission, while the database may have the job and the state not.
     submit_lock: RwLock<()>,
     /// Jobs that have ended since the daemon started.
@@ -177,6 +183,7 @@ impl JobRegistry {
             params,
             ids: Mutex::new(Generator::new()),
             state: Mutex::new(state),
+            slots: watch::Sender::new(()),
             submit_lock: RwLock::default(),
             ended: EndedJobCounts::default(),
             shutdown: shutdown.clone(),
@@ -266,7 +273,10 @@ impl JobRegistry {
     pub(super) fn start_next(&self, max_running: impl Fn(&str) -> usize) -> Option<Arc<JobHandle>> {
         let mut state = self.state();
         loop {
-            let id = state.queues.start_next(&max_running)?;
+            let Some(id) = state.queues.start_next(&max_running) else {
+                self.slots.send_replace(());
+                return None;
+            };
             let Some(live_job) = state.live_jobs.get_mut(&id) else {
                 continue;
             };

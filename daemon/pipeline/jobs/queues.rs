@@ -11,12 +11,18 @@
 //! waited for that long equals a new job of the next priority, so no job waits for ever. Both age
 //! alike, so the order of two queued jobs never changes.
 
+#[cfg(feature = "fleet")]
+mod fleet_slots;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     time::UNIX_EPOCH,
 };
 
-use crate::daemon::{queue::Headroom, store::jobs::Job};
+use crate::daemon::{
+    queue::Headroom,
+    store::{fleet_starts::UNSETTLED_PREFIX, jobs::Job},
+};
 
 /// Waiting time that counts as much as one step of priority.
 const AGEING_MS_PER_PRIORITY_STEP: i64 = 60_000;
@@ -39,6 +45,16 @@ pub(super) struct JobConcurrencyLimits {
     pub(super) by_queue_name: BTreeMap<String, u32>,
     /// Whether there may be several callers, each of which leaves headroom for others.
     pub(super) is_shared: bool,
+}
+
+/// Jobs that the daemon has claimed from its fleet. Each has a slot, or will have one soon.
+#[derive(Debug, Clone, Copy)]
+#[cfg(feature = "fleet")]
+pub(crate) struct ClaimedFleetJobs {
+    /// In all queues.
+    pub(crate) total: usize,
+    /// In the queue concerned.
+    pub(crate) in_queue: usize,
 }
 
 /// A job, as the queues see it.
@@ -85,6 +101,8 @@ struct JobQueuePosition {
     rank: i64,
     /// Ids are increasing ULIDs: with equal ranks, the job that was submitted first comes first.
     id: String,
+    /// Whether the daemon has the job from its fleet.
+    is_of_fleet: bool,
 }
 
 impl JobQueueEntry {
@@ -98,6 +116,10 @@ impl JobQueueEntry {
                 rank: submitted_ms
                     .saturating_sub(i64::from(job.priority) * AGEING_MS_PER_PRIORITY_STEP),
                 id: job.id.clone(),
+                is_of_fleet: job
+                    .request_id
+                    .as_ref()
+                    .is_some_and(|request_id| request_id.starts_with(UNSETTLED_PREFIX)),
             },
         }
     }
@@ -174,8 +196,7 @@ impl JobQueues {
     pub(super) fn start_next(&mut self, max_running: impl Fn(&str) -> usize) -> Option<String> {
         let total = self.concurrency.total;
         let free = total.saturating_sub(self.running.len());
-        let headroom =
-            if self.concurrency.is_shared { Headroom::of_permits(total) } else { Headroom::NONE };
+        let headroom = self.headroom();
         let may_run_another = |principal: &str, flow: &JobFlow| {
             let (own, left) = (flow.running + 1, free.saturating_sub(1));
             free > 0
@@ -208,6 +229,20 @@ impl JobQueues {
         self.running.insert(id.clone(), entry);
 
         Some(id)
+    }
+
+    /// What each caller leaves for others.
+    fn headroom(&self) -> Headroom {
+        if self.concurrency.is_shared {
+            Headroom::of_permits(self.concurrency.total)
+        } else {
+            Headroom::NONE
+        }
+    }
+
+    /// Limit on the running jobs of a queue in each workspace.
+    fn max_running_in(&self, queue: &str) -> u32 {
+        *self.concurrency.by_queue_name.get(queue).unwrap_or(&self.concurrency.per_queue)
     }
 
     /// Removes a queued job. Returns whether it was there.
@@ -255,8 +290,7 @@ impl JobQueues {
 
     /// Returns the first job of each caller in a queue, if the queue has a free slot.
     fn heads_of(&self, key: &JobQueueKey) -> Vec<(String, JobQueuePosition)> {
-        let named_limit = self.concurrency.by_queue_name.get(&key.queue);
-        let max_running = *named_limit.unwrap_or(&self.concurrency.per_queue);
+        let max_running = self.max_running_in(&key.queue);
         let queue = self.queues.get(key).filter(|queue| queue.running < max_running);
 
         queue
@@ -277,7 +311,7 @@ mod tests {
     use crate::daemon::store::jobs::JobState;
 
     /// Creates a job of `CALLER:WORKSPACE/QUEUE`.
-    fn entry(owner: &str, id: &str, priority: i32, seconds: u64) -> JobQueueEntry {
+    pub(super) fn entry(owner: &str, id: &str, priority: i32, seconds: u64) -> JobQueueEntry {
         let (principal, queue) = owner.split_once(':').unwrap();
         let (workspace, queue) = queue.split_once('/').unwrap();
         JobQueueEntry::of(&Job {
@@ -300,7 +334,7 @@ mod tests {
         })
     }
 
-    fn queues(total: usize, per_queue: u32, named: &[(&str, u32)]) -> JobQueues {
+    pub(super) fn queues(total: usize, per_queue: u32, named: &[(&str, u32)]) -> JobQueues {
         JobQueues::new(JobConcurrencyLimits {
             total,
             per_queue,
@@ -312,7 +346,7 @@ mod tests {
         })
     }
 
-    fn start_all(queues: &mut JobQueues) -> Vec<String> {
+    pub(super) fn start_all(queues: &mut JobQueues) -> Vec<String> {
         std::iter::from_fn(|| queues.start_next(|_| usize::MAX)).collect()
     }
 
