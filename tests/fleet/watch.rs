@@ -116,6 +116,32 @@ async fn watch_reports_a_lost_job() {
     assert_eq!(watched.states.last(), Some(&JobState::Lost));
 }
 
+/// The daemon that runs the job connects again first, and sends output that the other one misses.
+#[tokio::test]
+async fn watch_has_the_output_of_an_outage() {
+    let mut fleet = TestFleet::start().await;
+    fleet.set_times("5s", "60s");
+    let observer = fleet.start_observer().await;
+    let worker = fleet.start_member_beside(&observer).await;
+    let mut jobs = fleet.jobs(&observer);
+    let line = "echo one; until [ -e go ]; do sleep 0.05; done; seq 5";
+    let id = jobs.submit("m-1", fleet_job(line)).await.job_id;
+    let mut stream = watch(&mut jobs, &id).await;
+    let mut watched = WatchedEvents::default();
+    while watched.stdout.is_empty() {
+        assert!(promptly("output arrives", watched.read_next(&mut stream, (0, 0))).await);
+    }
+
+    fleet.restart_server(&[&worker]).await;
+    worker.go();
+    fleet.client.wait_for_end(&id).await;
+    observer.proxy.set_server_port(fleet.server.port());
+    let reading = async { while watched.read_next(&mut stream, (0, 0)).await {} };
+    tokio::time::timeout(super::plain_client::MAX_FLEET_TIME, reading).await.unwrap();
+    assert_eq!(watched.stdout, b"one\n1\n2\n3\n4\n5\n");
+    assert_eq!(watched.states.last(), Some(&JobState::Succeeded));
+}
+
 #[tokio::test]
 async fn watch_and_wait_end_when_the_record_expires() {
     let mut fleet = TestFleet::start().await;

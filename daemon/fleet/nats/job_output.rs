@@ -20,6 +20,7 @@ use std::{
 };
 
 use async_nats::{Message, Subject};
+use bytes::Bytes;
 use prost::Message as _;
 use tokio::{sync::watch, time::sleep};
 use tokio_stream::StreamExt as _;
@@ -246,6 +247,9 @@ impl JobOutputServer {
                 };
             }
             if has_ended && is_complete {
+                for event in output.ends() {
+                    self.send(reply, event).await;
+                }
                 return Ok(OutputEnd::Complete);
             }
 
@@ -354,6 +358,13 @@ impl OutgoingOutput {
             let output = JobOutput { offset: chunk.offset, data: chunk.data.into() };
             if index == 0 { Event::Stdout(output) } else { Event::Stderr(output) }
         }))
+    }
+
+    /// Output without bytes after all others: the watcher finds a gap before it.
+    fn ends(&self) -> [Event; 2] {
+        let [stdout, stderr] = self.cursors.each_ref().map(OutputCursor::offset);
+        let end = |offset| JobOutput { offset, data: Bytes::new() };
+        [Event::Stdout(end(stdout)), Event::Stderr(end(stderr))]
     }
 }
 

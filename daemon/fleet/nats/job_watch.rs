@@ -8,9 +8,11 @@ use std::{
 
 use async_nats::{Client, Message, StatusCode, Subscriber};
 use prost::Message as _;
+use tokio::sync::watch;
 use tokio_stream::StreamExt as _;
 
 use super::{
+    connection::NatsConnection,
     job_output::{OUTPUT_KEEP_ALIVE_INTERVAL, OUTPUT_WINDOW_BYTES},
     names::watch_subject,
     records::RecordWatch,
@@ -51,6 +53,8 @@ pub(super) struct FleetJobWatch {
     /// Next bytes of standard output and standard error.
     offsets: [u64; 2],
     output: OutputSource,
+    /// Whether the daemon of the ended job was asked once more, because it did not respond.
+    was_asked_again: bool,
     is_finished: bool,
 }
 
@@ -75,6 +79,8 @@ struct JobAttempt {
 #[derive(Debug)]
 struct OutputFeed {
     client: Client,
+    /// Changes when the connection breaks, and when it stands again: messages may be lost.
+    connection: watch::Receiver<Option<Instant>>,
     source: JobAttempt,
     id: String,
     reply: String,
@@ -110,6 +116,7 @@ impl FleetJobWatch {
             sent: None,
             offsets,
             output: OutputSource::Pending(Instant::now()),
+            was_asked_again: false,
             is_finished: false,
         })
     }
@@ -168,8 +175,8 @@ impl FleetJobWatch {
                 self.output = OutputSource::Pending(Instant::now());
             }
             (OutputSource::Pending(since), Some(attempt)) if *since <= Instant::now() => {
-                let client = self.session.client().clone();
-                let feed = OutputFeed::open(client, &self.id, attempt.clone(), self.offsets);
+                let connection = self.session.connection();
+                let feed = OutputFeed::open(connection, &self.id, attempt.clone(), self.offsets);
                 self.output = OutputSource::Open(Box::new(feed.await?));
             }
             _ => {}
@@ -191,7 +198,11 @@ impl FleetJobWatch {
         match received {
             FeedMessage::Output(event) => return Ok(Some(*event)),
             FeedMessage::Nothing => {}
-            FeedMessage::Broken(delay) if !has_ended || delay.is_zero() => {
+            FeedMessage::Broken(delay)
+                if !has_ended || delay.is_zero() || !self.was_asked_again =>
+            {
+                // Silence and gaps may be of an outage, which is over.
+                self.was_asked_again |= has_ended && !delay.is_zero();
                 self.output = OutputSource::Pending(Instant::now() + delay);
             }
             // The daemon of an ended job may be gone for good.
@@ -247,16 +258,20 @@ async fn receive(
 
 impl OutputFeed {
     async fn open(
-        client: Client,
+        connection: &NatsConnection,
         id: &str,
         source: JobAttempt,
         offsets: [u64; 2],
     ) -> Result<Self, SourceUnavailable> {
+        let client = connection.client().clone();
+        let mut connection = connection.subscribe();
+        connection.mark_unchanged();
         let reply = client.new_inbox();
         let messages = client.subscribe(reply.clone()).await.map_err(SourceUnavailable::new)?;
         let now = Instant::now();
         let mut feed = Self {
             client,
+            connection,
             source,
             id: id.to_owned(),
             reply,
@@ -298,6 +313,7 @@ impl OutputFeed {
         let silence = if has_ended { SILENCE_AFTER_END } else { SILENCE };
         tokio::select! {
             biased;
+            Ok(()) = self.connection.changed() => Ok(FeedMessage::Broken(Duration::ZERO)),
             message = self.messages.next() => {
                 let Some(message) = message else { return Ok(FeedMessage::Broken(RETRY_INTERVAL)) };
                 self.last_message = Instant::now();
