@@ -1,9 +1,11 @@
-//! Buckets that the servers lose, or that store nothing for a while: no job is lost, and none stays.
+//! Buckets that the servers lose, or that store nothing for a while, or little in a message: no job is
+//! lost, and none stays.
 
 use jig::api::v1::JobState;
 
 use super::{
     COUNTED_WAIT, TestFleet, fleet_job,
+    nats_server::NatsServer,
     plain_client::{JobMessage, MAX_FLEET_TIME, fleet_job_id},
 };
 use crate::{
@@ -90,4 +92,21 @@ async fn running_job_outlives_the_retention() {
     member.go();
     assert_eq!(jobs.wait(&id).await.state(), JobState::Succeeded);
     assert_eq!(member.lines("effects"), ["run"]);
+}
+
+/// The messages of the server are smaller than the usual chunk of an object.
+#[tokio::test]
+async fn result_is_stored_in_small_messages() {
+    let server = NatsServer::start_with_config("max_payload: 65536\n").await;
+    let fleet = TestFleet::with_server(server).await;
+    let member = fleet.start_member().await;
+    let mut jobs = fleet.jobs(&member);
+    let job = fleet_job("head -c 300000 /dev/zero | tr '\\0' x");
+    let id = jobs.submit("m-1", job).await.job_id;
+    let job = jobs.wait(&id).await;
+    assert_eq!(job.state(), JobState::Succeeded);
+    let record = fleet.client.record(&id).await.unwrap();
+    assert!(!record.result_object.is_empty(), "{record:?}");
+    assert!(job.result.is_some());
+    fleet.client.wait_for_free_places(&[4]).await;
 }

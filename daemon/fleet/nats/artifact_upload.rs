@@ -17,6 +17,7 @@ use ulid::Ulid;
 use super::{
     artifact_objects::ArtifactObjects,
     claims::JobClaims,
+    object_chunks::chunk_bytes,
     object_digest::{format_digest, sha256_of},
 };
 use crate::{
@@ -28,12 +29,6 @@ use crate::{
     },
 };
 
-/// Size of the chunks of an object, as other clients of NATS have it.
-const MAX_CHUNK_BYTES: usize = 128 << 10;
-/// Size of chunks that any server has to accept.
-const MIN_CHUNK_BYTES: usize = 1 << 10;
-/// Bytes of a message beside the chunk: headers and subject.
-const MESSAGE_OVERHEAD_BYTES: usize = 4 << 10;
 /// Chunks that the server has not acknowledged yet.
 const MAX_PENDING_CHUNKS: usize = 8;
 
@@ -197,9 +192,7 @@ impl ArtifactObjects {
         pending: &mut VecDeque<PublishAckFuture>,
     ) -> Result<StoredChunks, UploadError> {
         let subject = self.chunk_subject(nuid);
-        let max_payload = self.jetstream.client().max_payload();
-        let max_bytes = max_payload.saturating_sub(MESSAGE_OVERHEAD_BYTES).max(MIN_CHUNK_BYTES);
-        let chunk_bytes = MAX_CHUNK_BYTES.min(max_bytes);
+        let chunk_bytes = chunk_bytes(self.jetstream.client().max_payload());
         let mut digest = Sha256::new();
         let (mut size, mut count) = (0, 0);
         while (size as u64) < file.size_bytes {

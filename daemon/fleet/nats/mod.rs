@@ -31,6 +31,7 @@ mod liveness;
 mod message;
 mod names;
 mod nats_jobs;
+mod object_chunks;
 mod object_digest;
 mod objects;
 mod pull;

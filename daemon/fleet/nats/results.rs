@@ -2,11 +2,15 @@
 
 use std::fmt;
 
-use async_nats::jetstream::object_store::ObjectStore;
+use async_nats::{
+    Client,
+    jetstream::object_store::{ObjectMetadata, ObjectStore},
+};
 use bytes::Bytes;
 use prost::Message as _;
 use tokio::io::AsyncReadExt as _;
 
+use super::object_chunks::{MESSAGE_OVERHEAD_BYTES, chunk_bytes};
 use crate::{
     api::v1::{FleetJobRecord, InvokeResponse},
     daemon::fleet::work_source::SourceUnavailable,
@@ -14,16 +18,14 @@ use crate::{
 
 /// Size of a record with its result, from which on the result is stored apart.
 const MAX_RECORD_BYTES: usize = 1 << 20;
-/// Bytes of a message beside the record: headers and subject.
-const MESSAGE_OVERHEAD_BYTES: usize = 4 << 10;
 /// Size of a result that this daemon reads. The daemons store smaller ones.
 const MAX_RESULT_BYTES: u64 = 256 << 20;
 
 /// The object store of large results.
 #[derive(Clone)]
 pub(crate) struct FleetResults {
+    client: Client,
     objects: ObjectStore,
-    max_record_bytes: usize,
 }
 
 impl fmt::Debug for FleetResults {
@@ -33,10 +35,8 @@ impl fmt::Debug for FleetResults {
 }
 
 impl FleetResults {
-    /// `max_payload` is the size of the largest message that the server accepts.
-    pub(super) fn new(objects: ObjectStore, max_payload: usize) -> Self {
-        let max_record_bytes = MAX_RECORD_BYTES.min(max_payload);
-        Self { objects, max_record_bytes: max_record_bytes.saturating_sub(MESSAGE_OVERHEAD_BYTES) }
+    pub(super) fn new(client: Client, objects: ObjectStore) -> Self {
+        Self { client, objects }
     }
 
     /// Moves the result of an ended job to the object store, if its record is too large.
@@ -45,7 +45,10 @@ impl FleetResults {
         id: &str,
         record: &mut FleetJobRecord,
     ) -> Result<(), SourceUnavailable> {
-        if record.encoded_len() <= self.max_record_bytes {
+        // The server may have another maximum since it was started again.
+        let max_payload = self.client.max_payload();
+        let max_record_bytes = MAX_RECORD_BYTES.min(max_payload);
+        if record.encoded_len() <= max_record_bytes.saturating_sub(MESSAGE_OVERHEAD_BYTES) {
             return Ok(());
         }
         let Some(result) = record.job.as_mut().and_then(|job| job.result.take()) else {
@@ -55,7 +58,12 @@ impl FleetResults {
         // Daemons that take the same job for lost have names of their own.
         let name = format!("{id}.{}", record.daemon_id);
         let encoded = result.encode_to_vec();
-        let stored = self.objects.put(name.as_str(), &mut encoded.as_slice()).await;
+        let object = ObjectMetadata {
+            name: name.clone(),
+            chunk_size: Some(chunk_bytes(max_payload)),
+            ..ObjectMetadata::default()
+        };
+        let stored = self.objects.put(object, &mut encoded.as_slice()).await;
         if let Err(error) = stored {
             if let Some(job) = &mut record.job {
                 job.result = Some(result);

@@ -146,7 +146,7 @@ impl NatsSession {
     /// The large results.
     pub(crate) async fn results(&self) -> Result<FleetResults, SourceUnavailable> {
         let objects = self.objects().await?;
-        Ok(FleetResults::new(objects.results.clone(), self.connection.client().max_payload()))
+        Ok(FleetResults::new(self.client().clone(), objects.results.clone()))
     }
 
     /// The artifacts of ended jobs.
