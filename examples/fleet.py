@@ -4,7 +4,7 @@ Usage: fleet.py SERVER QUEUE[.WORKSPACE] COMMAND
 For example: fleet.py nats://127.0.0.1:4222 build.app "make test"
 
 With JIG_SIGNING_KEY_FILE and JIG_PRINCIPAL (such as key:ci), it signs the message. Without them, the
-job has the rights of the key that the queue maps to. docs/operate/fleet.md describes the message.
+job has the rights of the key that the queue maps to. docs/fleet.md describes the message.
 Needs nats-py, and stubs in PYTHONPATH: see "A model's first call in Python" in README.md.
 """
 

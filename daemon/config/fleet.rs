@@ -15,6 +15,7 @@ use super::{
     fleet_postgres::{PostgresConfig, parse_postgres},
     fleet_secret::{FleetSecret, FleetSecretFile, read_secret},
     jobs::{JobsConfig, is_queue_name},
+    keys::AccessRole,
     loopback::is_loopback_host,
     trusted_path::open_trusted,
 };
@@ -137,8 +138,8 @@ pub(super) struct FleetContext<'a> {
     pub(super) workspaces: &'a [&'a str],
     /// Whether callers can create workspaces, so that other names may exist later.
     pub(super) creates_workspaces: bool,
-    /// Names of the keys, if there is a key file.
-    pub(super) keys: Option<&'a [&'a str]>,
+    /// Names of the keys and their roles, if there is a key file.
+    pub(super) keys: Option<&'a [(&'a str, AccessRole)]>,
     /// Whether connections may be unencrypted.
     pub(super) allow_plaintext: bool,
 }
@@ -186,6 +187,19 @@ pub(super) fn parse_fleet(
             problems.push(format!("fleet.{key} must be at least {}s", minimum.as_secs()));
         }
     }
+    let result_retention = age_or_default(
+        DEFAULT_RESULT_RETENTION,
+        table.result_retention.as_deref(),
+        "fleet.result_retention",
+        problems,
+    );
+    // The job of a dead daemon would expire before another daemon knows that.
+    if result_retention < ack_wait.max(lost_after) {
+        problems.push(
+            "fleet.result_retention must be at least as long as fleet.ack_wait and fleet.lost_after"
+                .to_owned(),
+        );
+    }
     let max_deliver = table.max_deliver.unwrap_or(DEFAULT_MAX_DELIVER);
     if max_deliver == 0 {
         problems.push("fleet.max_deliver must be at least 1".to_owned());
@@ -199,12 +213,7 @@ pub(super) fn parse_fleet(
         ack_wait,
         lost_after,
         max_deliver,
-        result_retention: age_or_default(
-            DEFAULT_RESULT_RETENTION,
-            table.result_retention.as_deref(),
-            "fleet.result_retention",
-            problems,
-        ),
+        result_retention,
         queues: parse_queues(&table.queues, context, problems),
         servers: parse_servers(table, context.allow_plaintext, problems),
     }
@@ -372,11 +381,14 @@ fn parse_queue(
 
     if let Some(key) = key {
         match context.keys {
-            Some(keys) if !keys.contains(&key.as_str()) => {
-                report(format!("key: the key file has no key {key:?}"));
-            }
+            Some(keys) => match keys.iter().find(|(name, _)| name == key) {
+                Some((_, role)) if *role < AccessRole::Invoke => report(format!(
+                    "key: {key:?} has the role {role}, and jobs need the role invoke"
+                )),
+                Some(_) => {}
+                None => report(format!("key: the key file has no key {key:?}")),
+            },
             None => report("key: names a key of a key file: give --keys".to_owned()),
-            Some(_) => {}
         }
     }
 

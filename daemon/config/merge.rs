@@ -169,7 +169,7 @@ fn merge(mut args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
 fn merge_fleet(table: FleetTable, config: &Config, problems: &mut Vec<String>) -> FleetConfig {
     let keys = config.keys.as_ref();
     let keys: Option<Vec<_>> =
-        keys.map(|keys| keys.keys.iter().map(|key| key.name.as_str()).collect());
+        keys.map(|keys| keys.keys.iter().map(|key| (key.name.as_str(), key.role)).collect());
     let context = FleetContext {
         jobs: &config.jobs,
         workspaces: &config.workspace_names(),

@@ -97,6 +97,21 @@ async fn replaced_nkey_is_read_at_the_next_connection() {
     assert_eq!(member.lines("effects"), ["run"]);
 }
 
+#[tokio::test]
+async fn missing_credentials_are_named_with_the_server() {
+    let server = NatsServer::start_with_config(&users(&KeyPair::new_user())).await;
+    let options = ConnectOptions::with_user_and_password("plain".into(), "secret".into());
+    let client = PlainClient::connect(server.port(), options).await;
+    let fleet = TestFleet::with_client(server, client);
+    let member = fleet.start_member().await;
+    let expected = ["set fleet.credentials_file or fleet.nkey_file", &member.proxy.url()];
+    eventually("the log has the remedy and the server", async || {
+        let log = member.daemon.log();
+        log.lines().any(|line| expected.iter().all(|text| line.contains(text)))
+    })
+    .await;
+}
+
 async fn submit_command(fleet: &TestFleet, member: &Member, command: &str) -> String {
     fleet.jobs(member).submit("m-1", fleet_job(command)).await.job_id
 }

@@ -107,6 +107,7 @@ async fn largest_message_has_a_dead_letter_without_its_body() {
     assert_eq!(letter.payload.len(), 0);
     let text = header(&letter, "Jig-Message").unwrap();
     assert!(text.contains("without the body"), "{text}");
-    client.wait_for_end(&fleet_job_id("m-1")).await;
+    let record = client.wait_for_end(&fleet_job_id("m-1")).await;
+    assert_eq!(record.workspace, "main");
     client.wait_for_ends(&[]).await;
 }

@@ -169,18 +169,18 @@ async fn messages_beyond_the_rights_of_the_queues_key_are_rejected() {
     let _elsewhere = fleet.keys.add_key("elsewhere", "admin", &["--for-workspace", "other"]);
     let _reader = fleet.keys.add_key("reader", "read", &[]);
     fleet.set_queues(
-        "[[fleet.queues]]\nname = \"build\"\nkey = \"reader\"\nworkspaces = [\"main\"]\n",
+        "[[fleet.queues]]\nname = \"build\"\nkey = \"elsewhere\"\nworkspaces = [\"main\"]\n",
     );
     let messages = [
-        // The queue's key has too few rights, and a message cannot name a better one.
-        ("queue", JobMessage::new("queue", &effect())),
-        // The key is limited to another workspace.
-        ("workspace", JobMessage::new("workspace", &effect()).signed(SIGNING_KEY, "key:elsewhere")),
+        // The queue's key is limited to another workspace, and a message cannot name a better one.
+        ("workspace", JobMessage::new("workspace", &effect())),
+        // The key has too few rights.
+        ("role", JobMessage::new("role", &effect()).signed(SIGNING_KEY, "key:reader")),
     ];
     let client = &fleet.client;
     let mut dead_letters = client.subscribe("jig.dead.>").await;
     let member = fleet.start_member().await;
-    for ((name, message), reason) in messages.iter().zip(["FORBIDDEN", "UNKNOWN_WORKSPACE"]) {
+    for ((name, message), reason) in messages.iter().zip(["UNKNOWN_WORKSPACE", "FORBIDDEN"]) {
         client.publish(message).await;
         let letter = next_message(&mut dead_letters).await;
         assert_eq!(header(&letter, "Jig-Reason"), reason, "{name}");
@@ -189,7 +189,8 @@ async fn messages_beyond_the_rights_of_the_queues_key_are_rejected() {
     }
 
     let reading = tool_job("list_files", json!({}));
-    client.publish(&JobMessage::new("reads", &reading)).await;
+    let reading = JobMessage::new("reads", &reading).signed(SIGNING_KEY, "key:reader");
+    client.publish(&reading).await;
     let record = client.wait_for_end(&fleet_job_id("reads")).await;
     // A key that may not submit jobs runs none, whatever their tools do.
     assert_eq!(record.job.unwrap().state(), JobState::Failed);

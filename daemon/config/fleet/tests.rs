@@ -12,7 +12,7 @@ fn parse(text: &str, allow_plaintext: bool) -> (FleetConfig, Vec<String>) {
         jobs: &jobs,
         workspaces: &["main", "other"],
         creates_workspaces: false,
-        keys: Some(&["ci"]),
+        keys: Some(&[("ci", AccessRole::Invoke), ("reader", AccessRole::Read)]),
         allow_plaintext,
     };
     let config = parse_fleet(toml::from_str(text).unwrap(), context, &mut problems);
@@ -59,6 +59,7 @@ fn every_problem_is_reported() {
         name = "build"
         [[queues]]
         name = "build"
+        key = "reader"
     "#;
     let (_, problems) = parse(text, false);
     for part in [
@@ -76,6 +77,7 @@ fn every_problem_is_reported() {
         "fleet.signing_key_file",
         "not the name",
         "no key \"unknown\"",
+        "\"reader\" has the role read",
         "no workspace of this daemon",
         "part of a subject",
         "give each once",
@@ -84,6 +86,16 @@ fn every_problem_is_reported() {
     ] {
         assert!(problems.iter().any(|problem| problem.contains(part)), "{part}: {problems:#?}");
     }
+}
+
+#[test]
+fn retention_is_as_long_as_daemons_may_be_silent() {
+    let text = |retention| {
+        format!("nats = [\"tls://h\"]\nresult_retention = {retention:?}\nack_wait = \"90s\"")
+    };
+    assert_eq!(parse(&text("90s"), false).1, [""; 0]);
+    let (_, problems) = parse(&text("89s"), false);
+    assert!(problems[0].contains("fleet.result_retention must be at least"), "{problems:?}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::{
     jobs::JobPublisher,
     liveness::{Heartbeats, Liveness},
     message::{InvalidMessage, JobMessage},
-    names::{SIGNATURE_HEADER, single_header},
+    names::{SIGNATURE_HEADER, parse_job_subject, single_header},
     records::FleetRecords,
     results::FleetResults,
 };
@@ -327,8 +327,11 @@ impl JobClaims {
         let queue_name = named.as_deref().unwrap_or(&queue.name);
         let id = request_id.as_ref().map(|id| fleet_job_id(queue_name, id));
         if let (Some(id), Some(request_id)) = (&id, &request_id) {
+            let subject = parse_job_subject(&message.subject);
+            let workspace = subject.and_then(|(_queue, workspace)| workspace);
             let record = FleetJobRecord {
                 queue: queue_name.to_owned(),
+                workspace: workspace.unwrap_or_default().to_owned(),
                 request_id: request_id.clone(),
                 submit_time: message.info().ok().map(|info| published_at(&info)),
                 request_sha256: Sha256::digest(&message.payload).to_vec().into(),

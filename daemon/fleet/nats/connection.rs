@@ -67,7 +67,11 @@ impl NatsConnection {
         };
 
         let (state, connected_since) = watch::channel(None);
-        let shown_name = name.to_owned();
+        let shown = ShownConnection {
+            name: name.to_owned(),
+            servers: config.servers.join(" "),
+            has_credentials: !matches!(config.credentials, NatsCredentials::None),
+        };
         let options = options
             .name(name)
             .custom_inbox_prefix(INBOX_PREFIX)
@@ -78,7 +82,7 @@ impl NatsConnection {
             .max_reconnects(None)
             .reconnect_delay_callback(reconnect_delay)
             .event_callback(move |event| {
-                observe_event(&event, &shown_name, &state);
+                observe_event(&event, &shown, &state);
                 std::future::ready(())
             });
         let client = options.connect(servers).await?;
@@ -129,8 +133,17 @@ fn reconnect_delay(attempts: usize) -> Duration {
     (MIN_RECONNECT_DELAY * 2_u32.pow(doublings)).min(MAX_RECONNECT_DELAY)
 }
 
+/// A connection, as the log shows it.
+struct ShownConnection {
+    name: String,
+    /// URLs, with blanks between them.
+    servers: String,
+    has_credentials: bool,
+}
+
 /// Logs an event of the connection, and notes whether the connection stands.
-fn observe_event(event: &Event, connection: &str, state: &watch::Sender<Option<Instant>>) {
+fn observe_event(event: &Event, shown: &ShownConnection, state: &watch::Sender<Option<Instant>>) {
+    let ShownConnection { name: connection, servers, has_credentials } = shown;
     match event {
         Event::Connected => {
             tracing::info!(connection, "connected to the NATS server of the fleet");
@@ -149,18 +162,25 @@ fn observe_event(event: &Event, connection: &str, state: &watch::Sender<Option<I
         Event::ClientError(ClientError::Other(error))
             if *error == ConnectErrorKind::AuthorizationViolation.to_string() =>
         {
+            let remedy = if *has_credentials {
+                "replace the file of fleet.credentials_file or fleet.nkey_file: the daemon reads it at each attempt"
+            } else {
+                "the server requires credentials: set fleet.credentials_file or fleet.nkey_file"
+            };
             tracing::warn!(
                 connection,
-                remedy = "replace the file of fleet.credentials_file or fleet.nkey_file: the daemon reads it at each attempt",
+                servers,
+                remedy,
                 "the NATS server of the fleet rejects the daemon: its credentials are wrong, or have expired"
             );
         }
         Event::ClientError(error) => {
-            // The library says no more than "IO error" of a certificate that it does not accept.
+            // The library says no more than "IO error".
             tracing::warn!(
                 %error,
                 connection,
-                remedy = "check that the server runs, and that its certificate is from the CA of fleet.ca_file, or of the system without it",
+                servers,
+                remedy = "check that the server runs there, that it offers TLS if the URL is tls:// or fleet.ca_file is set, and that its certificate is from the CA of fleet.ca_file, or of the system without it",
                 "cannot connect to the NATS server of the fleet"
             );
         }
