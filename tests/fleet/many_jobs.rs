@@ -86,6 +86,7 @@ async fn deaths_of_daemons_and_server_lose_and_repeat_nothing() {
     let mut fleet = TestFleet::start().await;
     // A restart of the server takes a while on a busy machine, and is the death of no daemon.
     fleet.set_times("1s", "20s");
+    let max_deliver = 3;
     let mut members = start_three(&fleet).await;
     let (count, deaths) = (job_count(), full_size(200, 10));
     let started = Instant::now();
@@ -123,6 +124,8 @@ async fn deaths_of_daemons_and_server_lose_and_repeat_nothing() {
             JobState::Succeeded => assert_eq!(runs, 1, "{number}: {record:?}"),
             JobState::Lost => {
                 lost += 1;
+                let has_no_attempt_left = record.attempts == max_deliver;
+                assert!(!record.retry_if_lost || has_no_attempt_left, "{number}: {record:?}");
                 assert!(runs <= record.attempts as usize, "{number} ran {runs} times: {record:?}");
             }
             state => panic!("job {number} is {state:?}: {record:?}"),
