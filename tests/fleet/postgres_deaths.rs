@@ -76,7 +76,8 @@ async fn deaths_lose_no_job_and_repeat_none() {
     let ends = "SELECT request_id, outcome, attempts FROM jig_jobs";
     let mut lost = 0;
     for row in fleet.server.connect("ci").await.query(ends, &[]).await.unwrap() {
-        let (number, outcome, attempts): (String, String, i32) = (row.get(0), row.get(1), row.get(2));
+        let (number, outcome, attempts): (String, String, i32) =
+            (row.get(0), row.get(1), row.get(2));
         let is_repeatable = number.parse::<usize>().unwrap() % 3 == 0;
         let runs = runs.get(&number).copied().unwrap_or_default();
         let expected = match &*outcome {

@@ -1,6 +1,8 @@
 //! Rows of jobs in PostgreSQL: those that name no workspace, that callers cancel, that are old, and
 //! those of dead or restarted daemons. Databases that cannot have any, or have them elsewhere.
 
+use std::fs;
+
 use jig::api::v1::{CancelJobRequest, JobState, SubmitJobRequest};
 use prost::Message as _;
 use rustix::process::Signal;
@@ -162,7 +164,9 @@ async fn restarted_daemon_with_fewer_places_loses_no_job() {
     }
     let all = "the daemon has claimed all jobs";
     eventually_within(MAX_FLEET_TIME, all, async || {
+        let waiting = fs::read_dir(first.state_dir().join("jobs"));
         fleet.server.count("state = 'claimed'").await == 4
+            && waiting.is_ok_and(|waiting| waiting.count() >= 3)
     })
     .await;
 
