@@ -72,8 +72,8 @@ async fn job_runs_after_records_could_not_be_stored_for_long() {
 async fn running_job_outlives_the_retention() {
     let mut fleet = TestFleet::start().await;
     fleet.add_settings("result_retention = \"4s\"\n");
-    let member = fleet.start_member().await;
     let observer = fleet.start_observer().await;
+    let member = fleet.start_member_beside(&observer).await;
     let mut jobs = fleet.jobs(&member);
     let id = jobs.submit("m-1", fleet_job(COUNTED_WAIT)).await.job_id;
     member.wait_for_effects(1).await;

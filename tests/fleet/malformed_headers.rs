@@ -98,8 +98,8 @@ async fn messages_with_malformed_headers_become_dead_letters() {
 #[tokio::test]
 async fn requests_with_malformed_headers_do_not_deafen_a_daemon() {
     let fleet = TestFleet::start().await;
-    let member = fleet.start_member().await;
     let observer = fleet.start_observer().await;
+    let member = fleet.start_member_beside(&observer).await;
     fleet.client.publish(&JobMessage::new("running", &command_job(COUNTED_WAIT))).await;
     member.wait_for_effects(1).await;
     let id = fleet_job_id("running");

@@ -216,7 +216,8 @@ async fn places_bound_the_jobs_that_run_at_once() {
 async fn messages_of_two_subjects_at_once_run_at_once() {
     let mut fleet = TestFleet::start().await;
     fleet.set_times("10m", "10m");
-    let _members = [fleet.start_member().await, fleet.start_member().await];
+    let first = fleet.start_member().await;
+    let _second = fleet.start_member_beside(&first).await;
     for round in 0..30 {
         let names = ["any", "main"].map(|name| format!("{name}-{round}"));
         let [any, main] = names.each_ref().map(|name| JobMessage::new(name, &command_job("true")));
