@@ -155,37 +155,36 @@ impl NatsClaim {
                 Err(RecordError::Unavailable(error)) => return Err(error),
                 Err(RecordError::Conflict) => {}
             }
-            if let Some(damaged) = self.claims.records.find_damaged(id).await? {
-                tracing::warn!(job = id, "replacing a damaged record of a fleet job");
-                revision = Some(damaged);
+            // Older than the bucket stores records, or deleted.
+            let Some((found, found_revision)) = self.claims.records.read(id).await? else {
+                revision = None;
                 continue;
+            };
+            let Ok(found) = found else {
+                tracing::warn!(job = id, "replacing a damaged record of a fleet job");
+                revision = Some(found_revision);
+                continue;
+            };
+            // An earlier attempt was stored, and its acknowledgement was lost.
+            if found == *record {
+                return Ok(Replaced::Stored);
             }
-            let found = self.claims.records.get(id).await?;
-            let owner = found.as_ref().map(|(found, _)| found.daemon_id.as_str());
-            match &found {
-                // An earlier attempt was stored, and its acknowledgement was lost.
-                Some((found, _)) if found == record => return Ok(Replaced::Stored),
-                Some((found, found_revision)) if self.is_own_claim(found) => {
-                    revision = Some(*found_revision);
-                }
-                Some((found, _)) if found.state() == FleetJobState::Ended => {
-                    tracing::warn!(
-                        job = id,
-                        daemon = owner,
-                        "another daemon has ended a fleet job: the result of this one is dropped"
-                    );
-                    return Ok(Replaced::EndedElsewhere);
-                }
-                Some(_) => {
-                    tracing::warn!(
-                        job = id,
-                        daemon = owner,
-                        "another daemon has taken a fleet job over: the result of this one is dropped"
-                    );
-                    return Ok(Replaced::ClaimedElsewhere);
-                }
-                // Older than the bucket stores records, or deleted.
-                None => revision = None,
+            if self.is_own_claim(&found) {
+                revision = Some(found_revision);
+            } else if found.state() == FleetJobState::Ended {
+                tracing::warn!(
+                    job = id,
+                    daemon = found.daemon_id,
+                    "another daemon has ended a fleet job: the result of this one is dropped"
+                );
+                return Ok(Replaced::EndedElsewhere);
+            } else {
+                tracing::warn!(
+                    job = id,
+                    daemon = found.daemon_id,
+                    "another daemon has taken a fleet job over: the result of this one is dropped"
+                );
+                return Ok(Replaced::ClaimedElsewhere);
             }
         }
     }

@@ -47,17 +47,18 @@ impl FleetRecords {
         &self,
         id: &str,
     ) -> Result<Option<(FleetJobRecord, u64)>, SourceUnavailable> {
-        let found = read_key(&self.bucket, id).await.inspect_err(|_| self.note_failure())?;
-        found.map(|(record, revision)| Ok((decode(record)?, revision))).transpose()
+        let found = self.read(id).await?;
+        found.map(|(record, revision)| Ok((record?, revision))).transpose()
     }
 
-    /// Returns the revision of a record that no daemon has written: it is malformed. `None` if the job
-    /// has another one, or none.
-    pub(crate) async fn find_damaged(&self, id: &str) -> Result<Option<u64>, SourceUnavailable> {
-        let found = read_key(&self.bucket, id).await?;
-        Ok(found
-            .filter(|(record, _)| decode(record.clone()).is_err())
-            .map(|(_, revision)| revision))
+    /// Reads a record with its revision. An error in place of the record: it is malformed, so no daemon
+    /// has written it.
+    pub(super) async fn read(
+        &self,
+        id: &str,
+    ) -> Result<Option<(Result<FleetJobRecord, SourceUnavailable>, u64)>, SourceUnavailable> {
+        let found = read_key(&self.bucket, id).await.inspect_err(|_| self.note_failure())?;
+        Ok(found.map(|(record, revision)| (decode(record), revision)))
     }
 
     /// Stores the first record of a job. Returns its revision.

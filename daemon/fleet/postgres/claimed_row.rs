@@ -17,7 +17,7 @@ use crate::{
     daemon::{
         error::Error,
         fleet::{
-            backoff::Backoff,
+            backoff::retry,
             failure::failed,
             in_flight::InFlightClaim,
             transition::{ended, may_run_again},
@@ -88,38 +88,30 @@ impl PostgresClaim {
 
     /// Stores the end of the job, until the server has answered or `stop` is cancelled.
     async fn end(&self, ended: &FleetJobRecord, stop: &CancellationToken) -> FinishOutcome {
-        let id = &self.work.id;
-        let mut backoff = Backoff::default();
-        loop {
-            let error = match self.session.end(id, &self.record, ended, false).await {
-                Ok(true) => return FinishOutcome::Stored,
-                Ok(false) => match self.session.find(id).await {
-                    // An earlier attempt was stored, and its acknowledgement was lost.
-                    Ok(Some(found))
-                        if found.record.state() == FleetJobState::Ended
-                            && found.record.job == ended.job =>
-                    {
-                        return FinishOutcome::Stored;
-                    }
-                    Ok(found) => {
-                        let daemon = found.map(|found| found.record.daemon_id);
-                        tracing::warn!(
-                            job = id,
-                            daemon,
-                            "the claim of a fleet job was lost: the result of this daemon is dropped"
-                        );
-                        return FinishOutcome::Superseded;
-                    }
-                    Err(error) => error,
-                },
-                Err(error) => error,
-            };
+        let what = "store the end of a fleet job";
+        let outcome = retry(stop, &self.work.id, what, || self.try_end(ended)).await;
+        outcome.unwrap_or(FinishOutcome::Unknown)
+    }
 
-            tracing::warn!(%error, job = id, "cannot store the end of a fleet job yet");
-            if !backoff.wait(stop).await {
-                return FinishOutcome::Unknown;
-            }
+    async fn try_end(&self, ended: &FleetJobRecord) -> Result<FinishOutcome, SourceUnavailable> {
+        let id = &self.work.id;
+        if self.session.end(id, &self.record, ended, false).await? {
+            return Ok(FinishOutcome::Stored);
         }
+        let found = self.session.find(id).await?.map(|found| found.record);
+        // An earlier attempt was stored, and its acknowledgement was lost.
+        if found
+            .as_ref()
+            .is_some_and(|found| found.state() == FleetJobState::Ended && found.job == ended.job)
+        {
+            return Ok(FinishOutcome::Stored);
+        }
+        tracing::warn!(
+            job = id,
+            daemon = found.map(|found| found.daemon_id),
+            "the claim of a fleet job was lost: the result of this daemon is dropped"
+        );
+        Ok(FinishOutcome::Superseded)
     }
 
     /// Puts the job into the queue again. `counted` are the attempts that count.
@@ -131,23 +123,14 @@ impl PostgresClaim {
     ) -> FinishOutcome {
         let FleetJobRecord { daemon_id, start_id, attempts, .. } = &self.record;
         let (attempts, counted) = (to_integer(*attempts), to_integer(counted));
-        let delay = delay.as_secs_f64();
-        let mut backoff = Backoff::default();
-        loop {
-            let requeued = self
-                .session
-                .change(REQUEUE, &[&self.work.id, daemon_id, &attempts, start_id, &counted, &delay])
-                .await;
-            match requeued {
-                Ok(rows) if rows.is_empty() => return FinishOutcome::Superseded,
-                Ok(_) => return FinishOutcome::Requeued,
-                Err(error) => {
-                    tracing::warn!(%error, job = self.work.id, "cannot give a fleet job back yet");
-                }
-            }
-            if !backoff.wait(stop).await {
-                return FinishOutcome::Unknown;
-            }
+        let (id, delay) = (&self.work.id, delay.as_secs_f64());
+        let parameters: [&(dyn ToSql + Sync); 6] =
+            [id, daemon_id, &attempts, start_id, &counted, &delay];
+        let give_back = || self.session.change(REQUEUE, &parameters);
+        match retry(stop, id, "give a fleet job back", give_back).await {
+            Some(rows) if rows.is_empty() => FinishOutcome::Superseded,
+            Some(_) => FinishOutcome::Requeued,
+            None => FinishOutcome::Unknown,
         }
     }
 }

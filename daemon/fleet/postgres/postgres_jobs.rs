@@ -14,7 +14,7 @@ use super::{
     job_row::{JobRow, require_no_artifacts},
     queue::wait_for_notification,
     retention::delete_old_rows,
-    session::{PostgresSession, outcome},
+    session::{MAX_WAIT, PostgresSession, outcome},
 };
 use crate::{
     api::v1::{Job, JobState, watch_job_response::Event},
@@ -35,9 +35,6 @@ use crate::{
     },
 };
 
-/// Time after which a row is read again without a notification. Firewalls and proxies cut connections
-/// that are idle for longer.
-const MAX_WAIT: Duration = Duration::from_secs(15);
 /// Delay before a wait that has failed begins again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Attempts to wait, which is about the time that a server takes to restart.

@@ -16,7 +16,7 @@ use super::{
     claimed_row::PostgresClaim,
     connection::PostgresConnection,
     job_row::{JobRow, columns},
-    session::{PostgresSession, to_integer},
+    session::{MAX_WAIT, PostgresSession, to_integer},
     suspects::Suspects,
 };
 use crate::{
@@ -34,10 +34,7 @@ use crate::{
     },
 };
 
-/// Time after which the table is read again without a notification. Firewalls and proxies cut
-/// connections that are idle for longer.
-const MAX_WAIT: Duration = Duration::from_secs(15);
-/// The same as a part of the lease: the judgement of other daemons needs to know of outages.
+/// [`MAX_WAIT`] as a part of the lease: the judgement of other daemons needs to know of outages.
 const WAIT_FRACTION: u32 = 4;
 /// Claims of dead daemons that one look finds, and those that it ends.
 const MAX_EXPIRED: i64 = 10_000;

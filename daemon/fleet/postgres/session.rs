@@ -24,7 +24,7 @@ use crate::{
     daemon::{
         config::{fleet::FleetConfig, fleet_postgres::PostgresConfig},
         fleet::{
-            backoff::Backoff,
+            backoff::retry,
             identity::FleetIdentity,
             in_flight::InFlightClaims,
             job_log::FleetJobLog,
@@ -40,6 +40,9 @@ pub(super) const RENEWAL_FRACTION: u32 = 3;
 const ATTEMPT_FRACTION: u32 = 6;
 /// The same for short leases.
 const MIN_RENEWAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time after which the table is read again without a notification. Firewalls and proxies cut
+/// connections that are idle for longer.
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(15);
 /// Delay before an attempt that has failed is repeated.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -211,16 +214,8 @@ impl PostgresSession {
         end: &JobEnd,
         stop: &CancellationToken,
     ) -> bool {
-        let mut backoff = Backoff::default();
-        loop {
-            match self.try_settle(id, claim, end).await {
-                Ok(is_settled) => return is_settled,
-                Err(error) => tracing::debug!(%error, job = id, "cannot settle a fleet job yet"),
-            }
-            if !backoff.wait(stop).await {
-                return false;
-            }
-        }
+        let settled = retry(stop, id, "settle a fleet job", || self.try_settle(id, claim, end));
+        settled.await.unwrap_or(false)
     }
 
     async fn try_settle(
