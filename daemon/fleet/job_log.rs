@@ -104,6 +104,13 @@ impl FleetJobLog {
         });
     }
 
+    /// Reports that a job of an earlier start was given back.
+    pub(super) fn report_release(&self, id: &str, record: &FleetJobRecord, local_id: &str) {
+        let facts = FleetJobFacts::of_record(id, record);
+        let facts = FleetJobFacts { local_id: local_id.to_owned(), ..facts };
+        self.report(FleetJobEvent::Released, facts);
+    }
+
     /// Reports the end of a job that this daemon has stored without running the job, or after a
     /// restart. `reason`: why the job was rejected, if it was.
     pub(super) fn report_end(&self, id: &str, ended: &FleetJobRecord, reason: Option<Reason>) {

@@ -73,7 +73,7 @@ enum LocalEnd {
     NotBegun,
     /// An earlier start of the daemon may have run it.
     Unknown,
-    /// The database of this daemon cannot be read. The claim stays, until it can.
+    /// The database of this daemon could not be read until it stopped. The claim stays.
     Unclear,
 }
 
@@ -99,17 +99,28 @@ impl FleetRunner {
     ) {
         let draining = self.pipeline.shutdown.draining_token();
         let mut backoff = Backoff::default();
-        while let Some(free) = wait_for_places(&queue, &draining).await {
-            let claimed = match claim_up_to(free, &queue, &*source, &draining).await {
+        // Claims that the daemon has already need no free places.
+        let mut resumes = true;
+        while !draining.is_cancelled() {
+            let claimed = if resumes {
+                source.resume().await
+            } else {
+                claim_free(&queue, &*source, &draining).await
+            };
+            let claimed = match claimed {
                 Ok(claimed) => claimed,
                 Err(error) => {
                     tracing::warn!(%error, queue = queue.name(), "cannot take jobs of the fleet");
+                    resumes = true;
                     backoff.wait(&draining).await;
                     continue;
                 }
             };
 
-            backoff = Backoff::default();
+            if !resumes {
+                backoff = Backoff::default();
+            }
+            resumes = false;
             for claimed in claimed {
                 let place = queue.take_place();
                 let runner = Arc::clone(&self);
@@ -178,7 +189,7 @@ impl FleetRunner {
         claimed: &dyn ClaimedWork,
         local_id: &mut String,
     ) -> Result<LocalEnd, Error> {
-        let local = find_or_submit(&self.pipeline, claimed.work(), &self.start_id).await;
+        let local = self.find_or_submit(claimed.work()).await;
         if let Ok(LocalJob::Known(known)) = &local {
             *local_id = known.job().id;
         }
@@ -192,15 +203,7 @@ impl FleetRunner {
                 return Ok(LocalEnd::Ended(snapshot));
             }
             LocalJob::Unknown => return Ok(LocalEnd::Unknown),
-            LocalJob::Unclear(error) => {
-                let job = &claimed.work().id;
-                tracing::error!(%error, job, "cannot look a job of the fleet up: keeping its claim");
-                tokio::select! {
-                    () = sleep(FAILURE_DELAY) => {}
-                    () = self.give_up.cancelled() => {}
-                }
-                return Ok(LocalEnd::Unclear);
-            }
+            LocalJob::Unclear(_) => return Ok(LocalEnd::Unclear),
         };
 
         let _running = self.running.add(&claimed.work().id, Arc::clone(&handle));
@@ -211,6 +214,20 @@ impl FleetRunner {
             never = show_approvals(claimed, &handle) => match never {},
         }
         Ok(self.drain(&handle).await)
+    }
+
+    /// Finds the job of this daemon for a piece of work, or submits it. Repeats that while the database
+    /// cannot be read, until the daemon stops.
+    async fn find_or_submit(&self, work: &Work) -> Result<LocalJob, Error> {
+        loop {
+            let local = find_or_submit(&self.pipeline, work, &self.start_id).await;
+            let Ok(LocalJob::Unclear(error)) = &local else { return local };
+            let job = &work.id;
+            tracing::error!(%error, job, "cannot look a job of the fleet up: keeping its claim");
+            if self.give_up.run_until_cancelled(sleep(FAILURE_DELAY)).await.is_none() {
+                return local;
+            }
+        }
     }
 
     /// Waits for the end of a running job while the daemon drains. A job that has not begun is
@@ -351,23 +368,15 @@ async fn show_approvals(claimed: &dyn ClaimedWork, handle: &JobHandle) -> Infall
     }
 }
 
-/// Waits for a free place, and returns how many there are. `None` once `stop` is cancelled.
-async fn wait_for_places(queue: &FleetQueueState, stop: &CancellationToken) -> Option<usize> {
-    tokio::select! {
-        biased;
-        () = stop.cancelled() => None,
-        free = queue.wait_for_places(1, usize::MAX) => Some(free),
-    }
-}
-
-/// Waits for work, and claims at most `free` pieces of it. Returns none when other jobs of the daemon
-/// take some of the free places meanwhile.
-async fn claim_up_to(
-    free: usize,
+/// Waits for free places and for work, and claims as many pieces of it. Returns none when other jobs
+/// of the daemon take some of the free places meanwhile.
+async fn claim_free(
     queue: &FleetQueueState,
     source: &dyn WorkSource,
     stop: &CancellationToken,
 ) -> Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable> {
+    let free = queue.wait_for_places(1, usize::MAX);
+    let Some(free) = stop.run_until_cancelled(free).await else { return Ok(Vec::new()) };
     let stop = stop.child_token();
     let mut claim = source.claim(free, &stop);
     tokio::select! {

@@ -1,8 +1,6 @@
 //! Rows of jobs in PostgreSQL: those that name no workspace, that callers cancel, that are old, and
 //! those of dead or restarted daemons. Databases that cannot have any, or have them elsewhere.
 
-use std::fs;
-
 use jig::api::v1::{CancelJobRequest, JobState, SubmitJobRequest};
 use prost::Message as _;
 use rustix::process::Signal;
@@ -155,20 +153,28 @@ async fn restarted_daemon_with_fewer_places_loses_no_job() {
     let mut fleet = PostgresFleet::start().await;
     fleet.keys.add_key("slow", "invoke", &["--concurrent-calls", "1"]);
     fleet.queues = fleet.queues.replace("\"ci\"", "\"slow\"");
-    let first = fleet.start_daemon().await;
+    let mut first = fleet.start_daemon().await;
     let mut ids = Vec::new();
     for number in 0..4 {
         let job = SubmitJobRequest { retry_if_lost: number == 0, ..command_job(COUNTED_WAIT) };
         ids.push(fleet.server.insert(&format!("m-{number}"), &job).await);
         wait_for_effects(&first, 1).await;
     }
-    let all = "the daemon has claimed all jobs";
-    eventually_within(MAX_FLEET_TIME, all, async || {
-        let waiting = fs::read_dir(first.state_dir().join("jobs"));
+    eventually_within(MAX_FLEET_TIME, "the daemon has claimed all jobs", async || {
         fleet.server.count("state = 'claimed'").await == 4
-            && waiting.is_ok_and(|waiting| waiting.count() >= 3)
     })
     .await;
+    // The daemon dies before it stores the job of a claim.
+    kill(&mut first).await;
+    let not_begun = fleet.server.insert("not-begun", &command_job(COUNTED_WAIT)).await;
+    let claim = format!(
+        "UPDATE jig_jobs SET (state, claimed_by, claimed_start, claimed_at, lease_until, attempts) = \
+         (SELECT state, claimed_by, claimed_start, now(), now() + interval '3 seconds', 1 \
+          FROM jig_jobs WHERE id = '{}') WHERE id = '{not_begun}'",
+        ids[1]
+    );
+    fleet.server.connect("postgres").await.batch_execute(&claim).await.unwrap();
+    ids.push(not_begun);
 
     fleet.queues = fleet.queues.replace("places = 4", "places = 1");
     let first = first.restart_with(|setup| setup.workspace_table(&fleet.table())).await;
@@ -177,7 +183,7 @@ async fn restarted_daemon_with_fewer_places_loses_no_job() {
     // All leases would have ended.
     let resumed = "state = 'claimed' AND lease_until > claimed_at + interval '15 seconds'";
     eventually_within(MAX_FLEET_TIME, "the leases are renewed", async || {
-        fleet.server.count(resumed).await >= 3
+        fleet.server.count(resumed).await >= 4
     })
     .await;
     go(&first);

@@ -8,8 +8,6 @@ use crate::{
     api::v1::{FleetJobRecord, FleetJobState, JobState},
     daemon::fleet::{
         backoff::retry,
-        counts::FleetJobEvent,
-        job_log::FleetJobFacts,
         transition::{ended, is_claim_of, may_run_again, requeued},
         work_source::{JobEnd, SourceUnavailable},
     },
@@ -72,9 +70,7 @@ impl JobClaims {
         if record.state() == FleetJobState::Ended {
             self.log.report_end(id, &record, None);
         } else {
-            let facts = FleetJobFacts::of_record(id, &record);
-            let facts = FleetJobFacts { local_id: job.job_id.clone(), ..facts };
-            self.log.report(FleetJobEvent::Released, facts);
+            self.log.report_release(id, &record, &job.job_id);
         }
         tracing::info!(job = id, state = ?job.state(), "settled a fleet job of the last start");
         Ok(true)

@@ -35,16 +35,6 @@ const SHOW_APPROVAL: &str = "
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
         AND claimed_start = $4
     RETURNING id";
-/// `$2` daemon, `$3` attempts, `$4` start, `$5` attempts that count, `$6` seconds of the delay.
-const REQUEUE: &str = "
-    UPDATE jig_jobs SET state = 'queued', approval_id = '', claimed_by = NULL, claimed_start = '',
-        lease_until = NULL, claimed_at = NULL,
-        workspace = CASE WHEN any_workspace THEN '' ELSE workspace END,
-        attempts = $5, not_before = now() + make_interval(secs => $6)
-    WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
-        AND claimed_start = $4
-    RETURNING id";
-
 #[derive(Debug)]
 pub(super) struct PostgresClaim {
     session: Arc<PostgresSession>,
@@ -121,15 +111,11 @@ impl PostgresClaim {
         delay: Duration,
         stop: &CancellationToken,
     ) -> FinishOutcome {
-        let FleetJobRecord { daemon_id, start_id, attempts, .. } = &self.record;
-        let (attempts, counted) = (to_integer(*attempts), to_integer(counted));
-        let (id, delay) = (&self.work.id, delay.as_secs_f64());
-        let parameters: [&(dyn ToSql + Sync); 6] =
-            [id, daemon_id, &attempts, start_id, &counted, &delay];
-        let give_back = || self.session.change(REQUEUE, &parameters);
+        let id = &self.work.id;
+        let give_back = || self.session.requeue(id, &self.record, counted, delay);
         match retry(stop, id, "give a fleet job back", give_back).await {
-            Some(rows) if rows.is_empty() => FinishOutcome::Superseded,
-            Some(_) => FinishOutcome::Requeued,
+            Some(true) => FinishOutcome::Requeued,
+            Some(false) => FinishOutcome::Superseded,
             None => FinishOutcome::Unknown,
         }
     }

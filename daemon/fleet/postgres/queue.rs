@@ -44,7 +44,7 @@ const MAX_ENDED: usize = 100;
 const MIN_WAIT: Duration = Duration::from_millis(200);
 
 /// Claims due rows: `$1` queue, `$2` workspaces, `$3` count, `$4` daemon, `$5` seconds of the lease,
-/// `$6` start. By workspace, so that rows of others, which can be many, are not read. Materialized, so
+/// `$6` start, without `$7` jobs that it runs. By workspace, so that rows of others, which can be many, are not read. Materialized, so
 /// that the limit holds.
 const CLAIM_QUEUED: &str = concat!(
     "
@@ -53,7 +53,7 @@ const CLAIM_QUEUED: &str = concat!(
             LATERAL (
                 SELECT id, not_before FROM jig_jobs
                 WHERE queue = $1 AND workspace = served.name AND state = 'queued'
-                    AND not_before <= now()
+                    AND not_before <= now() AND id <> ALL($7)
                 ORDER BY not_before, id LIMIT $3 FOR UPDATE SKIP LOCKED) AS found
         ORDER BY found.not_before, found.id LIMIT $3)
     UPDATE jig_jobs AS job SET state = 'claimed', claimed_by = $4, claimed_start = $6,
@@ -65,16 +65,20 @@ const CLAIM_QUEUED: &str = concat!(
     RETURNING ",
     columns!()
 );
-/// Finds the claims that this daemon had before: `$3` daemon, `$4` its starts, `$5` jobs that it runs,
-/// `$6` count. Other starts with its name are other daemons.
-const FIND_OWN: &str = concat!(
+/// Takes up the claims of `$3` daemon, `$4` its starts, without `$5` jobs that it runs: `$6` start, `$7`
+/// seconds of the lease. Other starts with its name are other daemons.
+const RESUME: &str = concat!(
     "
-    SELECT ",
-    columns!(),
-    " FROM jig_jobs
-    WHERE queue = $1 AND state = 'claimed' AND workspace = ANY($2)
-        AND claimed_by = $3 AND claimed_start = ANY($4) AND id <> ALL($5)
-    ORDER BY lease_until LIMIT $6"
+    WITH own AS MATERIALIZED (
+        SELECT id AS own_id, claimed_start AS resumed_from FROM jig_jobs
+        WHERE queue = $1 AND state = 'claimed' AND workspace = ANY($2)
+            AND claimed_by = $3 AND claimed_start = ANY($4) AND id <> ALL($5)
+        FOR UPDATE)
+    UPDATE jig_jobs AS job SET claimed_start = $6, approval_id = '',
+        lease_until = now() + make_interval(secs => $7)
+    FROM own WHERE job.id = own.own_id
+    RETURNING own.resumed_from, ",
+    columns!()
 );
 /// Finds claims of other daemons whose leases have ended, in whatever workspace: `$2` daemon, `$3` its
 /// starts, `$4` count.
@@ -83,17 +87,6 @@ const FIND_EXPIRED: &str = "
     WHERE queue = $1 AND state = 'claimed' AND lease_until < now()
         AND (claimed_by <> $2 OR claimed_start <> ALL($3))
     ORDER BY lease_until LIMIT $4";
-/// Makes a claim of an earlier start one of this start: `$2` daemon, `$3` attempts, `$4` earlier
-/// start, `$5` start, `$6` seconds of the lease.
-const RESUME: &str = concat!(
-    "
-    UPDATE jig_jobs SET claimed_start = $5, approval_id = '',
-        lease_until = now() + make_interval(secs => $6)
-    WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
-        AND claimed_start = $4
-    RETURNING ",
-    columns!()
-);
 /// Queues a job of a dead daemon again: `$2` daemon, `$3` attempts, `$4` start. It keeps its place in
 /// the queue.
 const REQUEUE_EXPIRED: &str = "
@@ -182,16 +175,7 @@ impl PostgresQueue {
     ) -> Result<ClaimedRows, SourceUnavailable> {
         let mut claimed = ClaimedRows::default();
         self.end_dead(connection, &mut claimed).await?;
-        self.claim_own(connection, max, &mut claimed).await?;
-        let missing = max - claimed.claims.len();
-        if missing > 0 {
-            let queued = self.claim_queued(connection, missing, &mut claimed).await;
-            if let Err(error) = queued
-                && claimed.claims.is_empty()
-            {
-                return Err(error);
-            }
-        }
+        self.claim_queued(connection, max, &mut claimed).await?;
         Ok(claimed)
     }
 
@@ -201,13 +185,14 @@ impl PostgresQueue {
         max: usize,
         claimed: &mut ClaimedRows,
     ) -> Result<(), SourceUnavailable> {
-        let PostgresSession { identity, lease, .. } = &*self.session;
+        let PostgresSession { identity, in_flight, lease, .. } = &*self.session;
         let (name, workspaces) = (&self.queue.name, &self.queue.workspaces);
         let (max, lease) = (to_limit(max), lease.as_secs_f64());
         let (daemon_id, start_id): (&str, &str) = (&identity.daemon_id, &identity.start_id);
-        let rows = connection
-            .change(CLAIM_QUEUED, &[name, workspaces, &max, &daemon_id, &lease, &start_id])
-            .await?;
+        let running = in_flight.all();
+        let parameters: [&(dyn ToSql + Sync); 7] =
+            [name, workspaces, &max, &daemon_id, &lease, &start_id, &running];
+        let rows = connection.change(CLAIM_QUEUED, &parameters).await?;
         for row in rows {
             claimed.any_changed = true;
             let row = JobRow::read(&row)?;
@@ -252,45 +237,20 @@ impl PostgresQueue {
         Ok(())
     }
 
-    /// Resumes the claims that this daemon had before it was restarted.
-    async fn claim_own(
-        &self,
-        connection: &PostgresConnection,
-        max: usize,
-        claimed: &mut ClaimedRows,
-    ) -> Result<(), SourceUnavailable> {
-        let PostgresSession { identity, in_flight, known_starts, .. } = &*self.session;
+    /// Takes up the claims that this daemon has and does not keep, however many they are.
+    async fn resume_claims(&self) -> Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable> {
+        let PostgresSession { identity, in_flight, known_starts, lease, .. } = &*self.session;
         let (name, workspaces) = (&self.queue.name, &self.queue.workspaces);
-        let (max, daemon_id): (_, &str) = (to_limit(max), &identity.daemon_id);
-        let running = in_flight.all();
-        let parameters: [&(dyn ToSql + Sync); 6] =
-            [name, workspaces, &daemon_id, known_starts, &running, &max];
-        for row in connection.query(FIND_OWN, &parameters).await? {
-            let JobRow { id, record, .. } = JobRow::read(&row)?;
-            self.resume(connection, &id, &record, claimed).await?;
-        }
-        Ok(())
-    }
-
-    async fn resume(
-        &self,
-        connection: &PostgresConnection,
-        id: &str,
-        record: &FleetJobRecord,
-        claimed: &mut ClaimedRows,
-    ) -> Result<(), SourceUnavailable> {
-        let PostgresSession { identity, lease, .. } = &*self.session;
         let (daemon_id, start_id): (&str, &str) = (&identity.daemon_id, &identity.start_id);
-        let (attempts, lease) = (to_integer(record.attempts), lease.as_secs_f64());
-        let parameters: [&(dyn ToSql + Sync); 6] =
-            [&id, &daemon_id, &attempts, &record.start_id, &start_id, &lease];
-        // Otherwise it has ended in the meantime.
-        if let Some(row) = connection.change(RESUME, &parameters).await?.first() {
-            claimed.any_changed = true;
-            let resumed_from = Some(record.start_id.clone());
-            claimed.claims.extend(self.build_claim(JobRow::read(row)?, resumed_from).await?);
+        let (running, lease) = (in_flight.all(), lease.as_secs_f64());
+        let parameters: [&(dyn ToSql + Sync); 7] =
+            [name, workspaces, &daemon_id, known_starts, &running, &start_id, &lease];
+        let mut claims = Vec::new();
+        for row in self.session.change(RESUME, &parameters).await? {
+            let resumed_from = row.try_get("resumed_from").map_err(SourceUnavailable::new)?;
+            claims.extend(self.build_claim(JobRow::read(&row)?, Some(resumed_from)).await?);
         }
-        Ok(())
+        Ok(claims)
     }
 
     /// Ends the claim of a dead daemon, unless it has been renewed. Returns whether it has ended.
@@ -429,6 +389,10 @@ impl PostgresQueue {
 }
 
 impl WorkSource for PostgresQueue {
+    fn resume(&self) -> BoxFuture<'_, Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable>> {
+        Box::pin(self.resume_claims())
+    }
+
     fn claim<'a>(
         &'a self,
         max: usize,

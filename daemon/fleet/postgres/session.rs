@@ -53,6 +53,15 @@ const RENEW: &str = "
     WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
         AND claimed_start = $4
     RETURNING cancel_requested";
+/// Queues a job again: `$2` daemon, `$3` attempts, `$4` start, `$5` attempts that count, `$6` seconds of the delay.
+const REQUEUE: &str = "
+    UPDATE jig_jobs SET state = 'queued', approval_id = '', claimed_by = NULL, claimed_start = '',
+        lease_until = NULL, claimed_at = NULL,
+        workspace = CASE WHEN any_workspace THEN '' ELSE workspace END,
+        attempts = $5, not_before = now() + make_interval(secs => $6)
+    WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
+        AND claimed_start = $4
+    RETURNING id";
 /// Ends a claim. `$6`: whether only if its lease has ended. `$7`: its start.
 const END: &str = "
     UPDATE jig_jobs SET state = 'ended', approval_id = '', lease_until = NULL, ended_at = now(), outcome = $4,
@@ -233,8 +242,11 @@ impl PostgresSession {
         let JobEnd { job, stopped_by_shutdown, .. } = end;
         let is_lost = job.state() == JobState::Lost;
         if (is_lost || *stopped_by_shutdown) && may_run_again(&record, self.max_deliver) {
-            // The queue gives it back.
-            return Ok(false);
+            let is_requeued = self.requeue(id, &record, record.attempts, Duration::ZERO).await?;
+            if is_requeued {
+                self.log.report_release(id, &record, &job.job_id);
+            }
+            return Ok(is_requeued);
         }
         let ended = ended(id, &record, job.clone());
         let is_stored = self.end(id, &record, &ended, false).await?;
@@ -248,6 +260,23 @@ impl PostgresSession {
     pub(crate) async fn has_claim(&self, id: &str, claim: &str) -> Result<bool, SourceUnavailable> {
         let found = self.find(id).await?;
         Ok(found.is_some_and(|found| is_claim_of(&found.record, &self.identity.daemon_id, claim)))
+    }
+
+    /// Puts the job of a claim into the queue again. `counted` are the attempts that count. Returns
+    /// false if another daemon has the job, or it has ended.
+    pub(super) async fn requeue(
+        &self,
+        id: &str,
+        claim: &FleetJobRecord,
+        counted: u32,
+        delay: Duration,
+    ) -> Result<bool, SourceUnavailable> {
+        let FleetJobRecord { daemon_id, start_id, attempts, .. } = claim;
+        let (attempts, counted) = (to_integer(*attempts), to_integer(counted));
+        let delay = delay.as_secs_f64();
+        let parameters: [&(dyn ToSql + Sync); 6] =
+            [&id, daemon_id, &attempts, start_id, &counted, &delay];
+        Ok(!self.change(REQUEUE, &parameters).await?.is_empty())
     }
 
     /// Stores the end of a claim, unless it is one no more. `only_if_expired`: unless its lease was
