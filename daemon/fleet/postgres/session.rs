@@ -235,25 +235,27 @@ impl PostgresSession {
     ) -> Result<bool, SourceUnavailable> {
         // Otherwise the queue has it, and settles it.
         let Some(_in_flight) = self.in_flight.begin(id) else { return Ok(false) };
-        let Some(JobRow { record, .. }) = self.find(id).await? else { return Ok(true) };
-        if !is_claim_of(&record, &self.identity.daemon_id, claim) {
-            return Ok(true);
-        }
         let JobEnd { job, stopped_by_shutdown, .. } = end;
-        let is_lost = job.state() == JobState::Lost;
-        if (is_lost || *stopped_by_shutdown) && may_run_again(&record, self.max_deliver) {
-            let is_requeued = self.requeue(id, &record, record.attempts, Duration::ZERO).await?;
-            if is_requeued {
-                self.log.report_release(id, &record, &job.job_id);
+        let is_stopped = job.state() == JobState::Lost || *stopped_by_shutdown;
+        loop {
+            let Some(JobRow { record, .. }) = self.find(id).await? else { return Ok(true) };
+            if !is_claim_of(&record, &self.identity.daemon_id, claim) {
+                return Ok(true);
             }
-            return Ok(is_requeued);
+            if is_stopped && may_run_again(&record, self.max_deliver) {
+                if self.requeue(id, &record, record.attempts, Duration::ZERO).await? {
+                    self.log.report_release(id, &record, &job.job_id);
+                    return Ok(true);
+                }
+            } else {
+                let ended = ended(id, &record, job.clone());
+                if self.end(id, &record, &ended, false).await? {
+                    self.log.report_end(id, &ended, None);
+                    return Ok(true);
+                }
+            }
+            // The queue has made it a claim of this start meanwhile, or another daemon has it.
         }
-        let ended = ended(id, &record, job.clone());
-        let is_stored = self.end(id, &record, &ended, false).await?;
-        if is_stored {
-            self.log.report_end(id, &ended, None);
-        }
-        Ok(is_stored)
     }
 
     /// Whether this daemon has a claim still.
