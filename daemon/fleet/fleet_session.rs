@@ -1,10 +1,11 @@
 //! What this daemon has on the servers of its fleet.
 
-use std::{future::pending, sync::Arc};
+use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    backoff::retry,
     nats::NatsSession,
     postgres::PostgresSession,
     work_source::{JobEnd, SourceUnavailable},
@@ -18,7 +19,7 @@ pub(super) enum FleetSession {
 }
 
 impl FleetSession {
-    /// Whether this daemon has a claim still.
+    /// Whether this daemon still has a claim.
     pub(super) async fn has_claim(&self, id: &str, claim: &str) -> Result<bool, SourceUnavailable> {
         match self {
             Self::Nats(session) => session.has_claim(id, claim).await,
@@ -26,17 +27,8 @@ impl FleetSession {
         }
     }
 
-    /// Keeps the claim of a job of an earlier start. Returns when the job is to be cancelled.
-    pub(super) async fn keep_claim(&self, id: &str, claim: &str) {
-        match self {
-            // Its queue keeps it when its message is delivered again, and asks for cancellations.
-            Self::Nats(_) => pending().await,
-            Self::Postgres(session) => session.keep_claim(id, claim).await,
-        }
-    }
-
-    /// Stores the end of a job of an earlier start, if this daemon has its claim still. Returns
-    /// whether it has the claim no more.
+    /// Stores the end of a job of an earlier start, if this daemon still has its claim. Returns
+    /// whether it no longer has the claim.
     pub(super) async fn settle(
         &self,
         id: &str,
@@ -46,7 +38,11 @@ impl FleetSession {
     ) -> bool {
         match self {
             Self::Nats(session) => session.settle(id, claim, end, stop).await,
-            Self::Postgres(session) => session.settle(id, claim, end, stop).await,
+            // Its queue has resumed the claim, and settles it.
+            Self::Postgres(session) => {
+                let look_up = || session.has_claim(id, claim);
+                retry(stop, id, "look a fleet job up", look_up).await == Some(false)
+            }
         }
     }
 }

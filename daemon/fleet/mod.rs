@@ -63,7 +63,10 @@ use self::{
     job_log::FleetJobLog,
     local_job::{StoredFleetJob, list_stored},
     nats::{JobOutputServer, NatsJobs, NatsQueue, NatsSession, NatsSetupError},
-    postgres::{PostgresJobs, PostgresQueue, PostgresSession, PostgresSetupError},
+    postgres::{
+        PostgresJobs, PostgresQueue, PostgresSession, PostgresSetupError, delete_old_rows,
+        judge_daemons,
+    },
     recovery::FleetRecovery,
     runner::FleetRunner,
     running::RunningFleetJobs,
@@ -198,10 +201,13 @@ impl Fleet {
         match &self.session {
             FleetSession::Nats(session) => self.serve_nats(session, runner),
             FleetSession::Postgres(session) => {
-                let jobs = PostgresJobs::new(session, config.queues.clone());
-                let draining = pipeline.shutdown.draining_token();
-                task::spawn("deletion of old fleet jobs", jobs.delete_old(draining));
-                pipeline.join_fleet(Arc::new(jobs));
+                let calls = session.with_own_connection();
+                let stop = pipeline.shutdown.draining_token();
+                let judgement = judge_daemons(Arc::clone(&calls), stop.clone());
+                task::spawn("judgement of dead daemons", judgement);
+                let deletion = delete_old_rows(Arc::clone(&calls), stop);
+                task::spawn("deletion of old fleet jobs", deletion);
+                pipeline.join_fleet(Arc::new(PostgresJobs::new(calls)));
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Their messages are delivered again, but to any daemon. So this one stores their ends by itself.
 
-use std::{convert::Infallible, future::pending, sync::Arc};
+use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
@@ -76,15 +76,7 @@ impl FleetRecovery {
             snapshot = handle.wait_for_end() => self.settle(&job, snapshot).await,
             // Its next start settles it.
             () = self.pipeline.shutdown.terminate_token().cancelled_owned() => {}
-            never = self.keep_claim(&job, &handle) => match never {},
         }
-    }
-
-    /// Keeps the claim of a job, and cancels the job if the fleet asks for it.
-    async fn keep_claim(&self, job: &StoredFleetJob, handle: &JobHandle) -> Infallible {
-        self.session.keep_claim(&job.id, &job.claim_id).await;
-        self.pipeline.jobs.cancel(handle).await;
-        pending().await
     }
 
     async fn has_claim(&self, job: &StoredFleetJob) -> bool {
@@ -94,7 +86,7 @@ impl FleetRecovery {
     }
 
     async fn settle(&self, job: &StoredFleetJob, snapshot: JobSnapshot) {
-        match JobEnd::of_snapshot(&self.pipeline, snapshot) {
+        match JobEnd::of_snapshot(&self.pipeline, snapshot, false) {
             Ok(end) => {
                 let StoredFleetJob { id, claim_id, .. } = job;
                 if self.session.settle(id, claim_id, &end, &self.give_up).await {

@@ -16,13 +16,14 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    backoff::Backoff,
+    backoff::{Backoff, retry},
     counts::{FleetJobEvent, FleetQueueState},
     job_log::{FleetJobFacts, FleetJobLog},
     local_job::{LocalJob, find_or_submit, mark_settled},
     running::RunningFleetJobs,
     work_source::{
-        ClaimedWork, FinishOutcome, JobEnd, ReleaseReason, SourceUnavailable, Work, WorkSource,
+        ClaimedWork, FinishOutcome, JobEnd, Progress, ReleaseReason, SourceUnavailable, Work,
+        WorkSource,
     },
 };
 use crate::{
@@ -68,7 +69,11 @@ pub(super) struct FleetRunner {
 
 /// Why a job of this daemon has ended, or will not run.
 enum LocalEnd {
-    Ended(Box<JobSnapshot>),
+    Ended {
+        snapshot: Box<JobSnapshot>,
+        /// Whether the shutdown of this daemon has stopped it.
+        stopped_by_shutdown: bool,
+    },
     /// It was cancelled before it began, because the daemon drains.
     NotBegun,
     /// An earlier start of the daemon may have run it.
@@ -139,10 +144,10 @@ impl FleetRunner {
         let mut facts = FleetJobFacts::of_work(claimed.work());
         let ran = self.keeping_claim(claimed, self.run_locally(claimed, &mut facts.local_id)).await;
         let (event, outcome) = match ran {
-            Ok(LocalEnd::Ended(snapshot)) => {
+            Ok(LocalEnd::Ended { snapshot, stopped_by_shutdown }) => {
                 let state = snapshot.job.state;
                 facts.outcome = state.name();
-                (end_event(state), self.finish(*snapshot, claimed).await)
+                (end_event(state), self.finish(*snapshot, stopped_by_shutdown, claimed).await)
             }
             Ok(LocalEnd::NotBegun) => {
                 facts.reason = Some(Reason::Draining);
@@ -200,7 +205,7 @@ impl FleetRunner {
         let handle = match local? {
             LocalJob::Known(LiveOrEndedJob::Live(handle)) => handle,
             LocalJob::Known(LiveOrEndedJob::Ended(snapshot)) => {
-                return Ok(LocalEnd::Ended(snapshot));
+                return Ok(LocalEnd::Ended { snapshot, stopped_by_shutdown: false });
             }
             LocalJob::Unknown => return Ok(LocalEnd::Unknown),
             LocalJob::Unclear(_) => return Ok(LocalEnd::Unclear),
@@ -209,9 +214,11 @@ impl FleetRunner {
         let _running = self.running.add(&claimed.work().id, Arc::clone(&handle));
         tokio::select! {
             biased;
-            snapshot = handle.wait_for_end() => return Ok(LocalEnd::Ended(Box::new(snapshot))),
+            snapshot = handle.wait_for_end() => {
+                return Ok(self.ended(snapshot, handle.is_cancelled()));
+            }
             () = self.pipeline.shutdown.draining_token().cancelled_owned() => {}
-            never = show_approvals(claimed, &handle) => match never {},
+            never = self.show_approvals(claimed, &handle) => match never {},
         }
         Ok(self.drain(&handle).await)
     }
@@ -242,12 +249,25 @@ impl FleetRunner {
         if was_cancelled && snapshot.job.step.is_none() {
             LocalEnd::NotBegun
         } else {
-            LocalEnd::Ended(Box::new(snapshot))
+            self.ended(snapshot, !was_queued && handle.is_cancelled())
         }
     }
 
-    async fn finish(&self, snapshot: JobSnapshot, claimed: &dyn ClaimedWork) -> FinishOutcome {
-        match JobEnd::of_snapshot(&self.pipeline, snapshot) {
+    /// The end of a job, which a caller may have cancelled.
+    fn ended(&self, snapshot: JobSnapshot, was_cancelled: bool) -> LocalEnd {
+        let stopped_by_shutdown = snapshot.job.state == JobState::Cancelled
+            && !was_cancelled
+            && self.pipeline.shutdown.is_draining();
+        LocalEnd::Ended { snapshot: Box::new(snapshot), stopped_by_shutdown }
+    }
+
+    async fn finish(
+        &self,
+        snapshot: JobSnapshot,
+        stopped_by_shutdown: bool,
+        claimed: &dyn ClaimedWork,
+    ) -> FinishOutcome {
+        match JobEnd::of_snapshot(&self.pipeline, snapshot, stopped_by_shutdown) {
             // Storing artifacts takes a while.
             Ok(end) => self.keeping_claim(claimed, claimed.finish(end, &self.give_up)).await,
             Err(error) => claimed.reject(&error, &self.give_up).await,
@@ -290,7 +310,7 @@ impl FleetRunner {
     ) -> T {
         let mut work = pin!(work);
         let progress_interval = claimed.progress_interval();
-        let retry = (progress_interval / KEEP_RETRY_FRACTION).min(MAX_KEEP_RETRY);
+        let retry_interval = (progress_interval / KEEP_RETRY_FRACTION).min(MAX_KEEP_RETRY);
         let mut is_kept = true;
         let mut ticks = interval(progress_interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -301,19 +321,42 @@ impl FleetRunner {
                 biased;
                 result = &mut work => return result,
                 _now = ticks.tick() => {
-                    let kept = claimed.progress().await;
-                    if let Err(error) = &kept {
-                        if is_kept {
-                            let job = &claimed.work().id;
-                            tracing::warn!(%error, job, "cannot keep the claim of a fleet job");
+                    let (progress, job) = (claimed.progress().await, &claimed.work().id);
+                    match &progress {
+                        Ok(Progress::Kept) => {}
+                        Ok(Progress::CancelRequested) => self.cancel(claimed.work()).await,
+                        Ok(Progress::ClaimLost) => {
+                            tracing::warn!(job, "the claim of a running fleet job was lost");
+                            return work.await;
                         }
-                        ticks.reset_after(retry);
+                        Err(error) => {
+                            if is_kept {
+                                tracing::warn!(%error, job, "cannot keep the claim of a fleet job");
+                            }
+                            ticks.reset_after(retry_interval);
+                        }
                     }
-                    is_kept = kept.is_ok();
-                    if claimed.is_cancelled() {
-                        self.cancel(claimed.work()).await;
-                    }
+                    is_kept = progress.is_ok();
                 }
+            }
+        }
+    }
+
+    /// Shows callers at other daemons which approval a job waits for.
+    async fn show_approvals(&self, claimed: &dyn ClaimedWork, handle: &JobHandle) -> Infallible {
+        let mut updates = handle.watch();
+        let mut shown = String::new();
+        loop {
+            let approval_id =
+                updates.borrow_and_update().pending_approval().unwrap_or_default().to_owned();
+            if approval_id != shown {
+                let show = || claimed.show_approval(&approval_id);
+                retry(&self.give_up, &claimed.work().id, "show an approval", show).await;
+                shown = approval_id;
+            }
+            if updates.changed().await.is_err() {
+                // The job has ended, which another branch sees.
+                pending::<()>().await;
             }
         }
     }
@@ -345,26 +388,6 @@ fn lost_job(work: &Work) -> Job {
         end_time: Some(SystemTime::now().into()),
         result: Some(lost_response(&request.tool, None)),
         ..Job::default()
-    }
-}
-
-/// Shows callers at other daemons which approval a job waits for.
-async fn show_approvals(claimed: &dyn ClaimedWork, handle: &JobHandle) -> Infallible {
-    let mut updates = handle.watch();
-    let mut shown = String::new();
-    loop {
-        let approval_id =
-            updates.borrow_and_update().pending_approval().unwrap_or_default().to_owned();
-        if approval_id != shown {
-            if let Err(error) = claimed.show_approval(&approval_id).await {
-                tracing::debug!(%error, job = claimed.work().id, "cannot show an approval");
-            }
-            shown = approval_id;
-        }
-        if updates.changed().await.is_err() {
-            // The job has ended, which another branch sees.
-            pending::<()>().await;
-        }
     }
 }
 

@@ -9,9 +9,12 @@ use std::{sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
-use super::job_artifacts::JobArtifacts;
+use super::{job_artifacts::JobArtifacts, transition::may_run_again};
 use crate::{
-    api::v1::{Job, SubmitJobRequest},
+    api::{
+        self,
+        v1::{FleetJobRecord, Job, SubmitJobRequest},
+    },
     daemon::{
         checksum::sha256,
         error::{Error, Reason},
@@ -20,7 +23,6 @@ use crate::{
             fleet_jobs::{FLEET_JOB_ID_DIGITS, FLEET_JOB_ID_PREFIX},
             jobs::{JobSnapshot, wire::wire_job},
         },
-        store::jobs::JobState,
         task::BoxFuture,
     },
 };
@@ -55,12 +57,7 @@ pub(crate) trait ClaimedWork: Send + Sync {
     fn progress_interval(&self) -> Duration;
 
     /// Keeps the claim. A failure is no reason to stop: the next call may succeed in time.
-    fn progress(&self) -> BoxFuture<'_, Result<(), SourceUnavailable>>;
-
-    /// Whether the job is to be cancelled, as of the last [`Self::progress`].
-    fn is_cancelled(&self) -> bool {
-        false
-    }
+    fn progress(&self) -> BoxFuture<'_, Result<Progress, SourceUnavailable>>;
 
     /// Shows callers the approval that the job waits for. Empty: it waits for none any more.
     fn show_approval<'a>(
@@ -93,6 +90,16 @@ pub(crate) trait ClaimedWork: Send + Sync {
         error: &'a Error,
         stop: &'a CancellationToken,
     ) -> BoxFuture<'a, FinishOutcome>;
+}
+
+/// What became of a claim that was to be kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Kept,
+    /// It is kept, and a caller at any daemon cancels the job.
+    CancelRequested,
+    /// Another daemon has the job, or it has ended: this daemon does not get the claim back.
+    ClaimLost,
 }
 
 /// A job from the queue of a fleet.
@@ -154,14 +161,16 @@ impl JobEnd {
     pub(super) fn of_snapshot(
         pipeline: &Arc<Pipeline>,
         snapshot: JobSnapshot,
+        stopped_by_shutdown: bool,
     ) -> Result<Self, Error> {
-        let was_cancelled = snapshot.job.state == JobState::Cancelled;
         let artifacts = JobArtifacts::new(Arc::clone(pipeline), &snapshot.job);
-        Ok(Self {
-            job: wire_job(snapshot, &pipeline.jobs)?,
-            artifacts,
-            stopped_by_shutdown: was_cancelled && pipeline.shutdown.is_draining(),
-        })
+        Ok(Self { job: wire_job(snapshot, &pipeline.jobs)?, artifacts, stopped_by_shutdown })
+    }
+
+    /// Whether another daemon is to run the job again.
+    pub(super) fn runs_again(&self, record: &FleetJobRecord, max_deliver: u32) -> bool {
+        let is_stopped = self.job.state() == api::v1::JobState::Lost || self.stopped_by_shutdown;
+        is_stopped && may_run_again(record, max_deliver)
     }
 }
 
@@ -180,7 +189,7 @@ pub(crate) enum FinishOutcome {
 
 /// A source does not answer, or not as it should.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("the message server of the fleet cannot be used: {0}")]
+#[error("the servers of the fleet cannot be used: {0}")]
 pub(crate) struct SourceUnavailable(pub(crate) String);
 
 impl SourceUnavailable {
@@ -191,8 +200,7 @@ impl SourceUnavailable {
 
 impl From<SourceUnavailable> for Error {
     fn from(error: SourceUnavailable) -> Self {
-        let text =
-            "the message server of the fleet does not answer: retry later with the same request id";
+        let text = "the servers of the fleet do not answer: retry later with the same request id";
         Self::new(Reason::FleetUnavailable, text)
             .with_retry_after(UNAVAILABLE_RETRY_AFTER)
             .with_cause(error)

@@ -3,7 +3,7 @@
 //! A source of the fleet implements [`FleetJobs`], and registers at the start. Without one, a daemon
 //! has no such jobs, and their ids are those of no job.
 
-use std::{fmt, time::Instant};
+use std::{fmt, future::ready, time::Instant};
 
 use bytes::Bytes;
 
@@ -24,7 +24,9 @@ pub(crate) trait FleetJobs: fmt::Debug + Send + Sync {
     fn submit(&self, submission: FleetSubmission) -> BoxFuture<'_, Result<FleetJob, Error>>;
 
     /// Whether it is known that no daemon has taken jobs of a queue and workspace so far.
-    fn is_unserved<'a>(&'a self, queue: &'a str, workspace: &'a str) -> BoxFuture<'a, bool>;
+    fn is_unserved<'a>(&'a self, _queue: &'a str, _workspace: &'a str) -> BoxFuture<'a, bool> {
+        Box::pin(ready(false))
+    }
 
     /// Finds a job by its id.
     fn find<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<FleetJob>, Error>>;
@@ -40,13 +42,17 @@ pub(crate) trait FleetJobs: fmt::Debug + Send + Sync {
     fn cancel<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<(), Error>>;
 
     /// Returns a job with its result, which can be stored apart.
-    fn load_result(&self, job: FleetJob) -> BoxFuture<'_, Result<Job, Error>>;
+    fn load_result(&self, job: FleetJob) -> BoxFuture<'_, Result<Job, Error>> {
+        Box::pin(ready(Ok(job.job)))
+    }
 
     /// Opens the object of a stored artifact. Returns `None` if it is no longer stored.
     fn open_artifact<'a>(
         &'a self,
-        object: &'a str,
-    ) -> BoxFuture<'a, Result<Option<Box<dyn FleetArtifactReader>>, Error>>;
+        _object: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Box<dyn FleetArtifactReader>>, Error>> {
+        Box::pin(ready(Ok(None)))
+    }
 
     /// Watches a job. The output begins at the offsets of standard output and standard error.
     fn watch<'a>(

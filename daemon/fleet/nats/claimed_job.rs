@@ -21,9 +21,10 @@ use crate::{
             backoff::{Backoff, retry},
             failure::{exhausted_error, failed},
             in_flight::InFlightClaim,
-            transition::{ended, is_claim_of, may_run_again, requeued},
+            transition::{ended, is_claim_of, requeued},
             work_source::{
-                ClaimedWork, FinishOutcome, JobEnd, ReleaseReason, SourceUnavailable, Work,
+                ClaimedWork, FinishOutcome, JobEnd, Progress, ReleaseReason, SourceUnavailable,
+                Work,
             },
         },
         task::BoxFuture,
@@ -68,8 +69,7 @@ impl NatsClaim {
 
     async fn finish_job(&self, end: JobEnd, stop: &CancellationToken) -> FinishOutcome {
         let is_lost = end.job.state() == JobState::Lost;
-        let max_deliver = self.claims.max_deliver;
-        if (is_lost || end.stopped_by_shutdown) && may_run_again(&self.record, max_deliver) {
+        if end.runs_again(&self.record, self.claims.max_deliver) {
             return self.requeue(self.record.attempts, Duration::ZERO, stop).await;
         }
 
@@ -244,14 +244,14 @@ impl ClaimedWork for NatsClaim {
         self.claims.ack_wait / PROGRESS_FRACTION
     }
 
-    fn progress(&self) -> BoxFuture<'_, Result<(), SourceUnavailable>> {
+    fn progress(&self) -> BoxFuture<'_, Result<Progress, SourceUnavailable>> {
         Box::pin(async {
             let sent = self.message.ack_with(AckKind::Progress).await;
             sent.map_err(SourceUnavailable::new)?;
             if self.is_record_old() {
                 self.change_record(|_same| {}).await?;
             }
-            Ok(())
+            Ok(Progress::Kept)
         })
     }
 

@@ -1,48 +1,42 @@
 //! A row of the queue that this daemon has claimed.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use tokio_postgres::types::ToSql;
 use tokio_util::sync::CancellationToken;
 
-use super::session::{PostgresSession, RENEWAL_FRACTION, to_integer};
+use super::{
+    job_row::JobRow,
+    session::{PostgresSession, is_claim},
+};
 use crate::{
-    api::v1::{FleetJobRecord, FleetJobState, JobState},
+    api::v1::{FleetJobRecord, FleetJobState},
     daemon::{
         error::Error,
         fleet::{
             backoff::retry,
             failure::failed,
             in_flight::InFlightClaim,
-            transition::{ended, may_run_again},
+            transition::ended,
             work_source::{
-                ClaimedWork, FinishOutcome, JobEnd, ReleaseReason, SourceUnavailable, Work,
+                ClaimedWork, FinishOutcome, JobEnd, Progress, ReleaseReason, SourceUnavailable,
+                Work,
             },
         },
         task::BoxFuture,
     },
 };
 
-/// `$2` daemon, `$3` attempts, `$4` start, `$5` the approval.
-const SHOW_APPROVAL: &str = "
-    UPDATE jig_jobs SET approval_id = $5
-    WHERE id = $1 AND state = 'claimed' AND claimed_by = $2 AND attempts = $3
-        AND claimed_start = $4
-    RETURNING id";
+/// Part of the lease after which it is renewed.
+const RENEWAL_FRACTION: u32 = 3;
+
+/// `$3` the approval.
+const SHOW_APPROVAL: &str = concat!("UPDATE jig_jobs SET approval_id = $3 WHERE ", is_claim!());
+
 #[derive(Debug)]
 pub(super) struct PostgresClaim {
     session: Arc<PostgresSession>,
     work: Work,
-    /// The row of the claim.
-    record: FleetJobRecord,
-    /// Whether a caller at any daemon cancels the job.
-    is_cancelled: AtomicBool,
+    row: JobRow,
     _in_flight: InFlightClaim,
 }
 
@@ -50,30 +44,26 @@ impl PostgresClaim {
     pub(super) fn new(
         session: Arc<PostgresSession>,
         work: Work,
-        record: FleetJobRecord,
+        row: JobRow,
         in_flight: InFlightClaim,
     ) -> Self {
-        let is_cancelled = AtomicBool::new(false);
-        Self { session, work, record, is_cancelled, _in_flight: in_flight }
+        Self { session, work, row, _in_flight: in_flight }
     }
 
-    async fn renew(&self) -> Result<(), SourceUnavailable> {
-        let renewed = self.session.renew(&self.work.id, &self.record).await?;
-        let Some(is_cancelled) = renewed else {
-            return Err(SourceUnavailable::new("another daemon has ended the job, or has it now"));
-        };
-        self.is_cancelled.store(is_cancelled, Ordering::Relaxed);
-        Ok(())
+    async fn renew(&self) -> Result<Progress, SourceUnavailable> {
+        Ok(match self.session.renew(&self.row).await? {
+            Some(false) => Progress::Kept,
+            Some(true) => Progress::CancelRequested,
+            None => Progress::ClaimLost,
+        })
     }
 
     async fn finish_job(&self, end: JobEnd, stop: &CancellationToken) -> FinishOutcome {
-        let JobEnd { job, stopped_by_shutdown, .. } = end;
-        let is_lost = job.state() == JobState::Lost;
-        if (is_lost || stopped_by_shutdown) && may_run_again(&self.record, self.session.max_deliver)
-        {
-            return self.requeue(self.record.attempts, Duration::ZERO, stop).await;
+        let record = &self.row.record;
+        if end.runs_again(record, self.session.max_deliver) {
+            return self.requeue(record.attempts, Duration::ZERO, stop).await;
         }
-        self.end(&ended(&self.work.id, &self.record, job), stop).await
+        self.end(&ended(&self.work.id, record, end.job), stop).await
     }
 
     /// Stores the end of the job, until the server has answered or `stop` is cancelled.
@@ -85,7 +75,7 @@ impl PostgresClaim {
 
     async fn try_end(&self, ended: &FleetJobRecord) -> Result<FinishOutcome, SourceUnavailable> {
         let id = &self.work.id;
-        if self.session.end(id, &self.record, ended, false).await? {
+        if self.session.end(&self.row, ended).await? {
             return Ok(FinishOutcome::Stored);
         }
         let found = self.session.find(id).await?.map(|found| found.record);
@@ -111,9 +101,8 @@ impl PostgresClaim {
         delay: Duration,
         stop: &CancellationToken,
     ) -> FinishOutcome {
-        let id = &self.work.id;
-        let give_back = || self.session.requeue(id, &self.record, counted, delay);
-        match retry(stop, id, "give a fleet job back", give_back).await {
+        let give_back = || self.session.requeue(&self.row, counted, delay);
+        match retry(stop, &self.work.id, "give a fleet job back", give_back).await {
             Some(true) => FinishOutcome::Requeued,
             Some(false) => FinishOutcome::Superseded,
             None => FinishOutcome::Unknown,
@@ -130,12 +119,8 @@ impl ClaimedWork for PostgresClaim {
         self.session.lease / RENEWAL_FRACTION
     }
 
-    fn progress(&self) -> BoxFuture<'_, Result<(), SourceUnavailable>> {
+    fn progress(&self) -> BoxFuture<'_, Result<Progress, SourceUnavailable>> {
         Box::pin(self.renew())
-    }
-
-    fn is_cancelled(&self) -> bool {
-        self.is_cancelled.load(Ordering::Relaxed)
     }
 
     fn show_approval<'a>(
@@ -143,11 +128,8 @@ impl ClaimedWork for PostgresClaim {
         approval_id: &'a str,
     ) -> BoxFuture<'a, Result<(), SourceUnavailable>> {
         Box::pin(async move {
-            let FleetJobRecord { daemon_id, start_id, attempts, .. } = &self.record;
-            let attempts = to_integer(*attempts);
-            let parameters: [&(dyn ToSql + Sync); 5] =
-                [&self.work.id, daemon_id, &attempts, start_id, &approval_id];
-            self.session.change(SHOW_APPROVAL, &parameters).await.map(drop)
+            let JobRow { id, claimed_at, .. } = &self.row;
+            self.session.query(SHOW_APPROVAL, &[id, claimed_at, &approval_id]).await.map(drop)
         })
     }
 
@@ -165,7 +147,7 @@ impl ClaimedWork for PostgresClaim {
         delay: Duration,
         stop: &'a CancellationToken,
     ) -> BoxFuture<'a, FinishOutcome> {
-        let counted = reason.counted_attempts(self.record.attempts);
+        let counted = reason.counted_attempts(self.row.record.attempts);
         Box::pin(self.requeue(counted, delay, stop))
     }
 
@@ -174,6 +156,8 @@ impl ClaimedWork for PostgresClaim {
         error: &'a Error,
         stop: &'a CancellationToken,
     ) -> BoxFuture<'a, FinishOutcome> {
-        Box::pin(async move { self.end(&failed(&self.work.id, &self.record, error), stop).await })
+        Box::pin(
+            async move { self.end(&failed(&self.work.id, &self.row.record, error), stop).await },
+        )
     }
 }

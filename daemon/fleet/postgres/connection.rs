@@ -1,11 +1,6 @@
 //! One connection to PostgreSQL, which all parts of the fleet share.
 
-use std::{
-    fmt,
-    future::poll_fn,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fmt, future::poll_fn, sync::Arc, time::Duration};
 
 use rustls::{
     ClientConfig, RootCertStore,
@@ -15,17 +10,19 @@ use rustls::{
 use rustls_platform_verifier::BuilderVerifierExt as _;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::broadcast,
+    sync::broadcast::{self, error::RecvError},
     task::AbortHandle,
     time::timeout,
 };
 use tokio_postgres::{
-    AsyncMessage, Client, Config, Connection, NoTls, Row, Socket, config::SslMode, error::SqlState,
-    tls::MakeTlsConnect, types::ToSql,
+    AsyncMessage, Client, Config, Connection, NoTls, Row, Socket,
+    config::{LoadBalanceHosts, SslMode, TargetSessionAttrs},
+    error::SqlState,
+    tls::MakeTlsConnect,
+    types::ToSql,
 };
 use tokio_postgres_rustls_improved::MakeRustlsConnect;
 
-use super::reachability::Reachability;
 use crate::daemon::{
     config::{fleet_postgres::PostgresConfig, fleet_secret::FleetSecretFile},
     fleet::work_source::SourceUnavailable,
@@ -59,15 +56,27 @@ pub(super) struct PostgresConnector {
     password: Option<FleetSecretFile>,
     /// `None` for connections that are not encrypted.
     tls: Option<MakeRustlsConnect>,
-    pub(super) reachability: Arc<Reachability>,
 }
 
 /// An open connection. It closes when this is dropped.
+#[derive(Debug)]
 pub(super) struct PostgresConnection {
     client: Client,
     notifications: broadcast::WeakSender<Arc<str>>,
-    reachability: Arc<Reachability>,
     driver: AbortHandle,
+}
+
+/// What the server notifies of. Closed with the connection.
+#[derive(Debug)]
+pub(super) struct Notifications(broadcast::Receiver<Arc<str>>);
+
+/// The new state of a job.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Notification<'a> {
+    pub(super) is_queued: bool,
+    pub(super) id: &'a str,
+    /// `None` from a table of an older version.
+    pub(super) queue: Option<&'a str>,
 }
 
 /// Why the daemon cannot begin to connect: the configuration is invalid.
@@ -83,22 +92,20 @@ pub(crate) enum PostgresSetupError {
 
 impl PostgresConnector {
     /// `name` shows in the server's list of connections.
-    pub(super) fn new(
-        postgres: &PostgresConfig,
-        name: &str,
-        reachability: Reachability,
-    ) -> Result<Self, PostgresSetupError> {
+    pub(super) fn new(postgres: &PostgresConfig, name: &str) -> Result<Self, PostgresSetupError> {
         let mut config: Config = postgres.url.parse()?;
         config
             .application_name(name)
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_user_timeout(TCP_TIMEOUT)
             .keepalives_idle(KEEP_ALIVE)
+            // The first host can be a standby, or give no answer.
+            .target_session_attrs(TargetSessionAttrs::ReadWrite)
+            .load_balance_hosts(LoadBalanceHosts::Random)
             .ssl_mode(if postgres.encrypt { SslMode::Require } else { SslMode::Disable });
         let tls = postgres.encrypt.then(|| tls_config(postgres)).transpose()?;
         let tls = tls.map(MakeRustlsConnect::new);
-        let (password, reachability) = (postgres.password.clone(), Arc::new(reachability));
-        Ok(Self { config, password, tls, reachability })
+        Ok(Self { config, password: postgres.password.clone(), tls })
     }
 
     /// Connects, and listens to the notifications of the table.
@@ -109,19 +116,14 @@ impl PostgresConnector {
             let password = read.map_err(SourceUnavailable::new)?.map_err(SourceUnavailable)?;
             config.password(password.bytes());
         }
-        let reachability = Arc::clone(&self.reachability);
         match &self.tls {
-            Some(tls) => connect_with(&config, tls.clone(), reachability).await,
-            None => connect_with(&config, NoTls, reachability).await,
+            Some(tls) => connect_with(&config, tls.clone()).await,
+            None => connect_with(&config, NoTls).await,
         }
     }
 }
 
-async fn connect_with<T>(
-    config: &Config,
-    tls: T,
-    reachability: Arc<Reachability>,
-) -> Result<PostgresConnection, SourceUnavailable>
+async fn connect_with<T>(config: &Config, tls: T) -> Result<PostgresConnection, SourceUnavailable>
 where
     T: MakeTlsConnect<Socket, Stream: Send + 'static>,
 {
@@ -130,7 +132,6 @@ where
     let connection = PostgresConnection {
         client,
         notifications: sender.downgrade(),
-        reachability,
         driver: task::spawn("connection to PostgreSQL", drive(connection, sender)).abort_handle(),
     };
     connection.client.batch_execute(BEGIN_SESSION).await.map_err(|e| unavailable(&e))?;
@@ -142,44 +143,15 @@ impl PostgresConnection {
         self.client.is_closed()
     }
 
-    /// Receives the notifications from now on. The receiver is closed with the connection.
-    pub(super) fn subscribe(&self) -> Result<broadcast::Receiver<Arc<str>>, SourceUnavailable> {
+    /// Receives the notifications from now on.
+    pub(super) fn subscribe(&self) -> Result<Notifications, SourceUnavailable> {
         let sender = self.notifications.upgrade();
-        Ok(sender.ok_or_else(|| SourceUnavailable::new("the connection broke"))?.subscribe())
-    }
-
-    /// Executes a statement that changes rows, or can, and returns its rows.
-    pub(super) async fn change(
-        &self,
-        statement: &str,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, SourceUnavailable> {
-        self.change_within(STATEMENT_TIMEOUT, statement, parameters).await
-    }
-
-    /// The same with another time limit.
-    pub(super) async fn change_within(
-        &self,
-        limit: Duration,
-        statement: &str,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, SourceUnavailable> {
-        let sent = Instant::now();
-        let rows = self.query_within(limit, statement, parameters).await?;
-        self.reachability.note_change(sent, Instant::now());
-        Ok(rows)
+        let sender = sender.ok_or_else(|| SourceUnavailable::new("the connection broke"))?;
+        Ok(Notifications(sender.subscribe()))
     }
 
     /// Executes a statement, and returns its rows.
     pub(super) async fn query(
-        &self,
-        statement: &str,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, SourceUnavailable> {
-        self.query_within(STATEMENT_TIMEOUT, statement, parameters).await
-    }
-
-    async fn query_within(
         &self,
         limit: Duration,
         statement: &str,
@@ -208,9 +180,26 @@ impl fmt::Debug for PostgresConnector {
     }
 }
 
-impl fmt::Debug for PostgresConnection {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("PostgresConnection").finish_non_exhaustive()
+impl Notifications {
+    /// Waits for a wanted one. Returns false if the connection breaks first.
+    pub(super) async fn wait_for(&mut self, is_wanted: impl Fn(&Notification<'_>) -> bool) -> bool {
+        loop {
+            match self.0.recv().await {
+                Ok(text) if !is_wanted(&Notification::parse(&text)) => {}
+                // Some were dropped: the table says what they were.
+                Ok(_) | Err(RecvError::Lagged(_)) => return true,
+                Err(RecvError::Closed) => return false,
+            }
+        }
+    }
+}
+
+impl<'a> Notification<'a> {
+    /// Parses the text of a notification: state, job and queue.
+    fn parse(text: &'a str) -> Self {
+        let mut words = text.split(' ');
+        let is_queued = words.next() == Some("queued");
+        Self { is_queued, id: words.next().unwrap_or_default(), queue: words.next() }
     }
 }
 
@@ -275,4 +264,19 @@ fn unavailable(error: &tokio_postgres::Error) -> SourceUnavailable {
         _ => "",
     };
     SourceUnavailable(format!("{} ({}){hint}", reported.message(), reported.code().code()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notifications_name_state_job_and_queue() {
+        let parse = Notification::parse;
+        let queued = Notification { is_queued: true, id: "fleet-1", queue: Some("build") };
+        assert_eq!(parse("queued fleet-1 build"), queued);
+        let ended = Notification { is_queued: false, id: "fleet-1", queue: None };
+        assert_eq!(parse("ended fleet-1"), ended);
+        assert_eq!(parse(""), Notification { is_queued: false, id: "", queue: None });
+    }
 }

@@ -34,6 +34,10 @@ pub(super) use columns;
 #[derive(Debug, Clone)]
 pub(super) struct JobRow {
     pub(super) id: String,
+    /// Identifies the claim, if there is one.
+    pub(super) claimed_at: Option<SystemTime>,
+    /// Whether a caller at any daemon cancels the job.
+    pub(super) is_cancelled: bool,
     pub(super) record: FleetJobRecord,
     pub(super) request: Bytes,
     traceparent: String,
@@ -46,10 +50,7 @@ impl JobRow {
     }
 
     fn read_columns(row: &Row) -> Result<Self, tokio_postgres::Error> {
-        let time = |name: &str| {
-            let time: Option<SystemTime> = row.try_get(name)?;
-            Ok::<_, tokio_postgres::Error>(time.map(Into::into))
-        };
+        let time = |name: &str| row.try_get::<_, Option<SystemTime>>(name);
         let count = |name: &str| {
             let count: i32 = row.try_get(name)?;
             Ok::<_, tokio_postgres::Error>(u32::try_from(count).unwrap_or_default())
@@ -67,6 +68,8 @@ impl JobRow {
 
         Ok(Self {
             id: row.try_get("id")?,
+            claimed_at: time("claimed_at")?,
+            is_cancelled: row.try_get("cancel_requested")?,
             record: FleetJobRecord {
                 state: state.into(),
                 queue: row.try_get("queue")?,
@@ -81,9 +84,9 @@ impl JobRow {
                 approval_id: row.try_get("approval_id")?,
                 attempts: count("attempts")?,
                 retry_if_lost: row.try_get("retry_if_lost")? || decoded.retry_if_lost,
-                submit_time: time("submitted_at")?,
-                claim_time: time("claimed_at")?,
-                end_time: time("ended_at")?,
+                submit_time: time("submitted_at")?.map(Into::into),
+                claim_time: time("claimed_at")?.map(Into::into),
+                end_time: time("ended_at")?.map(Into::into),
                 job,
                 priority: decoded.priority.unwrap_or_default(),
                 ..FleetJobRecord::default()
@@ -93,14 +96,14 @@ impl JobRow {
         })
     }
 
-    /// Returns the work of a claim of this daemon.
-    pub(super) fn to_work(
-        &self,
+    /// Returns the work of a claim of this daemon, with the request of the row.
+    pub(super) fn take_work(
+        &mut self,
         queue: &FleetQueueConfig,
         resumed_from: Option<String>,
     ) -> Result<Work, Error> {
+        let request = decode_request(std::mem::take(&mut self.request), &queue.name)?;
         let record = &self.record;
-        let request = decode_request(self.request.clone(), &queue.name)?;
         let session = Some(record.session.clone()).filter(|session| !session.is_empty());
         check_session(session.as_deref())?;
         require_no_artifacts(&request)?;

@@ -9,9 +9,8 @@
 //! ```
 //!
 //! * A claim locks rows with `SKIP LOCKED`, so that daemons do not wait for each other.
-//! * The daemon renews the lease while it runs the job. A lease that ends belongs to a dead daemon,
-//!   unless an outage can have kept it from that.
-//! * Each later change names daemon and attempt of the claim. So one of two ends is stored.
+//! * The daemon renews the lease while it has the job. [`judge`] ends the claims of dead daemons.
+//! * Each later change names the time of the claim. So one of two ends is stored.
 //! * A trigger notifies of new and ended jobs.
 //!
 //! All times are those of the server. Rows have no signature: jobs have the rights of the queue's key.
@@ -19,14 +18,13 @@
 mod claimed_row;
 mod connection;
 mod job_row;
+mod judge;
 mod postgres_jobs;
 mod queue;
-mod reachability;
 mod retention;
 mod session;
-mod suspects;
 
 pub(super) use self::{
-    connection::PostgresSetupError, postgres_jobs::PostgresJobs, queue::PostgresQueue,
-    session::PostgresSession,
+    connection::PostgresSetupError, judge::judge_daemons, postgres_jobs::PostgresJobs,
+    queue::PostgresQueue, retention::delete_old_rows, session::PostgresSession,
 };

@@ -2,24 +2,21 @@
 //! waits for their ends and cancels them.
 
 use std::{
-    future::Future,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use prost::Message as _;
-use tokio_util::sync::CancellationToken;
+use tokio::time::timeout_at;
+use tokio_postgres::types::ToSql;
 
 use super::{
     job_row::{JobRow, require_no_artifacts},
-    queue::wait_for_notification,
-    retention::delete_old_rows,
-    session::{MAX_WAIT, PostgresSession, outcome},
+    session::{MAX_WAIT, PostgresSession},
 };
 use crate::{
-    api::v1::{Job, JobState, watch_job_response::Event},
+    api::v1::watch_job_response::Event,
     daemon::{
-        config::fleet::FleetQueueConfig,
         error::{Error, Reason},
         fleet::{
             record_job::{cancelled_in_queue, to_fleet_job},
@@ -27,9 +24,7 @@ use crate::{
         },
         pipeline::{
             access::principal::key_principal_name,
-            fleet_jobs::{
-                FleetArtifactReader, FleetJob, FleetJobEvents, FleetJobs, FleetSubmission,
-            },
+            fleet_jobs::{FleetJob, FleetJobEvents, FleetJobs, FleetSubmission},
         },
         task::{self, BoxFuture},
     },
@@ -44,19 +39,19 @@ const SUBMIT: &str = "
     INSERT INTO jig_jobs (queue, workspace, request_id, session, traceparent, request, retry_if_lost)
     VALUES ($1, $2, $3, $4, $5, $6, $7)
     ON CONFLICT (id) DO NOTHING";
-const CANCEL_QUEUED: &str = "
-    UPDATE jig_jobs SET state = 'ended', outcome = $2, result = $3, ended_at = now()
-    WHERE id = $1 AND state = 'queued'
-    RETURNING id";
-/// Its daemon reads that when it renews the lease.
-const CANCEL_CLAIMED: &str = "
-    UPDATE jig_jobs SET cancel_requested = true WHERE id = $1 AND state = 'claimed'";
+/// Ends a queued job with the result `$2`. The daemon that has a claimed one reads that it is to cancel
+/// it when it renews the lease.
+const CANCEL: &str = "
+    UPDATE jig_jobs AS job SET cancel_requested = true, state = next.state, outcome = next.outcome,
+        result = next.result, ended_at = next.ended_at
+    FROM (VALUES ('queued', 'ended', 'cancelled', $2::bytea, now()), ('claimed', 'claimed', NULL, NULL, NULL))
+        AS next (earlier, state, outcome, result, ended_at)
+    WHERE id = $1 AND job.state = next.earlier";
 
 /// The jobs of a fleet, by their rows.
 #[derive(Debug, Clone)]
 pub(crate) struct PostgresJobs {
     session: Arc<PostgresSession>,
-    queues: Arc<[FleetQueueConfig]>,
 }
 
 /// The states of one watched job.
@@ -69,16 +64,8 @@ struct RowWatch {
 }
 
 impl PostgresJobs {
-    pub(crate) fn new(session: &PostgresSession, queues: Vec<FleetQueueConfig>) -> Self {
-        Self { session: session.with_own_connection(), queues: queues.into() }
-    }
-
-    /// Deletes the rows of old jobs once in a while, until `stop` is cancelled.
-    pub(crate) fn delete_old(
-        &self,
-        stop: CancellationToken,
-    ) -> impl Future<Output = ()> + Send + use<> {
-        delete_old_rows(Arc::clone(&self.session), stop)
+    pub(crate) fn new(session: Arc<PostgresSession>) -> Self {
+        Self { session }
     }
 
     async fn submit_job(&self, submission: FleetSubmission) -> Result<FleetJob, Error> {
@@ -88,20 +75,16 @@ impl PostgresJobs {
             submission;
         let id = fleet_job_id(&queue, &request_id);
         let body = request.encode_to_vec();
-        self.session
-            .query(
-                SUBMIT,
-                &[
-                    &queue,
-                    &workspace,
-                    &request_id,
-                    &session,
-                    &traceparent,
-                    &body,
-                    &request.retry_if_lost,
-                ],
-            )
-            .await?;
+        let parameters: [&(dyn ToSql + Sync); 7] = [
+            &queue,
+            &workspace,
+            &request_id,
+            &session,
+            &traceparent,
+            &body,
+            &request.retry_if_lost,
+        ];
+        self.session.query(SUBMIT, &parameters).await?;
 
         let row = self.session.find(&id).await?;
         let row = row.ok_or_else(|| SourceUnavailable::new("the new row was deleted"))?;
@@ -115,7 +98,7 @@ impl PostgresJobs {
 
     /// Rows do not name the caller, so its job gets the rights of the queue's key.
     fn require_key_of_queue(&self, queue: &str, principal: &str) -> Result<(), Error> {
-        let known = self.queues.iter().find(|known| known.name == queue);
+        let known = self.session.queues.iter().find(|known| known.name == queue);
         let Some(known) = known else {
             let text = "must be a queue of this daemon, which knows the key of its jobs: submit to a daemon with this queue, or insert a row into jig_jobs";
             return Err(Error::invalid_field("queue", text));
@@ -133,13 +116,7 @@ impl PostgresJobs {
         Ok(self.session.find(id).await?.map(|row| self.to_job(row)))
     }
 
-    fn to_job(&self, mut row: JobRow) -> FleetJob {
-        if row.record.principal.is_empty() {
-            // The job has not ended. It has the rights of the queue's key.
-            let queue = self.queues.iter().find(|queue| queue.name == row.record.queue);
-            let key = queue.and_then(|queue| queue.key.as_deref());
-            row.record.principal = key.map(key_principal_name).unwrap_or_default();
-        }
+    fn to_job(&self, row: JobRow) -> FleetJob {
         to_fleet_job(&row.id, row.record, self.session.result_retention)
     }
 
@@ -149,54 +126,44 @@ impl PostgresJobs {
         id: &str,
         until: Option<Instant>,
     ) -> Result<Option<FleetJob>, Error> {
+        let is_over = || until.is_some_and(|until| until <= Instant::now());
+        let soonest = |delay| {
+            let then = Instant::now() + delay;
+            until.map_or(then, |until| until.min(then))
+        };
         let mut failures = 0;
         loop {
-            match self.wait_for_change(id, until).await {
-                Ok(Some(job)) if job.job.end_time.is_none() => failures = 0,
-                Ok(found) => return Ok(found),
+            let look = async {
+                // Before the row is read, so that no change is missed.
+                let notifications = self.session.connection().await?.subscribe()?;
+                Ok::<_, SourceUnavailable>((self.find_job(id).await?, notifications))
+            };
+            match look.await {
+                Ok((found, mut notifications)) => {
+                    let has_ended = found.as_ref().is_none_or(|found| found.job.end_time.is_some());
+                    if has_ended || is_over() {
+                        return Ok(found);
+                    }
+                    failures = 0;
+                    let changed = notifications.wait_for(|notified| notified.id == id);
+                    // The row says what has changed.
+                    let _elapsed = timeout_at(soonest(MAX_WAIT).into(), changed).await;
+                }
                 Err(error) => {
                     failures += 1;
-                    if failures == MAX_WAIT_ATTEMPTS {
+                    if failures == MAX_WAIT_ATTEMPTS || is_over() {
                         return Err(error.into());
                     }
-                    let retry = Instant::now() + RETRY_INTERVAL;
-                    task::sleep_until(Some(retry.min(until.unwrap_or(retry)))).await;
+                    task::sleep_until(Some(soonest(RETRY_INTERVAL))).await;
                 }
             }
-            if until.is_some_and(|until| until <= Instant::now()) {
-                return Ok(self.find_job(id).await?);
-            }
         }
-    }
-
-    /// Returns a job that has ended. Waits for a change of another one first.
-    async fn wait_for_change(
-        &self,
-        id: &str,
-        until: Option<Instant>,
-    ) -> Result<Option<FleetJob>, SourceUnavailable> {
-        let connection = self.session.connection().await?;
-        // Before the row is read, so that no change is missed.
-        let mut notifications = connection.subscribe()?;
-        let found = self.find_job(id).await?;
-        if found.as_ref().is_some_and(|found| found.job.end_time.is_none()) {
-            let retry = Instant::now() + MAX_WAIT;
-            let until = until.map_or(retry, |until| until.min(retry));
-            if let Err(error) = wait_for_notification(&mut notifications, id, until).await {
-                tracing::debug!(%error, job = id, "the wait for a fleet job goes on");
-            }
-            return self.find_job(id).await;
-        }
-        Ok(found)
     }
 
     async fn cancel_job(&self, id: &str) -> Result<(), Error> {
-        let Some(row) = self.session.find(id).await? else { return Ok(()) };
-        let cancelled = cancelled_in_queue(id, &row.record).job.unwrap_or_default();
-        let (outcome, result) = (outcome(JobState::Cancelled), cancelled.encode_to_vec());
-        let ended = self.session.change(CANCEL_QUEUED, &[&id, &outcome, &result]).await?;
-        if ended.is_empty() {
-            self.session.change(CANCEL_CLAIMED, &[&id]).await?;
+        if let Some(row) = self.session.find(id).await? {
+            let cancelled = cancelled_in_queue(id, &row.record).job.unwrap_or_default();
+            self.session.query(CANCEL, &[&id, &cancelled.encode_to_vec()]).await?;
         }
         Ok(())
     }
@@ -205,11 +172,6 @@ impl PostgresJobs {
 impl FleetJobs for PostgresJobs {
     fn submit(&self, submission: FleetSubmission) -> BoxFuture<'_, Result<FleetJob, Error>> {
         Box::pin(self.submit_job(submission))
-    }
-
-    fn is_unserved<'a>(&'a self, _queue: &'a str, _workspace: &'a str) -> BoxFuture<'a, bool> {
-        // The table does not say.
-        Box::pin(async { false })
     }
 
     fn find<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Option<FleetJob>, Error>> {
@@ -226,18 +188,6 @@ impl FleetJobs for PostgresJobs {
 
     fn cancel<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<(), Error>> {
         Box::pin(self.cancel_job(id))
-    }
-
-    fn load_result(&self, found: FleetJob) -> BoxFuture<'_, Result<Job, Error>> {
-        Box::pin(async move { Ok(found.job) })
-    }
-
-    /// The table has no artifacts.
-    fn open_artifact<'a>(
-        &'a self,
-        _object: &'a str,
-    ) -> BoxFuture<'a, Result<Option<Box<dyn FleetArtifactReader>>, Error>> {
-        Box::pin(std::future::ready(Ok(None)))
     }
 
     fn watch<'a>(

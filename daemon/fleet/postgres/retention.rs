@@ -42,6 +42,6 @@ pub(crate) async fn delete_old_rows(session: Arc<PostgresSession>, stop: Cancell
 /// Deletes all rows that are old now.
 async fn delete_all(session: &PostgresSession) -> Result<(), SourceUnavailable> {
     let retention = session.result_retention.as_secs_f64();
-    while !session.change(DELETE_OLD, &[&retention, &MAX_DELETED_ROWS]).await?.is_empty() {}
+    while !session.query(DELETE_OLD, &[&retention, &MAX_DELETED_ROWS]).await?.is_empty() {}
     Ok(())
 }

@@ -66,6 +66,12 @@ impl JobHandle {
         &self.cancel
     }
 
+    /// Whether the job was cancelled, but not by the shutdown of the daemon.
+    #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "only the fleet asks"))]
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancel.is_cancelled()
+    }
+
     /// Waits for the end of the job.
     pub(crate) async fn wait_for_end(&self) -> JobSnapshot {
         let mut snapshots = self.snapshot.subscribe();
