@@ -64,7 +64,7 @@ pub(super) fn parse_postgres(
 /// Checks a URL, whose text is not in errors: it may have a password. Returns whether connections
 /// are encrypted.
 fn check_url(text: &str, has_ca_file: bool, allow_plaintext: bool) -> Result<bool, String> {
-    const FORM: &str = "give postgresql://USER@HOST/DATABASE, or for several servers postgresql:///DATABASE?user=USER&host=HOST,HOST";
+    const FORM: &str = "give postgresql://USER@HOST/DATABASE, or for several servers postgresql:///DATABASE?user=USER&host=HOST&host=HOST";
     let url = Url::parse(text).map_err(|error| format!("{error}: {FORM}"))?;
     if !["postgres", "postgresql"].contains(&url.scheme()) {
         return Err(FORM.to_owned());
@@ -74,7 +74,7 @@ fn check_url(text: &str, has_ca_file: bool, allow_plaintext: bool) -> Result<boo
     let mut ssl_mode = None;
     for (name, value) in url.query_pairs() {
         match &*name {
-            "host" | "hostaddr" => hosts.extend(value.split(',').map(str::to_owned)),
+            "host" | "hostaddr" => hosts.push(value.into_owned()),
             "password" => has_password = true,
             "sslmode" => ssl_mode = Some(value.into_owned()),
             _ => {}
@@ -82,6 +82,9 @@ fn check_url(text: &str, has_ca_file: bool, allow_plaintext: bool) -> Result<boo
     }
     if has_password {
         return Err("remove the password: use fleet.password_file".to_owned());
+    }
+    if hosts.iter().any(|host| host.contains(',')) {
+        return Err(format!("has several hosts in one: {FORM}"));
     }
     hosts.retain(|host| !host.is_empty());
     if hosts.is_empty() {
@@ -104,11 +107,17 @@ fn check_url(text: &str, has_ca_file: bool, allow_plaintext: bool) -> Result<boo
 /// Checks the parameters of a URL that is valid otherwise.
 #[cfg(feature = "fleet")]
 fn check_parameters(url: &str) -> Result<(), String> {
-    let parsed = url.parse::<tokio_postgres::Config>();
-    parsed.map(drop).map_err(|error| {
+    let parsed = url.parse::<tokio_postgres::Config>().map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         cause.unwrap_or_else(|| error.to_string())
-    })
+    })?;
+    let (hosts, ports) = (parsed.get_hosts().len(), parsed.get_ports().len());
+    if ports > 1 && ports != hosts {
+        return Err(format!(
+            "has {hosts} hosts and {ports} ports: give one port, or one for each host"
+        ));
+    }
+    Ok(())
 }
 
 /// Without the feature, the table is rejected.
@@ -130,7 +139,7 @@ mod tests {
             ("postgresql://jig@localhost/jig?sslmode=disable", false),
             ("postgresql://jig@[::1]/jig", false),
             ("postgresql:///jig?user=jig&host=/var/run/postgresql", false),
-            ("postgresql:///jig?user=jig&host=/var/run/postgresql,db.example.com", true),
+            ("postgresql:///jig?user=jig&host=/var/run/postgresql&host=db.example.com", true),
             ("postgresql://jig@%2Fvar%2Frun%2Fpostgresql/jig", false),
         ] {
             assert_eq!(check_url(url, false, false), Ok(encrypted), "{url}");
@@ -151,8 +160,10 @@ mod tests {
             ("postgresql://jig@h/jig?password=secret", "fleet.password_file"),
             ("postgresql:///jig", "has no host"),
             ("postgresql://jig@h/jig?sslmode=prefer", "sslmode=prefer"),
-            ("postgresql://jig@h:1,h:2/jig", "host=HOST,HOST"),
-            ("postgresql:///jig?host=h,h&port=1,x", "port"),
+            ("postgresql://jig@h:1,h:2/jig", "host=HOST&host=HOST"),
+            ("postgresql:///jig?user=jig&host=g,h", "host=HOST&host=HOST"),
+            ("postgresql:///jig?user=jig&host=g&host=h&port=1,2,3", "2 hosts and 3 ports"),
+            ("postgresql:///jig?host=h&host=h&port=1,x", "port"),
             ("postgresql://jig@h/jig?foo=1", "foo"),
         ] {
             let table = format!(
