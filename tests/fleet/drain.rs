@@ -1,11 +1,12 @@
 //! A daemon that shuts down gives back the jobs that it has not begun, and ends those that run.
 
-use jig::api::v1::JobState;
+use jig::api::v1::{FleetJobState, JobState};
 use rustix::process::Signal;
 
 use super::{
     COUNTED_WAIT, TestFleet, all_effects,
     plain_client::{JobMessage, MAX_FLEET_TIME, fleet_job_id},
+    postgres::repeatable,
 };
 use crate::{jobs::command_job, support::eventually_within};
 
@@ -70,6 +71,31 @@ async fn job_that_outlasts_the_drain_is_cancelled_once() {
     let id = fleet_job_id("m-1");
     let ends = fleet.client.wait_for_ends(std::slice::from_ref(&id)).await;
     assert_eq!(ends[&id].job.as_ref().unwrap().state(), JobState::Cancelled);
+    assert_eq!(all_effects(&[&first, &second]), ["run"]);
+}
+
+#[tokio::test]
+async fn job_that_is_cancelled_during_a_drain_is_not_given_back() {
+    let fleet = TestFleet::start().await;
+    let mut first =
+        fleet.start_member_with(|setup| setup.arguments(&["--drain-timeout", "120s"])).await;
+    fleet.client.publish(&JobMessage::new("m-1", &repeatable(COUNTED_WAIT))).await;
+    first.wait_for_effects(1).await;
+    let id = fleet_job_id("m-1");
+    fleet.client.wait_for_state(&id, FleetJobState::Claimed).await;
+    let second = fleet.start_member_beside(&first).await;
+    second.go();
+
+    first.daemon.signal(Signal::TERM);
+    eventually_within(MAX_FLEET_TIME, "the daemon drains", async || {
+        !first.daemon.socket().exists()
+    })
+    .await;
+    let cancelled = fleet.jobs(&second).try_cancel(&id).await.unwrap();
+    assert_eq!(cancelled.state(), JobState::Cancelled);
+    let record = fleet.client.wait_for_end(&id).await;
+    assert_eq!((record.attempts, record.job.unwrap().state()), (1, JobState::Cancelled));
+    assert!(first.daemon.wait_for_exit().await.success());
     assert_eq!(all_effects(&[&first, &second]), ["run"]);
 }
 

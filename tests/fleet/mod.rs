@@ -23,6 +23,7 @@ mod nats_server;
 mod network;
 mod plain_client;
 mod postgres;
+mod postgres_claims;
 mod postgres_deaths;
 mod postgres_outages;
 mod postgres_rows;
@@ -40,7 +41,8 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc};
 
 use async_nats::ConnectOptions;
 use jig::api::v1::{
-    GetJobRequest, Job, SubmitJobRequest, WaitJobRequest, job_service_client::JobServiceClient,
+    CancelJobRequest, GetJobRequest, Job, SubmitJobRequest, WaitJobRequest,
+    job_service_client::JobServiceClient,
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -256,6 +258,15 @@ impl FleetJobs {
     async fn try_get(&mut self, id: &str) -> Result<Job, Refusal> {
         let request = with_key(&self.key, GetJobRequest { job_id: id.to_owned() });
         match self.client.get_job(request).await {
+            Ok(response) => Ok(response.into_inner().job.unwrap()),
+            Err(status) => Err(Refusal::from_status(&status)),
+        }
+    }
+
+    /// Cancels a job, and waits for its end.
+    async fn try_cancel(&mut self, id: &str) -> Result<Job, Refusal> {
+        let request = with_key(&self.key, CancelJobRequest { job_id: id.to_owned() });
+        match self.client.cancel_job(request).await {
             Ok(response) => Ok(response.into_inner().job.unwrap()),
             Err(status) => Err(Refusal::from_status(&status)),
         }

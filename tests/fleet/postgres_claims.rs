@@ -1,0 +1,178 @@
+//! Claims of rows in PostgreSQL that callers cancel, and those of dead or superseded daemons.
+
+use std::time::Duration;
+
+use jig::api::v1::JobState;
+use rustix::process::Signal;
+
+use super::{
+    COUNTED_WAIT,
+    plain_client::MAX_FLEET_TIME,
+    postgres::{PostgresFleet, effects, go, kill, repeatable, wait_for_effects},
+};
+use crate::{
+    jobs::{command_job, start_blocked::wait_for_pending_approvals_with_key},
+    support::eventually_within,
+};
+
+#[tokio::test]
+async fn cancelled_job_of_a_dead_daemon_does_not_run_again() {
+    let fleet = PostgresFleet::start().await;
+    let mut first = fleet.start_daemon().await;
+    let id = fleet.server.insert("m-1", &repeatable(COUNTED_WAIT)).await;
+    wait_for_effects(&first, 1).await;
+    let second = fleet.start_daemon_beside(&first).await;
+    go(&second);
+
+    // The first daemon does not hear of the cancellation.
+    first.signal(Signal::STOP);
+    let mut jobs = fleet.jobs(&second);
+    let job_id = id.clone();
+    let cancelling = tokio::spawn(async move { jobs.try_cancel(&job_id).await });
+    eventually_within(MAX_FLEET_TIME, "the row has the cancellation", async || {
+        fleet.server.count("cancel_requested").await == 1
+    })
+    .await;
+    kill(&mut first).await;
+    fleet.expect_end(&id, "cancelled").await;
+    assert_eq!((effects(&first), effects(&second)), (1, 0));
+    cancelling.abort();
+}
+
+#[tokio::test]
+async fn job_that_is_cancelled_during_a_drain_is_not_given_back() {
+    let fleet = PostgresFleet::start().await;
+    let mut first = fleet.start_daemon().await;
+    let id = fleet.server.insert("m-1", &repeatable(COUNTED_WAIT)).await;
+    wait_for_effects(&first, 1).await;
+    let second = fleet.start_daemon_beside(&first).await;
+    go(&second);
+
+    first.signal(Signal::TERM);
+    eventually_within(MAX_FLEET_TIME, "the daemon drains", async || !first.socket().exists()).await;
+    let cancelled = fleet.jobs(&second).try_cancel(&id).await.unwrap();
+    assert_eq!(cancelled.state(), JobState::Cancelled);
+    assert_eq!(fleet.expect_end(&id, "cancelled").await.attempts, 1);
+    assert!(first.wait_for_exit().await.success());
+    assert_eq!((effects(&first), effects(&second)), (1, 0));
+}
+
+#[tokio::test]
+async fn claims_of_a_dead_daemon_end_although_the_other_has_no_free_place() {
+    let mut fleet = PostgresFleet::start().await;
+    fleet.queues = fleet.queues.replace("places = 4", "places = 2");
+    let mut first = fleet.start_daemon().await;
+    let once = fleet.server.insert("once", &command_job(COUNTED_WAIT)).await;
+    let again = fleet.server.insert("again", &repeatable(COUNTED_WAIT)).await;
+    wait_for_effects(&first, 2).await;
+    fleet.queues = fleet.queues.replace("places = 2", "places = 1");
+    let second = fleet.start_daemon_beside(&first).await;
+    let running = fleet.server.insert("running", &command_job(COUNTED_WAIT)).await;
+    wait_for_effects(&second, 1).await;
+
+    kill(&mut first).await;
+    fleet.expect_end(&once, "lost").await;
+    eventually_within(MAX_FLEET_TIME, "the other one waits for a place", async || {
+        fleet.server.job(&again).await.state == "queued"
+    })
+    .await;
+    assert_eq!(fleet.server.job(&running).await.state, "claimed");
+    go(&second);
+    assert_eq!(fleet.expect_end(&again, "succeeded").await.attempts, 2);
+    fleet.expect_end(&running, "succeeded").await;
+    assert_eq!(effects(&second), 2);
+}
+
+#[tokio::test]
+async fn claims_of_a_dead_daemon_end_without_another_one_of_their_queue() {
+    let mut fleet = PostgresFleet::start().await;
+    let mut first = fleet.start_daemon().await;
+    let once = fleet.server.insert("once", &command_job(COUNTED_WAIT)).await;
+    let again = fleet.server.insert("again", &repeatable(COUNTED_WAIT)).await;
+    wait_for_effects(&first, 2).await;
+    // It submits and waits.
+    fleet.queues.clear();
+    let second = fleet.start_daemon_beside(&first).await;
+
+    kill(&mut first).await;
+    let lost = fleet.jobs(&second).wait(&once).await;
+    assert_eq!(lost.state(), JobState::Lost);
+    go(&first);
+    let first = first.restart().await;
+    assert_eq!(fleet.expect_end(&again, "succeeded").await.attempts, 2);
+    assert_eq!(effects(&first), 3);
+}
+
+/// The database rejects the first report.
+#[tokio::test]
+async fn any_daemon_shows_an_approval_although_its_first_report_fails() {
+    let mut fleet = PostgresFleet::start().await;
+    let admin = fleet.keys.add_key("admin", "admin", &[]);
+    fleet.queues += "[policy]\ndangerous = \"ask\"\n";
+    let reject = "CREATE FUNCTION reject() RETURNS trigger LANGUAGE plpgsql AS \
+            $$ BEGIN RAISE EXCEPTION 'the report is rejected'; END $$; \
+        CREATE TRIGGER reject BEFORE UPDATE ON jig_jobs FOR EACH ROW \
+            WHEN (new.approval_id <> '') EXECUTE FUNCTION reject()";
+    let operator = fleet.server.connect("postgres").await;
+    operator.batch_execute(reject).await.unwrap();
+
+    let first = fleet.start_daemon().await;
+    let id = fleet.server.insert("m-1", &command_job("true")).await;
+    let approval = wait_for_pending_approvals_with_key(&first, Some(&admin), 1).await.remove(0);
+    eventually_within(MAX_FLEET_TIME, "the first report fails", async || {
+        fleet.server.log().contains("the report is rejected")
+    })
+    .await;
+    operator.batch_execute("DROP TRIGGER reject ON jig_jobs").await.unwrap();
+
+    let second = fleet.start_daemon_beside(&first).await;
+    let mut jobs = fleet.jobs(&second);
+    eventually_within(MAX_FLEET_TIME, "the other daemon shows the approval", async || {
+        jobs.try_get(&id).await.unwrap().approval_id == approval.approval_id
+    })
+    .await;
+    assert_eq!(fleet.server.job(&id).await.attempts, 1);
+}
+
+/// Otherwise each lost claim would cost the database a statement each second.
+#[tokio::test]
+async fn lost_claims_are_not_renewed() {
+    let mut fleet = PostgresFleet::start().await;
+    fleet.settings = fleet.settings.replace("3s", "6s");
+    let count = "CREATE SEQUENCE updates; \
+        CREATE FUNCTION count_update() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS \
+            $$ BEGIN PERFORM nextval('updates'); RETURN NULL; END $$; \
+        CREATE TRIGGER count_update BEFORE UPDATE ON jig_jobs \
+            FOR EACH STATEMENT EXECUTE FUNCTION count_update()";
+    let operator = fleet.server.connect("postgres").await;
+    operator.batch_execute(count).await.unwrap();
+    let updates = async || -> i64 {
+        let count = operator.query_one("SELECT last_value FROM updates", &[]).await;
+        count.unwrap().get(0)
+    };
+
+    let daemon = fleet.start_daemon().await;
+    for number in 0..4 {
+        fleet.server.insert(&format!("m-{number}"), &command_job(COUNTED_WAIT)).await;
+    }
+    wait_for_effects(&daemon, 4).await;
+    let before = updates().await;
+    eventually_within(MAX_FLEET_TIME, "claims are renewed", async || updates().await > before + 4)
+        .await;
+
+    let supersede = "UPDATE jig_jobs SET claimed_by = 'other', claimed_start = 'other', \
+        claimed_at = now(), attempts = 2, lease_until = now() + interval '1 hour'";
+    assert_eq!(operator.execute(supersede, &[]).await.unwrap(), 4);
+    // The daemon looks for dead ones less than once a second.
+    eventually_within(Duration::from_secs(30), "the daemon is silent", async || {
+        let before = updates().await;
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        updates().await <= before + 4
+    })
+    .await;
+    // Its results do not count.
+    go(&daemon);
+    let next = fleet.server.insert("next", &command_job("true")).await;
+    fleet.expect_end(&next, "succeeded").await;
+    assert_eq!(fleet.server.count("state = 'claimed' AND claimed_by = 'other'").await, 4);
+}
