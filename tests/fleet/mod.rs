@@ -25,6 +25,7 @@ mod plain_client;
 mod postgres;
 mod postgres_claims;
 mod postgres_deaths;
+mod postgres_hosts;
 mod postgres_outages;
 mod postgres_rows;
 mod postgres_server;

@@ -192,6 +192,20 @@ impl PostgresServer {
         format!("postgresql:///postgres?user=jigd&host={directory}&port={port}")
     }
 
+    /// URL by which daemons connect to the socket if they cannot use another server. `host` may be the
+    /// directory of a socket.
+    pub(super) fn socket_url_after(&self, host: &str, port: u16) -> String {
+        let (directory, own_port) = (self.directory.path().display(), self.port);
+        format!(
+            "postgresql:///postgres?user=jigd&host={host}&host={directory}&port={port},{own_port}"
+        )
+    }
+
+    /// Directory of the socket, and its port.
+    pub(super) fn socket(&self) -> (&str, u16) {
+        (self.directory.path().to_str().unwrap(), self.port)
+    }
+
     /// URL by which daemons connect by TLS, and the password.
     pub(super) fn tls_url(&self) -> (String, &'static str) {
         (format!("postgresql://jigd@127.0.0.1:{}/postgres", self.port), PASSWORD)
