@@ -34,7 +34,8 @@ async fn cancelled_job_of_a_dead_daemon_does_not_run_again() {
     })
     .await;
     kill(&mut first).await;
-    fleet.expect_end(&id, "cancelled").await;
+    // It had begun, and nobody knows how far it came.
+    fleet.expect_end(&id, "lost").await;
     assert_eq!((effects(&first), effects(&second)), (1, 0));
     cancelling.abort();
 }
