@@ -146,19 +146,22 @@ impl PostgresConnection {
     /// Receives the notifications from now on.
     pub(super) fn subscribe(&self) -> Result<Notifications, SourceUnavailable> {
         let sender = self.notifications.upgrade();
-        let sender = sender.ok_or_else(|| SourceUnavailable::new("the connection broke"))?;
+        let sender = sender.ok_or_else(broken)?;
         Ok(Notifications(sender.subscribe()))
     }
 
-    /// Executes a statement, and returns its rows.
+    /// Executes a statement, and returns its rows, or `None` if the connection was cut, as those of idle
+    /// sessions are. The server may have executed it.
     pub(super) async fn query(
         &self,
         limit: Duration,
         statement: &str,
         parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, SourceUnavailable> {
+    ) -> Result<Option<Vec<Row>>, SourceUnavailable> {
         match timeout(limit, self.client.query(statement, parameters)).await {
-            Ok(rows) => rows.map_err(|error| unavailable(&error)),
+            Ok(Ok(rows)) => Ok(Some(rows)),
+            Ok(Err(error)) if error.is_closed() => Ok(None),
+            Ok(Err(error)) => Err(unavailable(&error)),
             Err(_elapsed) => {
                 // The next statement needs a new connection.
                 self.driver.abort();
@@ -243,6 +246,11 @@ fn tls_config(postgres: &PostgresConfig) -> Result<ClientConfig, PostgresSetupEr
         }
     };
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+/// The error of a connection that was cut.
+pub(super) fn broken() -> SourceUnavailable {
+    SourceUnavailable::new("the connection broke")
 }
 
 /// Describes an error of the server or of the connection.

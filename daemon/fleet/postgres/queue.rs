@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     claimed_row::PostgresClaim,
+    connection::{STATEMENT_TIMEOUT, broken},
     job_row::{JobRow, columns},
     session::{MAX_WAIT, PostgresSession},
 };
@@ -134,7 +135,10 @@ impl PostgresQueue {
         let (lease, running) = (lease.as_secs_f64(), in_flight.all());
         let parameters: [&(dyn ToSql + Sync); 8] =
             [name, workspaces, &max, &daemon_id, &start_id, &lease, &MAX_CLAIMED_BYTES, &running];
-        let rows = self.session.query(CLAIM, &parameters).await?;
+        // Not repeated: rows of an answer that was lost are resumed.
+        let connection = self.session.connection().await?;
+        let rows = connection.query(STATEMENT_TIMEOUT, CLAIM, &parameters).await?;
+        let rows = rows.ok_or_else(broken)?;
         let mut claims = Vec::new();
         for row in &rows {
             let row = self.session.read(row)?;

@@ -10,7 +10,7 @@ use tokio_postgres::{Row, types::ToSql};
 use super::{
     connection::{
         CONNECT_TIMEOUT, PostgresConnection, PostgresConnector, PostgresSetupError,
-        STATEMENT_TIMEOUT,
+        STATEMENT_TIMEOUT, broken,
     },
     job_row::{JobRow, columns},
 };
@@ -147,13 +147,29 @@ impl PostgresSession {
         timeout(CONNECT_TIMEOUT, connect).await.map_err(SourceUnavailable::new)?
     }
 
-    /// Executes a statement, and returns its rows.
+    /// Executes a statement, and returns its rows. It may be executed twice: only the statement shows
+    /// that an idle connection was cut.
     pub(super) async fn query(
         &self,
         statement: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, SourceUnavailable> {
-        self.connection().await?.query(STATEMENT_TIMEOUT, statement, parameters).await
+        self.query_within(STATEMENT_TIMEOUT, statement, parameters).await
+    }
+
+    async fn query_within(
+        &self,
+        limit: Duration,
+        statement: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, SourceUnavailable> {
+        for _ in 0..2 {
+            let rows = self.connection().await?.query(limit, statement, parameters).await?;
+            if let Some(rows) = rows {
+                return Ok(rows);
+            }
+        }
+        Err(broken())
     }
 
     /// Finds the row of a job. One that has not ended gets the principal of its queue.
@@ -187,7 +203,7 @@ impl PostgresSession {
         let limit = (self.lease / ATTEMPT_FRACTION).clamp(MIN_RENEWAL_TIMEOUT, STATEMENT_TIMEOUT);
         let lease = self.lease.as_secs_f64();
         let parameters: [&(dyn ToSql + Sync); 3] = [&claim.id, &claim.claimed_at, &lease];
-        let renewed = self.connection().await?.query(limit, RENEW, &parameters).await?;
+        let renewed = self.query_within(limit, RENEW, &parameters).await?;
         let is_cancelled = renewed.first().map(|row| row.try_get(0)).transpose();
         is_cancelled.map_err(SourceUnavailable::new)
     }
