@@ -25,11 +25,10 @@ const METHOD: &str = "jig.v1.JobService/SubmitJob";
 /// What this daemon has of a piece of work.
 pub(super) enum LocalJob {
     Known(LiveOrEndedJob),
-    /// It had the work before, and the job may have begun: the database, which has no trace of it, may
-    /// have lost some.
-    Unknown,
+    /// It had the work before, and the database, which has no trace of the job, may have lost some.
+    MayHaveBegun,
     /// The database cannot be read.
-    Unclear(Error),
+    Unreadable(Error),
 }
 
 /// Finds the job of this daemon for a piece of work, or submits it.
@@ -46,7 +45,7 @@ pub(super) async fn find_or_submit(
         match find_resumed(pipeline, work, claimed_by, start_id).await {
             Ok(None) => {}
             Ok(Some(found)) => return Ok(found),
-            Err(error) => return Ok(LocalJob::Unclear(error)),
+            Err(error) => return Ok(LocalJob::Unreadable(error)),
         }
     }
 
@@ -59,7 +58,7 @@ pub(super) async fn find_or_submit(
     let submission = pipeline.validate_job_request(&context, work.request.clone())?;
     let job = pipeline.submit_job(&context, submission, false).await?;
     let found = pipeline.jobs.find(&work.workspace, &job.id).await;
-    Ok(found.map_or_else(LocalJob::Unclear, LocalJob::Known))
+    Ok(found.map_or_else(LocalJob::Unreadable, LocalJob::Known))
 }
 
 /// Finds the job of a claim that `claimed_by` has made, a start of this daemon. Returns `None` if it has
@@ -83,7 +82,7 @@ async fn find_resumed(
     let table = jobs.table();
     let starts = table.list_fleet_starts(start_id.to_owned()).await.map_err(Error::internal)?;
     let may_have_begun = !starts.iter().any(|start| start == claimed_by);
-    Ok(may_have_begun.then_some(LocalJob::Unknown))
+    Ok(may_have_begun.then_some(LocalJob::MayHaveBegun))
 }
 
 /// The request id of the job at this daemon. Callers cannot give it: theirs have visible characters
@@ -92,7 +91,7 @@ fn local_request_id(prefix: &str, id: &str, claim_id: &str) -> String {
     format!("{prefix}{id}\u{1f}{claim_id}")
 }
 
-/// Notes that the fleet has the end of a claim, or that this daemon has the claim no more. From then on
+/// Notes that the fleet has the end of a claim, or that this daemon no longer has the claim. From then on
 /// its job may be removed like any other.
 pub(super) async fn mark_settled(pipeline: &Pipeline, id: &str, claim_id: &str) {
     let [from, to] =

@@ -77,9 +77,9 @@ enum LocalEnd {
     /// It was cancelled before it began, because the daemon drains.
     NotBegun,
     /// An earlier start of the daemon may have run it.
-    Unknown,
+    MayHaveBegun,
     /// The database of this daemon could not be read until it stopped. The claim stays.
-    Unclear,
+    Unreadable,
 }
 
 impl FleetRunner {
@@ -154,7 +154,7 @@ impl FleetRunner {
                 let released = self.release(claimed, ReleaseReason::NoPlace, Duration::ZERO).await;
                 (FleetJobEvent::Released, released)
             }
-            Ok(LocalEnd::Unknown) => {
+            Ok(LocalEnd::MayHaveBegun) => {
                 facts.outcome = JobState::Lost.name();
                 let job = lost_job(claimed.work());
                 let end = JobEnd { job, artifacts: None, stopped_by_shutdown: false };
@@ -164,7 +164,7 @@ impl FleetRunner {
                 facts.reason = Some(error.reason);
                 (FleetJobEvent::Rejected, self.settle_error(claimed, &error).await)
             }
-            Ok(LocalEnd::Unclear) => {
+            Ok(LocalEnd::Unreadable) => {
                 self.has_unsettled.store(true, Ordering::Relaxed);
                 return;
             }
@@ -207,8 +207,8 @@ impl FleetRunner {
             LocalJob::Known(LiveOrEndedJob::Ended(snapshot)) => {
                 return Ok(LocalEnd::Ended { snapshot, stopped_by_shutdown: false });
             }
-            LocalJob::Unknown => return Ok(LocalEnd::Unknown),
-            LocalJob::Unclear(_) => return Ok(LocalEnd::Unclear),
+            LocalJob::MayHaveBegun => return Ok(LocalEnd::MayHaveBegun),
+            LocalJob::Unreadable(_) => return Ok(LocalEnd::Unreadable),
         };
 
         let _running = self.running.add(&claimed.work().id, Arc::clone(&handle));
@@ -228,7 +228,7 @@ impl FleetRunner {
     async fn find_or_submit(&self, work: &Work) -> Result<LocalJob, Error> {
         loop {
             let local = find_or_submit(&self.pipeline, work, &self.start_id).await;
-            let Ok(LocalJob::Unclear(error)) = &local else { return local };
+            let Ok(LocalJob::Unreadable(error)) = &local else { return local };
             let job = &work.id;
             tracing::error!(%error, job, "cannot look a job of the fleet up: keeping its claim");
             if self.give_up.run_until_cancelled(sleep(FAILURE_DELAY)).await.is_none() {

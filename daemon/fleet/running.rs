@@ -11,7 +11,7 @@ use crate::daemon::pipeline::jobs::JobHandle;
 #[derive(Debug, Default)]
 pub(crate) struct RunningFleetJobs(Mutex<HashMap<String, Arc<JobHandle>>>);
 
-/// A running job. It is not running any more when this is dropped.
+/// A running job, until this is dropped.
 #[derive(Debug)]
 pub(super) struct RunningFleetJob {
     jobs: Arc<RunningFleetJobs>,

@@ -154,7 +154,7 @@ pub(super) fn claim_id(record: &FleetJobRecord) -> String {
     format!("{}.{:09}", time.seconds, time.nanos)
 }
 
-/// Whether a record is the claim of a daemon still.
+/// Whether a record is still the claim of a daemon.
 pub(super) fn is_claim_of(record: &FleetJobRecord, daemon_id: &str, claim: &str) -> bool {
     record.state() == FleetJobState::Claimed
         && record.daemon_id == daemon_id

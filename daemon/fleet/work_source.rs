@@ -59,7 +59,7 @@ pub(crate) trait ClaimedWork: Send + Sync {
     /// Keeps the claim. A failure is no reason to stop: the next call may succeed in time.
     fn progress(&self) -> BoxFuture<'_, Result<Progress, SourceUnavailable>>;
 
-    /// Shows callers the approval that the job waits for. Empty: it waits for none any more.
+    /// Shows callers the approval that the job waits for. Empty: it no longer waits for one.
     fn show_approval<'a>(
         &'a self,
         approval_id: &'a str,
@@ -116,7 +116,7 @@ pub(crate) struct Work {
     pub(crate) session: Option<String>,
     /// Trace context of the submission, if any.
     pub(crate) traceparent: Option<String>,
-    /// Identifies the claim. It is the same when this daemon has the claim still after a restart.
+    /// Identifies the claim. It is the same when this daemon still has the claim after a restart.
     pub(crate) claim_id: String,
     /// The start of this daemon that made the claim, if the claim was found and not made now: its job
     /// may have begun.

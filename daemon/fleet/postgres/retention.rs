@@ -23,7 +23,7 @@ const DELETE_OLD: &str = "
         LIMIT $2 FOR UPDATE SKIP LOCKED))
     RETURNING 1";
 
-/// Deletes old rows once in a while, until `stop` is cancelled.
+/// Deletes old rows every [`DELETION_INTERVAL`], until `stop` is cancelled.
 pub(crate) async fn delete_old_rows(session: Arc<PostgresSession>, stop: CancellationToken) {
     let mut ticks = interval(DELETION_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
