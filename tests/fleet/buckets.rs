@@ -1,10 +1,13 @@
 //! Buckets that the servers lose, or that store nothing for a while, or little in a message: no job is
 //! lost, and none stays.
 
-use jig::api::v1::JobState;
+use std::time::Duration;
+
+use jig::api::v1::{FleetJobState, JobState};
+use tokio::time::sleep;
 
 use super::{
-    COUNTED_WAIT, TestFleet, fleet_job,
+    COUNTED_WAIT, TestFleet, all_effects, fleet_job,
     nats_server::NatsServer,
     plain_client::{JobMessage, MAX_FLEET_TIME, fleet_job_id},
 };
@@ -92,6 +95,65 @@ async fn running_job_outlives_the_retention() {
     member.go();
     assert_eq!(jobs.wait(&id).await.state(), JobState::Succeeded);
     assert_eq!(member.lines("effects"), ["run"]);
+}
+
+/// Without its record, the job would run again if its daemon died.
+#[tokio::test]
+async fn deleted_record_of_a_running_job_is_made_again() {
+    let fleet = TestFleet::start().await;
+    let member = fleet.start_member().await;
+    fleet.client.publish(&JobMessage::new("m-1", &command_job(COUNTED_WAIT))).await;
+    member.wait_for_effects(1).await;
+    let id = fleet_job_id("m-1");
+    let claimed = fleet.client.wait_for_state(&id, FleetJobState::Claimed).await;
+
+    fleet.client.jetstream().delete_stream("KV_JIG_JOBS_records").await.unwrap();
+    assert_eq!(fleet.client.wait_for_state(&id, FleetJobState::Claimed).await, claimed);
+    member.go();
+    assert_eq!(fleet.client.wait_for_end(&id).await.job.unwrap().state(), JobState::Succeeded);
+    assert_eq!(member.lines("effects"), ["run"]);
+}
+
+/// A new bucket lacks the heartbeats of daemons that live.
+#[tokio::test]
+async fn no_daemon_is_dead_because_its_heartbeat_was_deleted() {
+    let mut fleet = TestFleet::start().await;
+    fleet.set_queues(&fleet.queues.replace("places = 4", "places = 1"));
+    let first = fleet.start_member().await;
+    let message = JobMessage::new("m-1", &command_job(COUNTED_WAIT));
+    fleet.client.publish(&message).await;
+    first.wait_for_effects(1).await;
+    let id = fleet_job_id("m-1");
+    let claimed = fleet.client.wait_for_state(&id, FleetJobState::Claimed).await;
+    let second = fleet.start_member_beside(&first).await;
+    fleet.client.wait_for_free_places(&[0, 1]).await;
+    // Lets `lost_after` pass, 3 s: before, the second daemon takes no other one for dead.
+    sleep(Duration::from_secs(4)).await;
+    // A heartbeat that is lost with the bucket would be stored again after more than `lost_after`.
+    let beat = fleet.client.heartbeat(&claimed.daemon_id).await;
+    eventually("the first daemon has renewed its heartbeat", async || {
+        fleet.client.heartbeat(&claimed.daemon_id).await != beat
+    })
+    .await;
+
+    let jetstream = fleet.client.jetstream();
+    let stream = jetstream.get_stream("KV_JIG_JOBS_daemons").await.unwrap();
+    let config = stream.cached_info().config.clone();
+    jetstream.delete_stream(&config.name).await.unwrap();
+    jetstream.create_stream(config).await.unwrap();
+    // The first daemon has no place for it.
+    let again = message.without_header("Nats-Msg-Id").header("Nats-Msg-Id", "again");
+    fleet.client.publish(&again.header("Jig-Request-Id", "m-1")).await;
+    eventually("the first daemon has a heartbeat again", async || {
+        fleet.client.heartbeat(&claimed.daemon_id).await.is_some()
+    })
+    .await;
+    assert_eq!(fleet.client.record(&id).await, Some(claimed));
+    first.go();
+    let record = fleet.client.wait_for_end(&id).await;
+    assert_eq!(record.job.unwrap().state(), JobState::Succeeded);
+    fleet.client.wait_for_ends(&[id]).await;
+    assert_eq!(all_effects(&[&first, &second]), ["run"]);
 }
 
 /// The messages of the server are smaller than the usual chunk of an object.

@@ -1,6 +1,11 @@
 //! Reads keys of the buckets as they are now, and changes them only if no other daemon has: each change names the
 //! revision that it replaces.
 
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
 use async_nats::{
     HeaderMap,
     jetstream::{
@@ -24,6 +29,50 @@ pub(crate) enum RecordError {
     /// Unknown: the change may have been stored.
     #[error(transparent)]
     Unavailable(#[from] SourceUnavailable),
+}
+
+/// Notices that a bucket was deleted and made again: it lacks what daemons have stored then.
+#[derive(Debug)]
+pub(super) struct BucketAge {
+    bucket: kv::Store,
+    known: Mutex<KnownBucket>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct KnownBucket {
+    /// Unix time by the clock of the server, in nanoseconds.
+    created: i128,
+    /// Since when this daemon has known this one.
+    since: Instant,
+}
+
+impl BucketAge {
+    /// Returns the age of a bucket that was just opened.
+    pub(super) fn new(bucket: kv::Store) -> Self {
+        let created = bucket.stream.cached_info().created.unix_timestamp_nanos();
+        Self { bucket, known: Mutex::new(KnownBucket { created, since: Instant::now() }) }
+    }
+
+    /// Since when this daemon has known the bucket, as of the last [`Self::update`].
+    pub(super) fn known_since(&self) -> Instant {
+        self.lock().since
+    }
+
+    /// Asks the server whether it is the same bucket still. Returns since when this daemon has known
+    /// it.
+    pub(super) async fn update(&self) -> Result<Instant, SourceUnavailable> {
+        let info = self.bucket.stream.get_info().await.map_err(SourceUnavailable::new)?;
+        let created = info.created.unix_timestamp_nanos();
+        let mut known = self.lock();
+        if known.created != created {
+            *known = KnownBucket { created, since: Instant::now() };
+        }
+        Ok(known.since)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, KnownBucket> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Stores the first value of a key. Returns its revision.

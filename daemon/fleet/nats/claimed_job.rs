@@ -1,7 +1,7 @@
 //! A job of the NATS queue that this daemon has claimed.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -41,10 +41,18 @@ pub(super) struct NatsClaim {
     /// The record of the claim, and its revision.
     record: FleetJobRecord,
     revision: u64,
-    /// When the record was stored last.
-    stored: Mutex<Instant>,
+    stored: Mutex<StoredParts>,
     message: jetstream::Message,
     _in_flight: InFlightClaim,
+}
+
+/// What the server has of a claim. It drops what is older than the retention.
+#[derive(Debug, Clone, Copy)]
+struct StoredParts {
+    /// When the record was stored last. `None` if that is unknown.
+    record: Option<Instant>,
+    /// Whether the record is no longer that of the claim.
+    is_superseded: bool,
 }
 
 /// What a record has become when this daemon wanted to replace its claim.
@@ -63,7 +71,11 @@ enum Replaced {
 impl NatsClaim {
     pub(super) fn new(claims: Arc<JobClaims>, claim: WonClaim) -> Self {
         let WonClaim { work, record, revision, message, in_flight } = claim;
-        let stored = Mutex::new(Instant::now());
+        let is_new = work.resumed_from.is_none();
+        let stored = Mutex::new(StoredParts {
+            record: is_new.then(Instant::now),
+            is_superseded: false,
+        });
         Self { claims, work, record, revision, stored, message, _in_flight: in_flight }
     }
 
@@ -189,19 +201,26 @@ impl NatsClaim {
         }
     }
 
-    /// Changes the record of the claim, if this daemon has it still.
+    /// Changes the record of the claim, if this daemon has it still. One that is damaged, or that was
+    /// deleted with its bucket, becomes that of the claim.
     async fn change_record(
         &self,
         change: impl FnOnce(&mut FleetJobRecord),
     ) -> Result<(), SourceUnavailable> {
         let id = &self.work.id;
-        let found = self.claims.records.get(id).await?;
-        let own = found.filter(|(found, _)| self.is_own_claim(found));
-        let Some((mut record, revision)) = own else { return Ok(()) };
+        let (mut record, revision) = match self.claims.records.read(id).await? {
+            Some((Ok(found), revision)) if self.is_own_claim(&found) => (found, Some(revision)),
+            Some((Ok(_other), _)) => {
+                self.stored().is_superseded = true;
+                return Ok(());
+            }
+            Some((Err(_damaged), revision)) => (self.record.clone(), Some(revision)),
+            None => (self.record.clone(), None),
+        };
         change(&mut record);
-        match self.claims.records.update(id, &record, revision).await {
+        match self.claims.store(id, &record, revision).await {
             Ok(_) => {
-                *self.stored.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                self.stored().record = Some(Instant::now());
                 Ok(())
             }
             Err(RecordError::Conflict) => Ok(()),
@@ -209,10 +228,24 @@ impl NatsClaim {
         }
     }
 
-    /// Whether the server would soon drop the record of a job that still runs.
-    fn is_record_old(&self) -> bool {
-        let stored = *self.stored.lock().unwrap_or_else(PoisonError::into_inner);
-        stored.elapsed() >= self.claims.result_retention / 2
+    /// Stores the record of a job that still runs again, before the server drops it.
+    async fn renew_stored(&self) -> Result<(), SourceUnavailable> {
+        let is_old = |stored: Option<Instant>| {
+            stored.is_none_or(|stored| stored.elapsed() >= self.claims.result_retention / 2)
+        };
+        let StoredParts { record, is_superseded } = *self.stored();
+        if is_superseded {
+            return Ok(());
+        }
+        // An older one was in a bucket that was deleted.
+        if is_old(record) || record < Some(self.claims.records_age.known_since()) {
+            self.change_record(|_same| {}).await?;
+        }
+        Ok(())
+    }
+
+    fn stored(&self) -> MutexGuard<'_, StoredParts> {
+        self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_own_claim(&self, record: &FleetJobRecord) -> bool {
@@ -248,9 +281,7 @@ impl ClaimedWork for NatsClaim {
         Box::pin(async {
             let sent = self.message.ack_with(AckKind::Progress).await;
             sent.map_err(SourceUnavailable::new)?;
-            if self.is_record_old() {
-                self.change_record(|_same| {}).await?;
-            }
+            self.renew_stored().await?;
             Ok(Progress::Kept)
         })
     }

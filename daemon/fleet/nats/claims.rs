@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use super::{
     acknowledgement::{acknowledge, hand_back},
     artifact_objects::ArtifactObjects,
-    bucket::RecordError,
+    bucket::{BucketAge, RecordError},
     jobs::JobPublisher,
     liveness::{Heartbeats, Liveness},
     message::{InvalidMessage, JobMessage},
@@ -42,6 +42,7 @@ const UNAVAILABLE_DELAY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct JobClaims {
     pub(super) records: FleetRecords,
+    pub(super) records_age: Arc<BucketAge>,
     pub(super) results: FleetResults,
     pub(super) artifacts: ArtifactObjects,
     pub(super) publisher: JobPublisher,

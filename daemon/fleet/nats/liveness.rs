@@ -13,7 +13,7 @@ use async_nats::jetstream::kv;
 use prost::Message as _;
 
 use super::{
-    bucket::{RecordError, create_key, read_key, replace_key},
+    bucket::{BucketAge, RecordError, create_key, read_key, replace_key},
     connection::NatsConnection,
 };
 use crate::{
@@ -28,6 +28,7 @@ const MAX_ATTEMPTS: usize = 5;
 #[derive(Debug, Clone)]
 pub(super) struct Heartbeats {
     pub(super) bucket: kv::Store,
+    pub(super) age: Arc<BucketAge>,
     pub(super) connection: NatsConnection,
     pub(super) lost_after: Duration,
     pub(super) identity: FleetIdentity,
@@ -38,8 +39,8 @@ pub(super) struct Heartbeats {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Liveness {
     Alive,
-    /// It has no heartbeat, but this daemon was connected for too short a time to be sure: after a
-    /// restart of the server, all heartbeats may be old.
+    /// It has no heartbeat, but this daemon was connected for too short a time to be sure, or the
+    /// bucket is new: after a restart of the server, all heartbeats may be old.
     Unknown,
     Dead,
 }
@@ -124,6 +125,9 @@ impl Heartbeats {
             return Ok(Liveness::Alive);
         }
         if self.connection.connected_for() < self.lost_after {
+            return Ok(Liveness::Unknown);
+        }
+        if self.age.update().await?.elapsed() < self.lost_after {
             return Ok(Liveness::Unknown);
         }
         Ok(Liveness::Dead)

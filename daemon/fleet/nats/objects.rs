@@ -1,7 +1,7 @@
 //! The streams, buckets and consumers of the fleet on its servers. The daemon creates what is
 //! missing, and changes nothing that is there.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use async_nats::jetstream::{
     self,
@@ -12,9 +12,12 @@ use async_nats::jetstream::{
     stream::{self, DiscardPolicy, RetentionPolicy, StorageType, Stream},
 };
 
-use super::names::{
-    ALL_DEAD_LETTERS_SUBJECT, ALL_JOBS_SUBJECT, consumer_name, daemons_bucket, dead_letter_stream,
-    job_subject, records_bucket, results_bucket,
+use super::{
+    bucket::BucketAge,
+    names::{
+        ALL_DEAD_LETTERS_SUBJECT, ALL_JOBS_SUBJECT, consumer_name, daemons_bucket,
+        dead_letter_stream, job_subject, records_bucket, results_bucket,
+    },
 };
 use crate::daemon::{
     config::fleet::{FleetConfig, FleetQueueConfig, NatsConfig},
@@ -36,7 +39,9 @@ const MAX_WAITING: i64 = 100_000;
 pub(super) struct NatsObjects {
     pub(super) stream: Stream,
     pub(super) records: kv::Store,
+    pub(super) records_age: Arc<BucketAge>,
     pub(super) daemons: kv::Store,
+    pub(super) daemons_age: Arc<BucketAge>,
     pub(super) results: ObjectStore,
     /// The stream of `results`.
     pub(super) results_stream: Stream,
@@ -61,10 +66,14 @@ impl NatsObjects {
         opener.open_stream(dead_letters(name, config)).await?;
         let (results, results_stream) =
             opener.open_results(results_bucket(name), retention).await?;
+        let records = opener.open_bucket(records_bucket(name), retention).await?;
+        let daemons = opener.open_bucket(daemons_bucket(name), config.lost_after).await?;
         Ok(Self {
             stream,
-            records: opener.open_bucket(records_bucket(name), retention).await?,
-            daemons: opener.open_bucket(daemons_bucket(name), config.lost_after).await?,
+            records_age: Arc::new(BucketAge::new(records.clone())),
+            records,
+            daemons_age: Arc::new(BucketAge::new(daemons.clone())),
+            daemons,
             results,
             results_stream,
         })

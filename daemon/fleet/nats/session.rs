@@ -161,8 +161,10 @@ impl NatsSession {
     }
 
     pub(super) async fn heartbeats(&self) -> Result<Heartbeats, SourceUnavailable> {
+        let objects = self.objects().await?;
         Ok(Heartbeats {
-            bucket: self.objects().await?.daemons.clone(),
+            bucket: objects.daemons.clone(),
+            age: Arc::clone(&objects.daemons_age),
             connection: self.connection.clone(),
             lost_after: self.config.lost_after,
             identity: self.identity.clone(),
@@ -178,6 +180,7 @@ impl NatsSession {
         }
         let claims = Arc::new(JobClaims {
             records: self.records().await?,
+            records_age: Arc::clone(&self.objects().await?.records_age),
             results: self.results().await?,
             artifacts: self.artifacts().await?,
             publisher: self.publisher.clone(),
@@ -291,12 +294,10 @@ impl NatsSession {
                 time: Some(SystemTime::now().into()),
             };
             let have_records_failed = self.have_records_failed.swap(false, Ordering::Relaxed);
-            let beaten = self.beat(&record).await;
-            if let Err(error) = &beaten {
-                tracing::warn!(%error, "cannot renew the heartbeat of this daemon");
-            }
-            if beaten.is_err() || have_records_failed {
-                self.restore_objects().await;
+            let is_renewed = self.renew_heartbeat(&record).await;
+            if (!is_renewed || have_records_failed) && self.restore_objects().await {
+                // Without a delay: its bucket may have been deleted.
+                self.renew_heartbeat(&record).await;
             }
 
             // After a break of the connection, other daemons may be about to take this one for dead.
@@ -308,13 +309,30 @@ impl NatsSession {
         }
     }
 
-    /// Creates what the servers have lost, such as a bucket that an operator has deleted.
-    async fn restore_objects(&self) {
-        if self.connection.connected_since().is_some()
-            && let Err(error) = self.open_objects().await
-        {
+    /// Renews the heartbeat, and looks whether the bucket of records is there.
+    async fn renew_heartbeat(&self, record: &FleetDaemonRecord) -> bool {
+        let renewed = async {
+            self.beat(record).await?;
+            self.objects().await?.records_age.update().await
+        };
+        let renewed = renewed.await;
+        if let Err(error) = &renewed {
+            tracing::warn!(%error, "cannot renew the heartbeat of this daemon");
+        }
+        renewed.is_ok()
+    }
+
+    /// Creates what the servers have lost, such as a bucket that an operator has deleted. Returns false
+    /// if that is impossible.
+    async fn restore_objects(&self) -> bool {
+        if self.connection.connected_since().is_none() {
+            return false;
+        }
+        let opened = self.open_objects().await;
+        if let Err(error) = &opened {
             tracing::warn!(%error, "cannot open the streams and buckets of the fleet");
         }
+        opened.is_ok()
     }
 
     async fn beat(&self, record: &FleetDaemonRecord) -> Result<(), SourceUnavailable> {
