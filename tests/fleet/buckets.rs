@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use jig::api::v1::{FleetJobState, JobState};
+use jig::api::v1::{FleetJobState, JobState, SubmitJobRequest};
 use tokio::time::sleep;
 
 use super::{
@@ -49,13 +49,7 @@ async fn job_runs_after_records_could_not_be_stored_for_long() {
     let member = fleet.start_member().await;
     fleet.client.records().await;
     let jetstream = fleet.client.jetstream();
-    let set_max_bytes = async |max_bytes: i64| {
-        let mut stream = jetstream.get_stream("KV_JIG_JOBS_records").await.unwrap();
-        let mut config = stream.info().await.unwrap().config.clone();
-        config.max_bytes = max_bytes;
-        jetstream.update_stream(config).await.unwrap();
-    };
-    set_max_bytes(1).await;
+    fleet.client.set_max_bytes("KV_JIG_JOBS_records", 1).await;
     fleet.client.publish(&JobMessage::new("m-1", &command_job("echo run >> effects"))).await;
     let stream = jetstream.get_stream("JIG_JOBS").await.unwrap();
     eventually_within(MAX_FLEET_TIME, "the job was delivered 12 times", async || {
@@ -64,7 +58,7 @@ async fn job_runs_after_records_could_not_be_stored_for_long() {
     })
     .await;
 
-    set_max_bytes(-1).await;
+    fleet.client.set_max_bytes("KV_JIG_JOBS_records", -1).await;
     let record = fleet.client.wait_for_end(&fleet_job_id("m-1")).await;
     assert_eq!((record.job.unwrap().state(), record.attempts), (JobState::Succeeded, 1));
     assert_eq!(member.lines("effects"), ["run"]);
@@ -82,8 +76,7 @@ async fn running_job_outlives_the_retention() {
     member.wait_for_effects(1).await;
     let records = fleet.client.records().await;
     let claimed = records.entry(&id).await.unwrap().unwrap();
-    eventually("the message is too old", async || fleet.client.message_count().await == Some(0))
-        .await;
+    fleet.client.wait_for_old_message(2).await;
     eventually("the record is stored again and again", async || {
         let found = records.entry(&id).await.unwrap().unwrap();
         found.revision >= claimed.revision + 3 && found.value == claimed.value
@@ -95,6 +88,28 @@ async fn running_job_outlives_the_retention() {
     member.go();
     assert_eq!(jobs.wait(&id).await.state(), JobState::Succeeded);
     assert_eq!(member.lines("effects"), ["run"]);
+}
+
+/// The message of a job that runs for longer than the server stores messages is published again.
+#[tokio::test]
+async fn job_that_outlives_the_retention_runs_again() {
+    let mut fleet = TestFleet::start().await;
+    fleet.add_settings("result_retention = \"6s\"\n");
+    let member = fleet.start_member().await;
+    let request = SubmitJobRequest { retry_if_lost: true, ..command_job(COUNTED_WAIT) };
+    fleet.client.publish(&JobMessage::new("m-1", &request)).await;
+    member.wait_for_effects(1).await;
+    fleet.client.wait_for_old_message(3).await;
+
+    let member = member.restart().await;
+    member.wait_for_effects(2).await;
+    member.go();
+    let id = fleet_job_id("m-1");
+    let record = fleet.client.wait_for_end(&id).await;
+    assert_eq!((record.job.unwrap().state(), record.attempts), (JobState::Succeeded, 2));
+    // The copies of the message run nothing, and are acknowledged.
+    fleet.client.wait_for_ends(&[id]).await;
+    assert_eq!(member.lines("effects"), ["run", "run"]);
 }
 
 /// Without its record, the job would run again if its daemon died.

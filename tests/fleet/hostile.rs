@@ -223,6 +223,35 @@ async fn daemon_with_another_key_ends_no_job_of_others() {
     assert_eq!((member.lines("effects").len(), stranger.lines("effects").len()), (8, 0));
 }
 
+/// The daemon of a long job publishes its message again. One with another key leaves it alone.
+#[tokio::test]
+async fn daemon_with_another_key_buries_no_copy_of_a_claimed_job() {
+    let fleet = TestFleet::start().await;
+    let member = fleet.start_member().await;
+    let mut messages = fleet.client.subscribe("jig.jobs.>").await;
+    let mut jobs = fleet.jobs(&member);
+    let id = jobs.submit("m-1", fleet_job(COUNTED_WAIT)).await.job_id;
+    member.wait_for_effects(1).await;
+    fs::write(fleet.signing_key_file(), b"a signing key of another fleet, 32+ bytes").unwrap();
+    let stranger = fleet.start_member_beside(&member).await;
+
+    let Message { subject, headers, payload, .. } = next_message(&mut messages).await;
+    let mut headers = headers.unwrap();
+    headers.insert("Nats-Msg-Id", "copy");
+    let jetstream = fleet.client.jetstream();
+    let published = jetstream.publish_with_headers(subject, headers, payload).await.unwrap();
+    assert!(!published.await.unwrap().duplicate);
+    eventually("the other daemon gets the copy", async || {
+        stranger.daemon.log().contains("cannot verify a job")
+    })
+    .await;
+    member.go();
+    assert_eq!(jobs.wait(&id).await.state(), JobState::Succeeded);
+    fleet.client.wait_for_ends(&[id]).await;
+    let mut letters = jetstream.get_stream("JIG_JOBS_dead").await.unwrap();
+    assert_eq!(letters.info().await.unwrap().state.messages, 0);
+}
+
 #[tokio::test]
 async fn queue_without_key_rejects_unsigned_messages() {
     let mut fleet = TestFleet::start().await;

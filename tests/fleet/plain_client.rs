@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use async_nats::{
     ConnectOptions, HeaderMap,
-    jetstream::{self, kv},
+    jetstream::{self, kv, stream},
 };
 use futures_util::StreamExt as _;
 use hmac::{Hmac, KeyInit as _, Mac as _};
@@ -190,8 +190,30 @@ impl PlainClient {
 
     /// Messages of the stream, if the server answers.
     pub(super) async fn message_count(&self) -> Option<u64> {
+        Some(self.stream_state().await?.messages)
+    }
+
+    /// State of the stream, if the server answers.
+    pub(super) async fn stream_state(&self) -> Option<stream::State> {
         let mut stream = self.jetstream.get_stream("JIG_JOBS").await.ok()?;
-        Some(stream.info().await.ok()?.state.messages)
+        Some(stream.info().await.ok()?.state.clone())
+    }
+
+    /// Waits until the server has dropped the first message, and daemons have published so many.
+    pub(super) async fn wait_for_old_message(&self, published: u64) {
+        eventually("the first message is too old", async || {
+            let state = self.stream_state().await;
+            state.is_some_and(|state| state.first_sequence > 1 && state.last_sequence >= published)
+        })
+        .await;
+    }
+
+    /// Sets the maximum size of a stream.
+    pub(super) async fn set_max_bytes(&self, stream: &str, max_bytes: i64) {
+        let mut stream = self.jetstream.get_stream(stream).await.unwrap();
+        let mut config = stream.info().await.unwrap().config.clone();
+        config.max_bytes = max_bytes;
+        self.jetstream.update_stream(config).await.unwrap();
     }
 
     /// Starts to receive the messages of a subject.

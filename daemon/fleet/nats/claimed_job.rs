@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use async_nats::jetstream::{self, AckKind};
@@ -12,6 +12,7 @@ use super::{
     acknowledgement::acknowledge,
     bucket::RecordError,
     claims::{JobClaims, WonClaim},
+    jobs::PublishJobError,
 };
 use crate::{
     api::v1::{FleetJobRecord, FleetJobState, JobState},
@@ -51,6 +52,8 @@ pub(super) struct NatsClaim {
 struct StoredParts {
     /// When the record was stored last. `None` if that is unknown.
     record: Option<Instant>,
+    /// When the message was published last.
+    message: Option<Instant>,
     /// Whether the record is no longer that of the claim.
     is_superseded: bool,
 }
@@ -74,6 +77,7 @@ impl NatsClaim {
         let is_new = work.resumed_from.is_none();
         let stored = Mutex::new(StoredParts {
             record: is_new.then(Instant::now),
+            message: published_at(&message),
             is_superseded: false,
         });
         Self { claims, work, record, revision, stored, message, _in_flight: in_flight }
@@ -228,12 +232,12 @@ impl NatsClaim {
         }
     }
 
-    /// Stores the record of a job that still runs again, before the server drops it.
+    /// Stores the record and the message of a job that still runs again, before the server drops them.
     async fn renew_stored(&self) -> Result<(), SourceUnavailable> {
         let is_old = |stored: Option<Instant>| {
             stored.is_none_or(|stored| stored.elapsed() >= self.claims.result_retention / 2)
         };
-        let StoredParts { record, is_superseded } = *self.stored();
+        let StoredParts { record, message, is_superseded } = *self.stored();
         if is_superseded {
             return Ok(());
         }
@@ -241,7 +245,27 @@ impl NatsClaim {
         if is_old(record) || record < Some(self.claims.records_age.known_since()) {
             self.change_record(|_same| {}).await?;
         }
+        if is_old(message) && !self.stored().is_superseded {
+            self.publish_again().await;
+        }
         Ok(())
+    }
+
+    /// Publishes the message once more. If this daemon dies, others get it. Until then, its record says
+    /// that the job is claimed.
+    async fn publish_again(&self) {
+        match self.claims.publisher.publish_again(&self.message).await {
+            Ok(()) | Err(PublishJobError::NoSigningKey) => {}
+            // It has more headers than the first one.
+            Err(error @ PublishJobError::TooLarge) => {
+                tracing::warn!(%error, job = self.work.id, "no other daemon can take a job over");
+            }
+            Err(PublishJobError::Unavailable(error)) => {
+                tracing::warn!(%error, job = self.work.id, "cannot publish an old job again yet");
+                return;
+            }
+        }
+        self.stored().message = Some(Instant::now());
     }
 
     fn stored(&self) -> MutexGuard<'_, StoredParts> {
@@ -318,4 +342,13 @@ impl ClaimedWork for NatsClaim {
     ) -> BoxFuture<'a, FinishOutcome> {
         Box::pin(self.reject_job(error, stop))
     }
+}
+
+/// When the stream stored a message, as far as the clocks of server and daemon agree. `None` if that is
+/// unknown.
+fn published_at(message: &jetstream::Message) -> Option<Instant> {
+    let published = message.info().ok()?.published.unix_timestamp_nanos();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let age = i128::try_from(now.as_nanos()).ok()? - published;
+    Instant::now().checked_sub(Duration::from_nanos(u64::try_from(age).unwrap_or_default()))
 }

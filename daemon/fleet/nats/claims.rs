@@ -398,10 +398,9 @@ impl JobClaims {
     ) -> Result<bool, SourceUnavailable> {
         let Some((record, revision)) = self.records.get(id).await? else { return Ok(true) };
         let signature = single_header(message.headers.as_ref(), SIGNATURE_HEADER);
-        let is_published = record.state() == FleetJobState::Queued
-            && signature.is_ok_and(|signature| {
-                signature.is_some_and(|text| *Sha256::digest(text) == *record.signature_sha256)
-            });
+        let is_published = signature.is_ok_and(|signature| {
+            signature.is_some_and(|text| *Sha256::digest(text) == *record.signature_sha256)
+        });
         if !is_published {
             return Ok(true);
         }
@@ -410,8 +409,14 @@ impl JobClaims {
             job = id,
             "cannot verify a job that another daemon has published: give all daemons of the fleet the same fleet.signing_key_file"
         );
-        if message.info().map_or(1, |info| info.delivered) <= i64::from(self.max_deliveries) {
+        let deliveries = message.info().map_or(1, |info| info.delivered);
+        let state = record.state();
+        // The daemon that has claimed the job settles its messages.
+        if deliveries <= i64::from(self.max_deliveries) || state == FleetJobState::Claimed {
             return Ok(false);
+        }
+        if state != FleetJobState::Queued {
+            return Ok(true);
         }
         match self.records.update(id, &failed(id, &record, error), revision).await {
             Ok(_) => Ok(true),
