@@ -47,6 +47,11 @@ impl JobArtifacts {
         Some(Self { pipeline, workspace: job.workspace.clone(), session, step: job.step? })
     }
 
+    /// Workspace of the job.
+    pub(super) fn workspace(&self) -> &str {
+        &self.workspace
+    }
+
     /// Paths that the artifacts can have.
     pub(super) fn paths(&self) -> [String; 3] {
         StepId::artifact_paths(self.step)

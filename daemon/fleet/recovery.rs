@@ -39,7 +39,11 @@ impl FleetRecovery {
             match self.pipeline.jobs.find(&job.workspace, &job.local_id).await {
                 Ok(LiveOrEndedJob::Ended(snapshot)) => {
                     self.pipeline.held_jobs.release(&job.local_id);
-                    self.settle(&job, *snapshot).await;
+                    // One whose end cannot be stored must not delay the others. Each had a place.
+                    let recovery = Arc::clone(&self);
+                    task::spawn_tracked("ended fleet job of the last start", async move {
+                        recovery.settle(&job, *snapshot).await;
+                    });
                 }
                 Ok(LiveOrEndedJob::Live(handle)) => {
                     let recovery = Arc::clone(&self);

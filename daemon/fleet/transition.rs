@@ -41,6 +41,10 @@ pub(super) fn decide(
     let Some(found) = found else {
         return ClaimDecision::Claim;
     };
+    // It replaced a damaged record, so nothing else of the request is known.
+    if found.state() == FleetJobState::Ended && found.request_sha256.is_empty() {
+        return ClaimDecision::Ended;
+    }
     let in_other_workspace = !found.workspace.is_empty()
         && !message.workspace.is_empty()
         && found.workspace != message.workspace;
@@ -216,6 +220,14 @@ mod tests {
                 assert_eq!(decide_with(Some(&other)), ClaimDecision::Conflict);
             }
         }
+    }
+
+    #[test]
+    fn an_end_that_replaced_a_damaged_record_stays() {
+        let mine = FleetJobRecord { request_sha256: [][..].into(), ..claimed_by(&message(), "me") };
+        assert_eq!(decide_with(Some(&mine)), ClaimDecision::Conflict);
+        let ended = ended("fleet-1", &mine, Job::default());
+        assert_eq!(decide_with(Some(&ended)), ClaimDecision::Ended);
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod postgres_hosts;
 mod postgres_outages;
 mod postgres_rows;
 mod postgres_server;
+mod recovery;
 mod replicas;
 mod same_names;
 mod server_access;

@@ -76,7 +76,7 @@ fn replace_database_by_a_copy(member: &Member) {
     fs::rename(&copy, &database).unwrap();
 }
 
-async fn end_of(fleet: &TestFleet, name: &str) -> (JobState, u32) {
+pub(super) async fn end_of(fleet: &TestFleet, name: &str) -> (JobState, u32) {
     let record = fleet.client.wait_for_end(&fleet_job_id(name)).await;
     (record.job.unwrap().state(), record.attempts)
 }
@@ -136,11 +136,15 @@ async fn claim_without_a_job_is_lost_if_the_database_is_a_copy() {
     assert_eq!(member.lines("effects"), [""; 0]);
 }
 
-/// Starts a daemon that has claimed two jobs, and runs one of them.
-async fn start_with_a_queued_job(fleet: &mut TestFleet) -> Member {
+/// Starts a daemon that runs one job of the queue at a time.
+pub(super) async fn start_slow_member(fleet: &mut TestFleet) -> Member {
     fleet.keys.add_key("slow", "invoke", &["--concurrent-calls", "1"]);
     fleet.set_queues(&fleet.queues.replace("\"ci\"", "\"slow\""));
-    let member = fleet.start_member().await;
+    fleet.start_member().await
+}
+
+/// Has a slow daemon claim two jobs, and run one of them.
+pub(super) async fn publish_two(fleet: &TestFleet, member: &Member) {
     let client = &fleet.client;
     client.publish(&JobMessage::new("running", &command_job(COUNTED_WAIT))).await;
     member.wait_for_effects(1).await;
@@ -151,14 +155,14 @@ async fn start_with_a_queued_job(fleet: &mut TestFleet) -> Member {
         records.is_ok_and(|records| records.count() > 0)
     })
     .await;
-    member
 }
 
 /// A job that waits at a daemon when it dies does not begin there after another one has ended it.
 #[tokio::test]
 async fn queued_job_that_was_given_up_does_not_begin() {
     let mut fleet = TestFleet::start().await;
-    let mut first = start_with_a_queued_job(&mut fleet).await;
+    let mut first = start_slow_member(&mut fleet).await;
+    publish_two(&fleet, &first).await;
     let second = fleet.start_member_beside(&first).await;
     first.kill().await;
     assert_eq!(end_of(&fleet, "running").await.0, JobState::Lost);
@@ -183,7 +187,8 @@ async fn queued_job_that_was_given_up_does_not_begin() {
 #[tokio::test]
 async fn queued_job_is_lost_if_the_database_is_a_copy() {
     let mut fleet = TestFleet::start().await;
-    let mut member = start_with_a_queued_job(&mut fleet).await;
+    let mut member = start_slow_member(&mut fleet).await;
+    publish_two(&fleet, &member).await;
     member.kill().await;
     replace_database_by_a_copy(&member);
 

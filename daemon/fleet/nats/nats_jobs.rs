@@ -270,11 +270,15 @@ fn record_of(request: SubmitJobRequest) -> FleetJobRecord {
 
 /// Requires that a submission with a known request id is a repetition.
 fn require_same_submission(existing: &FleetJobRecord, new: &FleetJobRecord) -> Result<(), Error> {
+    // The end replaced a damaged record. Of its submission, only the principal is known.
+    let is_same_end = existing.state() == FleetJobState::Ended
+        && existing.request_sha256.is_empty()
+        && existing.principal == new.principal;
     let identity = |record: &FleetJobRecord| {
         let FleetJobRecord { principal, workspace, session, request_sha256, .. } = record.clone();
         (principal, workspace, session, request_sha256)
     };
-    if identity(existing) == identity(new) {
+    if is_same_end || identity(existing) == identity(new) {
         return Ok(());
     }
     let text = "the queue has another job with this jig-request-id: give each job an id of its own";
@@ -310,7 +314,15 @@ mod tests {
         };
         assert!(require_same_submission(&running, &record).is_ok());
 
+        let replaced = FleetJobRecord {
+            state: FleetJobState::Ended.into(),
+            principal: "key:ci".to_owned(),
+            ..FleetJobRecord::default()
+        };
+        assert!(require_same_submission(&replaced, &record).is_ok());
+
         for other in [
+            FleetJobRecord { principal: "key:other".to_owned(), ..replaced },
             FleetJobRecord { principal: "key:other".to_owned(), ..record.clone() },
             FleetJobRecord { workspace: "other".to_owned(), ..record.clone() },
             FleetJobRecord { request_sha256: vec![2].into(), ..record.clone() },

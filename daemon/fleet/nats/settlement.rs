@@ -5,9 +5,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{bucket::RecordError, claims::JobClaims};
 use crate::{
-    api::v1::{FleetJobRecord, FleetJobState, JobState},
+    api::v1::{FleetJobRecord, FleetJobState, Job, JobState},
     daemon::fleet::{
         backoff::retry,
+        job_artifacts::JobArtifacts,
         transition::{ended, is_claim_of, may_run_again, requeued},
         work_source::{JobEnd, SourceUnavailable},
     },
@@ -47,8 +48,13 @@ impl JobClaims {
         stop: &CancellationToken,
     ) -> Result<bool, RecordError> {
         let job = &end.job;
-        let Some((own, revision)) = self.own_claim(id, claim).await? else {
-            return Ok(true);
+        let (own, revision) = match self.own_claim(id, claim).await? {
+            None => return Ok(true),
+            Some((Ok(own), revision)) => (own, revision),
+            Some((Err(error), revision)) => {
+                tracing::warn!(%error, job = id, "replacing a damaged record of a fleet job");
+                (rebuilt_claim(end, &self.identity.daemon_id), revision)
+            }
         };
         let is_lost = job.state() == JobState::Lost;
         // Its message is needed, for the dead letters: it is delivered again.
@@ -76,12 +82,38 @@ impl JobClaims {
         Ok(true)
     }
 
+    /// Returns the record of a claim, and its revision. An error in place of the record: it is damaged,
+    /// so no other daemon claims the job.
     async fn own_claim(
         &self,
         id: &str,
         claim: &str,
-    ) -> Result<Option<(FleetJobRecord, u64)>, SourceUnavailable> {
-        let found = self.records.get(id).await?;
-        Ok(found.filter(|(record, _)| is_claim_of(record, &self.identity.daemon_id, claim)))
+    ) -> Result<Option<(Result<FleetJobRecord, SourceUnavailable>, u64)>, SourceUnavailable> {
+        let daemon_id = &self.identity.daemon_id;
+        let is_own = |record: &FleetJobRecord| is_claim_of(record, daemon_id, claim);
+        let found = self.records.read(id).await?;
+        Ok(found.filter(|(record, _)| record.as_ref().map_or(true, is_own)))
+    }
+}
+
+/// The record of a claim, as far as the job of this daemon says. It has no digest of the request, and
+/// permits no repetition.
+fn rebuilt_claim(end: &JobEnd, daemon_id: &str) -> FleetJobRecord {
+    let Job { queue, tool, dialect, priority, session, principal, submit_time, .. } = &end.job;
+    let workspace = end.artifacts.as_ref().map(JobArtifacts::workspace);
+    FleetJobRecord {
+        state: FleetJobState::Claimed.into(),
+        queue: queue.clone(),
+        workspace: workspace.unwrap_or_default().to_owned(),
+        tool: tool.clone(),
+        dialect: dialect.clone(),
+        priority: *priority,
+        session: session.clone(),
+        principal: principal.clone(),
+        daemon_id: daemon_id.to_owned(),
+        attempts: 1,
+        submit_time: *submit_time,
+        claim_time: *submit_time,
+        ..FleetJobRecord::default()
     }
 }
