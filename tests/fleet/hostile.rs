@@ -310,6 +310,25 @@ async fn damaged_record_blocks_only_its_own_job() {
     assert_eq!(member.lines("effects"), [""; 0]);
 }
 
+/// Bytes of another kind can decode to fields that are unknown.
+#[tokio::test]
+async fn record_without_known_fields_is_damaged() {
+    let fleet = TestFleet::start().await;
+    let member = fleet.start_member().await;
+    fleet.client.publish(&JobMessage::new("m-1", &command_job(COUNTED_WAIT))).await;
+    member.wait_for_effects(1).await;
+    let id = fleet_job_id("m-1");
+    let unknown = b"\xfa\x01\x01\x41";
+    assert!(FleetJobRecord::decode(&unknown[..]).is_ok());
+    fleet.client.records().await.put(&id, unknown[..].into()).await.unwrap();
+
+    let refusal = fleet.jobs(&member).try_get(&id).await.unwrap_err();
+    assert_eq!(refusal.reason, "FLEET_UNAVAILABLE", "{refusal:?}");
+    member.go();
+    let record = fleet.client.wait_for_end(&id).await;
+    assert_eq!(record.job.unwrap().state(), JobState::Succeeded);
+}
+
 /// Plain programs read records. With the signature, they could publish the message again when the
 /// record has expired.
 #[tokio::test]

@@ -142,6 +142,30 @@ async fn watch_has_the_output_of_an_outage() {
     assert_eq!(watched.states.last(), Some(&JobState::Succeeded));
 }
 
+/// The watch and the job outlive the bucket of records.
+#[tokio::test]
+async fn watch_continues_after_its_record_was_deleted() {
+    let fleet = TestFleet::start().await;
+    let observer = fleet.start_observer().await;
+    let worker = fleet.start_member_beside(&observer).await;
+    let mut jobs = fleet.jobs(&observer);
+    let line = "echo one; until [ -e go ]; do sleep 0.05; done; echo two";
+    let id = jobs.submit("m-1", fleet_job(line)).await.job_id;
+    let mut stream = watch(&mut jobs, &id).await;
+    let mut watched = WatchedEvents::default();
+    while watched.stdout.is_empty() {
+        assert!(promptly("output arrives", watched.read_next(&mut stream, (0, 0))).await);
+    }
+
+    fleet.client.jetstream().delete_stream("KV_JIG_JOBS_records").await.unwrap();
+    worker.go();
+    fleet.client.wait_for_end(&id).await;
+    let reading = async { while watched.read_next(&mut stream, (0, 0)).await {} };
+    tokio::time::timeout(super::plain_client::MAX_FLEET_TIME, reading).await.unwrap();
+    assert_eq!(watched.stdout, b"one\ntwo\n");
+    assert_eq!(watched.states.last(), Some(&JobState::Succeeded));
+}
+
 #[tokio::test]
 async fn watch_and_wait_end_when_the_record_expires() {
     let mut fleet = TestFleet::start().await;

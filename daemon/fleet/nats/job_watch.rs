@@ -109,7 +109,7 @@ impl FleetJobWatch {
         offsets: [u64; 2],
     ) -> Result<Self, SourceUnavailable> {
         Ok(Self {
-            records: session.records().await?.watch(&id).await?,
+            records: session.records().await?.watch(&id),
             session,
             id,
             record: None,

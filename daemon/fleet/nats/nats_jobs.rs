@@ -43,10 +43,6 @@ const MAX_HEADER_BYTES: usize = 4096;
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Attempts to change a record that another daemon changes at the same time.
 const MAX_ATTEMPTS: usize = 10;
-/// Delay before a watch of a record that has failed begins again.
-const WATCH_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Attempts to watch a record, which is about the time that a server takes to restart.
-const MAX_WATCH_ATTEMPTS: usize = 10;
 
 /// The jobs of a fleet, by the records on its NATS servers.
 #[derive(Debug, Clone)]
@@ -123,34 +119,24 @@ impl NatsJobs {
         to_fleet_job(id, record, self.0.result_retention())
     }
 
-    /// Waits for the end of a job. A failed watch is repeated for some time.
+    /// Waits for the end of a job.
     async fn wait_for_end(
         &self,
         id: &str,
         until: Option<Instant>,
     ) -> Result<Option<FleetJob>, Error> {
-        let mut attempts = 0;
-        loop {
-            let error = tokio::select! {
-                biased;
-                watched = self.watch_until_end(id) => match watched {
-                    Ok(record) => return Ok(record.map(|record| self.to_job(id, record))),
-                    Err(error) => error,
-                },
-                () = task::sleep_until(until) => return Ok(self.find_job(id).await?),
-            };
-            attempts += 1;
-            if attempts == MAX_WATCH_ATTEMPTS {
-                return Err(error.into());
+        tokio::select! {
+            biased;
+            watched = self.watch_until_end(id) => {
+                Ok(watched?.map(|record| self.to_job(id, record)))
             }
-            let retry = Instant::now() + WATCH_RETRY_INTERVAL;
-            task::sleep_until(Some(until.map_or(retry, |until| retry.min(until)))).await;
+            () = task::sleep_until(until) => Ok(self.find_job(id).await?),
         }
     }
 
     /// Waits until the job has ended. Returns `None` if its record expires before.
     async fn watch_until_end(&self, id: &str) -> Result<Option<FleetJobRecord>, SourceUnavailable> {
-        let mut records = self.0.records().await?.watch(id).await?;
+        let mut records = self.0.records().await?.watch(id);
         loop {
             let record = records.next().await?;
             if record.as_ref().is_none_or(|record| record.state() == FleetJobState::Ended) {

@@ -22,11 +22,18 @@ use tokio::time::timeout_at;
 use tokio_stream::StreamExt as _;
 
 use super::bucket::{RecordError, create_key, is_deletion, read_key, replace_key};
-use crate::{api::v1::FleetJobRecord, daemon::fleet::work_source::SourceUnavailable};
+use crate::{
+    api::v1::{FleetJobRecord, FleetJobState},
+    daemon::{fleet::work_source::SourceUnavailable, task},
+};
 
 /// How often a watch looks whether its record is there still, if the bucket stores records for
 /// longer: the server tells no watcher that a record has expired.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// Delay before a watch that has failed begins again.
+const WATCH_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Attempts to watch a record, which is about the time that a server takes to restart.
+const MAX_WATCH_ATTEMPTS: usize = 10;
 
 /// The bucket of records.
 #[derive(Debug, Clone)]
@@ -93,17 +100,18 @@ impl FleetRecords {
     }
 
     /// Watches a record: first the current one, if there is one, then each change.
-    pub(crate) async fn watch(&self, id: &str) -> Result<RecordWatch, SourceUnavailable> {
-        let changes = self.open_changes(id).await?;
+    pub(crate) fn watch(&self, id: &str) -> RecordWatch {
         let max_age = self.bucket.stream.cached_info().config.max_age;
         let check_interval = max_age.min(MAX_CHECK_INTERVAL);
-        Ok(RecordWatch {
+        RecordWatch {
             records: self.clone(),
             id: id.to_owned(),
-            changes: Some(changes),
+            changes: None,
             check_interval,
             next_check: Instant::now() + check_interval,
-        })
+            failures: 0,
+            retry: None,
+        }
     }
 
     /// Subscribes to a record: the current one, then each change.
@@ -128,10 +136,14 @@ impl FleetRecords {
 pub(crate) struct RecordWatch {
     records: FleetRecords,
     id: String,
-    /// `None` if they must be opened again.
+    /// `None` if they must be opened.
     changes: Option<push::Ordered>,
     check_interval: Duration,
     next_check: Instant,
+    /// Since the last record.
+    failures: usize,
+    /// When to open the changes again after a failure.
+    retry: Option<Instant>,
 }
 
 impl fmt::Debug for RecordWatch {
@@ -141,11 +153,36 @@ impl fmt::Debug for RecordWatch {
 }
 
 impl RecordWatch {
-    /// Waits for the next record. Returns `None` if there is none any more. Cancel safe.
-    ///
+    /// Waits for the next record. Returns `None` if there is none any more. Repeats a failed watch for
+    /// some time. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Result<Option<FleetJobRecord>, SourceUnavailable> {
+        loop {
+            if self.retry.is_some() {
+                task::sleep_until(self.retry).await;
+            }
+            match self.try_next().await {
+                Ok(record) => {
+                    self.failures = 0;
+                    self.retry = None;
+                    return Ok(record);
+                }
+                Err(error) => {
+                    tracing::debug!(%error, job = self.id, "the watch of a record failed");
+                    self.records.note_failure();
+                    self.failures += 1;
+                    self.changes = None;
+                    self.retry = Some(Instant::now() + WATCH_RETRY_INTERVAL);
+                    if self.failures >= MAX_WATCH_ATTEMPTS {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+
     /// A program that may create consumers can have the server deliver messages to any subject. Those
     /// with the subject of the record are the record.
-    pub(crate) async fn next(&mut self) -> Result<Option<FleetJobRecord>, SourceUnavailable> {
+    async fn try_next(&mut self) -> Result<Option<FleetJobRecord>, SourceUnavailable> {
         let subject = self.records.subject(&self.id);
         loop {
             let changes = match &mut self.changes {
@@ -174,6 +211,12 @@ impl RecordWatch {
 }
 
 fn decode(record: bytes::Bytes) -> Result<FleetJobRecord, SourceUnavailable> {
-    let malformed = |error| SourceUnavailable(format!("a record is malformed: {error}"));
-    FleetJobRecord::decode(record).map_err(malformed)
+    let malformed =
+        |problem: &dyn fmt::Display| SourceUnavailable(format!("a record is malformed: {problem}"));
+    let record = FleetJobRecord::decode(record).map_err(|error| malformed(&error))?;
+    // Bytes of another kind can decode to fields that are unknown.
+    if record.state() == FleetJobState::Unspecified || record.queue.is_empty() {
+        return Err(malformed(&"it has no state or no queue"));
+    }
+    Ok(record)
 }
