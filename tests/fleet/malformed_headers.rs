@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// First line of headers, and a line after the id of the message.
-const MALFORMED: [(&str, &[u8]); 6] = [
+const MALFORMED: [(&str, &[u8]); 9] = [
     // The library panics.
     ("NATS/1.0", b"Jig-Session: a\rb"),
     ("NATS/1.0", b"Jig-Session: M\xfcller"),
@@ -26,6 +26,10 @@ const MALFORMED: [(&str, &[u8]); 6] = [
     ("NATS/1.0", b"foo bar: x"),
     ("NATS/1.0", b"M\xc3\xbcller: x"),
     ("NATS/2.0", b""),
+    // A line that begins with a blank, and continues no value.
+    ("NATS/1.0\r\n foo", b""),
+    ("NATS/1.0", b"\r\n foo"),
+    ("NATS/1.0", b"\r\n\x0b: x"),
 ];
 
 /// Returns headers with a message id of their own.

@@ -94,11 +94,14 @@ fn is_readable(headers: &[u8]) -> bool {
     let Ok(text) = str::from_utf8(headers) else { return false };
     let mut lines = text.lines();
     let is_name = |name: &str| name.bytes().all(|byte| byte.is_ascii_graphic());
+    // A line continues a value only directly after its header, or after a line that continues it.
+    let mut may_continue = false;
     lines.next() == Some("NATS/1.0")
         && lines.all(|line| {
-            let is_continuation = line.is_empty() || line.starts_with(char::is_whitespace);
+            let is_continuation = may_continue && line.starts_with(char::is_whitespace);
             let is_field = || line.split_once(':').is_some_and(|(name, _)| is_name(name));
-            !line.contains('\r') && (is_continuation || is_field())
+            may_continue = !line.is_empty();
+            !line.contains('\r') && (line.is_empty() || is_continuation || is_field())
         })
 }
 
@@ -111,7 +114,8 @@ mod tests {
         for headers in [
             "NATS/1.0\r\n\r\n",
             "NATS/1.0\r\nA: b\r\nEmpty:\r\n\r\n",
-            "NATS/1.0\r\nA: b:\u{fc}\r\n  c\r\n\r\n",
+            "NATS/1.0\r\nA: b:\u{fc}\r\n  c\r\n\td\r\n\r\n",
+            "NATS/1.0\r\n\r\nA: b\r\n\r\n",
         ] {
             assert!(is_readable(headers.as_bytes()), "{headers:?}");
         }
@@ -123,6 +127,10 @@ mod tests {
             "NATS/1.0\r\n\u{fc}: c\r\n\r\n",
             "NATS/1.0\r\nA: b\rc\r\n\r\n",
             "NATS/1.0\r\nA: b\r\n c\rd\r\n\r\n",
+            "NATS/1.0\r\n b\r\nA: b\r\n\r\n",
+            "NATS/1.0\r\n b: c\r\n\r\n",
+            "NATS/1.0\r\nA: b\r\n\r\n c\r\n\r\n",
+            "NATS/1.0\r\nA: b\r\n\r\n\u{b}: c\r\n\r\n",
         ] {
             assert!(!is_readable(headers.as_bytes()), "{headers:?}");
         }
