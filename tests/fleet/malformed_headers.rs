@@ -128,3 +128,24 @@ async fn requests_with_malformed_headers_do_not_deafen_a_daemon() {
     let record = fleet.client.wait_for_end(&id).await;
     assert_eq!((record.job.unwrap().state(), record.attempts), (JobState::Cancelled, 1));
 }
+
+/// The library's task ends, as it does not with other malformed headers. That is no failure of the
+/// server, after which the daemon would wait.
+#[tokio::test]
+async fn carriage_returns_are_no_failure_of_the_server() {
+    let fleet = TestFleet::start().await;
+    let client = &fleet.client;
+    let mut dead_letters = client.subscribe("jig.dead.>").await;
+    let member = fleet.start_member().await;
+    client.publish(&JobMessage::new("first", &command_job("true"))).await;
+    client.wait_for_end(&fleet_job_id("first")).await;
+    for round in 0..15 {
+        let headers = headers_with_id(MALFORMED[0], &format!("bad-{round}"));
+        publish_raw(fleet.server.port(), "jig.jobs.build.main", &headers, b"").await;
+        next_message(&mut dead_letters).await;
+    }
+    client.publish(&JobMessage::new("last", &command_job("true"))).await;
+    client.wait_for_end(&fleet_job_id("last")).await;
+    let log = member.daemon.log();
+    assert!(!log.contains("cannot take jobs of the fleet"), "{log}");
+}

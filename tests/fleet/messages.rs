@@ -3,14 +3,16 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use jig::api::v1::{FleetJobState, InvokeResponse, JobState};
 use prost::Message as _;
 use serde_json::json;
-use tokio::io::AsyncReadExt as _;
+use tokio::{io::AsyncReadExt as _, time::sleep};
 
 use super::{
-    SIGNING_KEY, TestFleet,
-    plain_client::{JobMessage, fleet_job_id},
+    Member, SIGNING_KEY, TestFleet,
+    nats_proxy::NatsProxy,
+    plain_client::{JobMessage, fleet_job_id, queue_job_id},
 };
 use crate::{
     jobs::{command_job, tool_job},
@@ -226,5 +228,38 @@ async fn messages_of_two_subjects_at_once_run_at_once() {
         for name in names {
             fleet.client.wait_for_end(&fleet_job_id(&name)).await;
         }
+    }
+}
+
+/// As above, with several queues, on a network with a usual delay: requests of the other queues are on
+/// their way while the server sends a message.
+#[tokio::test]
+async fn messages_of_many_subjects_at_once_run_at_once() {
+    let mut fleet = TestFleet::start().await;
+    fleet.set_times("10m", "10m");
+    let queues = ["build", "second", "third"];
+    let tables = queues.map(|queue| fleet.queues.replace("build", queue)).concat();
+    let proxy = NatsProxy::start_with_delay(fleet.server.port(), Duration::from_millis(15));
+    let setup = fleet.setup(&[&proxy.url()], &tables);
+    let _member = Member { daemon: setup.start().await, proxy };
+
+    let mut random = fastrand::Rng::with_seed(28);
+    for round in 0..10 {
+        let mut publishing = Vec::new();
+        for (queue, workspace) in queues.iter().flat_map(|queue| [(queue, ""), (queue, ".main")]) {
+            let name = format!("{round}{workspace}");
+            let message = JobMessage::new(&format!("{queue}-{name}"), &command_job("true"))
+                .subject(&format!("jig.jobs.{queue}{workspace}"))
+                .header("Jig-Session", &format!("{queue}{}", workspace.len()));
+            let moment = Duration::from_millis(random.u64(0..60));
+            let client = &fleet.client;
+            publishing.push(async move {
+                // Acts at a random moment.
+                sleep(moment).await;
+                client.publish(&message).await;
+                client.wait_for_end(&queue_job_id(queue, &format!("{queue}-{name}"))).await;
+            });
+        }
+        join_all(publishing).await;
     }
 }

@@ -3,9 +3,9 @@
 use std::{
     io::{self, BufRead as _, BufReader, Read, Write},
     net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
-    sync::{Arc, Condvar, Mutex, MutexGuard},
+    sync::{Arc, Condvar, Mutex, MutexGuard, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Bytes that a slow link passes at once.
@@ -25,6 +25,8 @@ pub(super) struct NatsProxy {
 struct Link {
     state: Mutex<LinkState>,
     changed: Condvar,
+    /// In each direction.
+    delay: Duration,
 }
 
 #[derive(Debug)]
@@ -40,8 +42,19 @@ struct LinkState {
     streams: Vec<TcpStream>,
 }
 
+/// A stream whose bytes arrive later. It takes more of them meanwhile.
+struct DelayedStream {
+    delay: Duration,
+    sender: mpsc::Sender<(Instant, Vec<u8>)>,
+}
+
 impl NatsProxy {
     pub(super) fn start(server_port: u16) -> Self {
+        Self::start_with_delay(server_port, Duration::ZERO)
+    }
+
+    /// A proxy on which bytes take a while, in each direction.
+    pub(super) fn start_with_delay(server_port: u16, delay: Duration) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let state = LinkState {
@@ -52,7 +65,7 @@ impl NatsProxy {
             is_slow: false,
             streams: Vec::new(),
         };
-        let link = Arc::new(Link { state: Mutex::new(state), changed: Condvar::new() });
+        let link = Arc::new(Link { state: Mutex::new(state), changed: Condvar::new(), delay });
 
         // The thread runs until the test process ends: there are few such threads.
         let accepting = Arc::clone(&link);
@@ -141,9 +154,18 @@ impl Link {
         close(&server, &client);
     }
 
+    fn writer(&self, stream: &TcpStream) -> io::Result<Box<dyn Write>> {
+        let stream = stream.try_clone()?;
+        if self.delay.is_zero() {
+            return Ok(Box::new(stream));
+        }
+        Ok(Box::new(DelayedStream::new(stream, self.delay)))
+    }
+
     /// Forwards the client's messages one by one, except dropped ones.
-    fn forward_to_server(&self, client: &TcpStream, mut server: &TcpStream) -> io::Result<()> {
-        let mut client = BufReader::new(client);
+    fn forward_to_server(&self, stream: &TcpStream, server: &TcpStream) -> io::Result<()> {
+        let mut client = BufReader::new(stream);
+        let mut server = self.writer(server)?;
         loop {
             let mut message = Vec::new();
             if client.read_until(b'\n', &mut message)? == 0 {
@@ -161,7 +183,8 @@ impl Link {
         }
     }
 
-    fn forward_to_client(&self, mut server: &TcpStream, mut client: &TcpStream) -> io::Result<()> {
+    fn forward_to_client(&self, mut server: &TcpStream, client: &TcpStream) -> io::Result<()> {
+        let mut client = self.writer(client)?;
         let mut buffer = [0; 64 << 10];
         loop {
             let is_slow = self.lock().is_slow;
@@ -177,6 +200,34 @@ impl Link {
             drop(self.wait_until_open());
             client.write_all(&buffer[..size])?;
         }
+    }
+}
+
+impl DelayedStream {
+    fn new(mut stream: TcpStream, delay: Duration) -> Self {
+        let (sender, receiver) = mpsc::channel::<(Instant, Vec<u8>)>();
+        thread::spawn(move || {
+            for (time, bytes) in receiver {
+                // Paces the link.
+                thread::sleep(time.saturating_duration_since(Instant::now()));
+                if stream.write_all(&bytes).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { delay, sender }
+    }
+}
+
+impl Write for DelayedStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let delayed = (Instant::now() + self.delay, bytes.to_vec());
+        self.sender.send(delayed).map_err(|_closed| io::ErrorKind::BrokenPipe)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -1,6 +1,12 @@
 //! The connection to the NATS servers. It connects by itself, and again after each failure.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use async_nats::{
     Client, ClientError, ConnectErrorKind, ConnectOptions, Event, ServerAddr,
@@ -31,6 +37,8 @@ pub(super) struct NatsConnection {
     jetstream: jetstream::Context,
     /// Since when the connection stands. `None` while it does not.
     connected_since: watch::Receiver<Option<Instant>>,
+    /// Whether a request or a subscription has found the end of the library's task.
+    has_ended: Arc<AtomicBool>,
 }
 
 /// Why the daemon cannot begin to connect: the configuration is invalid.
@@ -90,7 +98,7 @@ impl NatsConnection {
             .timeout(REQUEST_TIMEOUT)
             .ack_timeout(REQUEST_TIMEOUT)
             .build(client.clone());
-        Ok(Self { client, jetstream, connected_since })
+        Ok(Self { client, jetstream, connected_since, has_ended: Arc::default() })
     }
 
     pub(super) fn client(&self) -> &Client {
@@ -108,7 +116,12 @@ impl NatsConnection {
 
     /// Whether the library's task has ended, by a panic: it never connects again.
     pub(super) fn has_ended(&self) -> bool {
-        self.connected_since.has_changed().is_err()
+        self.has_ended.load(Ordering::Relaxed) || self.connected_since.has_changed().is_err()
+    }
+
+    /// Notes that the library's task has ended: it drops its subscriptions first, and its state later.
+    pub(super) fn note_end(&self) {
+        self.has_ended.store(true, Ordering::Relaxed);
     }
 
     /// How long the connection has stood without a break.

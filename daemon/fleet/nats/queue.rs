@@ -1,8 +1,9 @@
 //! One queue of the fleet on NATS: fetches messages, and claims their jobs.
 
 use std::{
+    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use async_nats::jetstream;
@@ -13,7 +14,7 @@ use super::{
     claimed_job::NatsClaim,
     claims::JobClaims,
     connection::NatsConnection,
-    pull::{Arrival, Pull},
+    pull::{Arrival, FETCH_TIMEOUT, FETCH_WAIT, IdlePull, Pull},
     session::NatsSession,
 };
 use crate::daemon::{
@@ -21,11 +22,6 @@ use crate::daemon::{
     fleet::work_source::{ClaimedWork, SourceUnavailable, WorkSource},
     task::{self, BoxFuture},
 };
-
-/// Time that a request for messages waits on the server. It is lost if the server restarts.
-const FETCH_WAIT: Duration = Duration::from_secs(20);
-/// Time limit of a request for the messages that there are.
-const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A queue, as this daemon takes jobs from it.
 #[derive(Debug)]
@@ -43,6 +39,8 @@ struct OpenedConsumers {
     connected_since: [Option<Instant>; 2],
     /// Names. None after an error: they are opened again.
     consumers: Vec<String>,
+    /// The requests that wait for messages. They stay open from one fetch to the next.
+    waiting: Option<IdlePull>,
 }
 
 impl OpenedConsumers {
@@ -115,11 +113,7 @@ impl NatsQueue {
         stop: &CancellationToken,
     ) -> Result<Vec<jetstream::Message>, SourceUnavailable> {
         let mut opened = self.open_consumers().await?;
-        let fetched = async {
-            let messages = self.fetch_present(&opened, max).await?;
-            if messages.is_empty() { self.await_message(&opened, stop).await } else { Ok(messages) }
-        };
-        let fetched = match fetched.await {
+        let fetched = match self.fetch_opened(&mut opened, max, stop).await {
             Ok(messages) => {
                 // The subject that was first goes to the end, so that no other waits forever.
                 opened.consumers.rotate_left(1);
@@ -133,6 +127,33 @@ impl NatsQueue {
             }
         };
         *self.lock_opened() = Some(opened);
+        fetched
+    }
+
+    async fn fetch_opened(
+        &self,
+        opened: &mut OpenedConsumers,
+        max: usize,
+        stop: &CancellationToken,
+    ) -> Result<Vec<jetstream::Message>, SourceUnavailable> {
+        let waiting = match opened.waiting.take() {
+            Some(waiting) => waiting.resume().await,
+            None => None,
+        };
+        let mut waiting = match waiting {
+            Some(waiting) => waiting,
+            None => self.open_pull(opened).await?,
+        };
+        let fetched = async {
+            let messages = self.fetch_present(opened, max).await?;
+            if messages.is_empty() {
+                self.await_message(opened, &mut waiting, stop).await
+            } else {
+                Ok(messages)
+            }
+        };
+        let fetched = fetched.await;
+        opened.waiting = Some(waiting.idle());
         fetched
     }
 
@@ -157,7 +178,7 @@ impl NatsQueue {
                     Arrival::Message(message) => messages.push(*message),
                     Arrival::Done => break,
                     Arrival::Failed(error) => {
-                        pull.cancel();
+                        drop(pull.idle());
                         // What was fetched before is claimed. The next fetch reports the error.
                         return if messages.is_empty() { Err(error) } else { Ok(messages) };
                     }
@@ -175,30 +196,34 @@ impl NatsQueue {
     async fn await_message(
         &self,
         opened: &OpenedConsumers,
+        pull: &mut Pull,
         stop: &CancellationToken,
     ) -> Result<Vec<jetstream::Message>, SourceUnavailable> {
-        let mut pull = self.open_pull(opened).await?;
-        for consumer in &opened.consumers {
-            pull.request(self.session.stream(), consumer, 1, Some(FETCH_WAIT)).await?;
-        }
-        let arrival = tokio::select! {
-            biased;
-            arrival = pull.next() => arrival,
-            () = stop.cancelled() => Arrival::Done,
-            () = opened.broken() => Arrival::Done,
-            // The server has lost the requests.
-            () = sleep(FETCH_WAIT + FETCH_TIMEOUT) => Arrival::Done,
-        };
-        pull.cancel();
-        match arrival {
-            Arrival::Message(message) => Ok(vec![*message]),
-            Arrival::Done => Ok(Vec::new()),
-            Arrival::Failed(error) => Err(error),
+        let mut end = pin!(sleep(FETCH_WAIT));
+        loop {
+            for consumer in &opened.consumers {
+                if !pull.has_request(consumer) {
+                    pull.request(self.session.stream(), consumer, 1, Some(FETCH_WAIT)).await?;
+                }
+            }
+            let arrival = tokio::select! {
+                biased;
+                arrival = pull.next() => arrival,
+                () = stop.cancelled() => return Ok(Vec::new()),
+                () = opened.broken() => return Ok(Vec::new()),
+                () = &mut end => return Ok(Vec::new()),
+            };
+            match arrival {
+                Arrival::Message(message) => return Ok(vec![*message]),
+                // A request has expired, and is made again.
+                Arrival::Done => {}
+                Arrival::Failed(error) => return Err(error),
+            }
         }
     }
 
     async fn open_pull(&self, opened: &OpenedConsumers) -> Result<Pull, SourceUnavailable> {
-        Pull::open(opened.inbound.client(), self.session.connection().jetstream()).await
+        Pull::open(&opened.inbound, self.session.connection().jetstream()).await
     }
 
     /// Opens the consumers, unless they are open. If only the connection for messages has broken, one of
@@ -221,7 +246,7 @@ impl NatsQueue {
         let consumers = self.session.open_consumers(&self.queue).await?;
         let inbound = self.session.inbound().await?;
         let connected_since = [inbound.connected_since(), connection.connected_since()];
-        Ok(OpenedConsumers { inbound, connected_since, consumers })
+        Ok(OpenedConsumers { inbound, connected_since, consumers, waiting: None })
     }
 
     fn lock_opened(&self) -> MutexGuard<'_, Option<OpenedConsumers>> {
