@@ -9,8 +9,8 @@ use tokio::{
 };
 
 use super::{
-    COUNTED_WAIT, TestFleet,
-    plain_client::{JobMessage, MAX_FLEET_TIME, fleet_job_id, next_message},
+    COUNTED_WAIT, Member, TestFleet,
+    plain_client::{JobMessage, MAX_FLEET_TIME, fleet_job_id, next_message, queue_job_id},
 };
 use crate::{
     jobs::command_job,
@@ -38,21 +38,36 @@ fn headers_with_id((version, line): (&str, &[u8]), id: &str) -> Vec<u8> {
     [start.as_bytes(), line, b"\r\n\r\n"].concat()
 }
 
-/// Publishes a message whose headers no library would send.
-async fn publish_raw(port: u16, subject: &str, headers: &[u8], body: &[u8]) {
+/// A message as the protocol has it, with headers that no library would send.
+struct RawMessage<'a> {
+    subject: &'a str,
+    headers: Vec<u8>,
+    body: &'a [u8],
+}
+
+/// Publishes messages, all at once.
+async fn publish_raw(port: u16, messages: &[RawMessage<'_>]) {
     let publishing = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-        let (length, total) = (headers.len(), headers.len() + body.len());
-        let connect = r#"CONNECT {"verbose":false,"headers":true}"#;
-        let command = format!("{connect}\r\nHPUB {subject} {length} {total}\r\n");
-        let parts = [command.as_bytes(), headers, body, b"\r\nPING\r\n"];
-        stream.write_all(&parts.concat()).await.unwrap();
+        let mut commands = b"CONNECT {\"verbose\":false,\"headers\":true}\r\n".to_vec();
+        for RawMessage { subject, headers, body } in messages {
+            let (length, total) = (headers.len(), headers.len() + body.len());
+            let command = format!("HPUB {subject} {length} {total}\r\n");
+            commands.extend([command.as_bytes(), headers, body, b"\r\n"].concat());
+        }
+        commands.extend(b"PING\r\n");
+        stream.write_all(&commands).await.unwrap();
         let mut reply = Vec::new();
         while !reply.ends_with(b"PONG\r\n") {
             assert!(stream.read_buf(&mut reply).await.unwrap() > 0);
         }
     };
     promptly("the server reads a message", publishing).await;
+}
+
+/// Number of connections that a daemon has lost.
+fn lost_connections(member: &Member) -> usize {
+    member.daemon.log().matches("lost the connection to the NATS server").count()
 }
 
 #[tokio::test]
@@ -67,12 +82,14 @@ async fn messages_with_malformed_headers_become_dead_letters() {
     let body = command_job("echo malformed >> effects").encode_to_vec();
     for (index, malformed) in MALFORMED.into_iter().enumerate() {
         let headers = headers_with_id(malformed, &format!("single-{index}"));
-        publish_raw(fleet.server.port(), "jig.jobs.build.main", &headers, &body).await;
+        let message = RawMessage { subject: "jig.jobs.build.main", headers, body: &body };
+        publish_raw(fleet.server.port(), &[message]).await;
         let letter = next_message(&mut dead_letters).await;
         assert_eq!(letter.subject.as_str(), "jig.dead.build");
         let found = letter.headers.as_ref().unwrap();
         assert_eq!(found.get("Jig-Reason").unwrap().as_str(), "INVALID_PARAMS");
         assert_eq!(found.get("Jig-Subject").unwrap().as_str(), "jig.jobs.build.main");
+        assert!(found.get("Nats-Msg-Id").is_some());
         assert_eq!(letter.payload, body);
     }
     client.publish(&JobMessage::new("next", &command_job("echo next >> effects"))).await;
@@ -82,7 +99,8 @@ async fn messages_with_malformed_headers_become_dead_letters() {
     // All at once: more than the queue has places.
     for (index, malformed) in MALFORMED.into_iter().enumerate() {
         let headers = headers_with_id(malformed, &format!("together-{index}"));
-        publish_raw(fleet.server.port(), "jig.jobs.build", &headers, &body).await;
+        let message = RawMessage { subject: "jig.jobs.build", headers, body: &body };
+        publish_raw(fleet.server.port(), &[message]).await;
     }
     for _ in MALFORMED {
         next_message(&mut dead_letters).await;
@@ -112,7 +130,8 @@ async fn requests_with_malformed_headers_do_not_deafen_a_daemon() {
         for subject in ["jig.cancel", "jig.watch"] {
             let subject = format!("{subject}.{}", record.daemon_id);
             let headers = headers_with_id(malformed, "request");
-            publish_raw(fleet.server.port(), &subject, &headers, b"").await;
+            let message = RawMessage { subject: &subject, headers, body: b"" };
+            publish_raw(fleet.server.port(), &[message]).await;
         }
     }
 
@@ -129,6 +148,68 @@ async fn requests_with_malformed_headers_do_not_deafen_a_daemon() {
     assert_eq!((record.job.unwrap().state(), record.attempts), (JobState::Cancelled, 1));
 }
 
+/// The daemon has no free place when the messages come, so that they break its connection together.
+#[tokio::test]
+async fn many_unreadable_messages_break_few_connections() {
+    let mut fleet = TestFleet::start().await;
+    fleet.set_times("10m", "10m");
+    let client = &fleet.client;
+    let member = fleet.start_member().await;
+    for number in 0..4 {
+        let name = format!("running-{number}");
+        client.publish(&JobMessage::new(&name, &command_job(COUNTED_WAIT))).await;
+    }
+    member.wait_for_effects(4).await;
+
+    let mut dead_letters = client.subscribe("jig.dead.>").await;
+    let messages: Vec<_> = (0..40)
+        .map(|number| {
+            let headers = headers_with_id(("NATS/1.0", b"foo"), &format!("bad-{number}"));
+            RawMessage { subject: "jig.jobs.build.main", headers, body: b"" }
+        })
+        .collect();
+    publish_raw(fleet.server.port(), &messages).await;
+    client.publish(&JobMessage::new("next", &command_job("echo next >> effects"))).await;
+    member.go();
+    for _ in &messages {
+        next_message(&mut dead_letters).await;
+    }
+    client.wait_for_end(&fleet_job_id("next")).await;
+    // At most one for each of the two subjects, and one for a batch.
+    let lost = lost_connections(&member);
+    assert!((1..=3).contains(&lost), "{lost}");
+}
+
+#[tokio::test]
+async fn unreadable_messages_delay_no_other_queue() {
+    let mut fleet = TestFleet::start().await;
+    fleet.set_times("10m", "10m");
+    let other = fleet.queues.replace("build", "other");
+    fleet.set_queues(&format!("{}{other}", fleet.queues.clone()));
+    let client = &fleet.client;
+    let mut dead_letters = client.subscribe("jig.dead.>").await;
+    let _member = fleet.start_member().await;
+    client.publish(&JobMessage::new("first", &command_job("true"))).await;
+    client.wait_for_end(&fleet_job_id("first")).await;
+
+    let body = command_job("true").encode_to_vec();
+    for round in 0..20 {
+        let good = format!("good-{round}");
+        let bad = headers_with_id(("NATS/1.0", b"foo"), &format!("bad-{round}"));
+        let messages = [
+            RawMessage { subject: "jig.jobs.build.main", headers: bad, body: &body },
+            RawMessage {
+                subject: "jig.jobs.other.main",
+                headers: headers_with_id(("NATS/1.0", b"foo: x"), &good),
+                body: &body,
+            },
+        ];
+        publish_raw(fleet.server.port(), &messages).await;
+        next_message(&mut dead_letters).await;
+        client.wait_for_end(&queue_job_id("other", &good)).await;
+    }
+}
+
 /// The library's task ends, as it does not with other malformed headers. That is no failure of the
 /// server, after which the daemon would wait.
 #[tokio::test]
@@ -141,11 +222,36 @@ async fn carriage_returns_are_no_failure_of_the_server() {
     client.wait_for_end(&fleet_job_id("first")).await;
     for round in 0..15 {
         let headers = headers_with_id(MALFORMED[0], &format!("bad-{round}"));
-        publish_raw(fleet.server.port(), "jig.jobs.build.main", &headers, b"").await;
+        let message = RawMessage { subject: "jig.jobs.build.main", headers, body: b"" };
+        publish_raw(fleet.server.port(), &[message]).await;
         next_message(&mut dead_letters).await;
     }
     client.publish(&JobMessage::new("last", &command_job("true"))).await;
     client.wait_for_end(&fleet_job_id("last")).await;
     let log = member.daemon.log();
     assert!(!log.contains("cannot take jobs of the fleet"), "{log}");
+}
+
+/// The net for messages that break the connection although the daemon takes them for readable ones.
+#[tokio::test]
+async fn unexplained_breaks_are_reported() {
+    let fleet = TestFleet::start().await;
+    let client = &fleet.client;
+    let member = fleet.start_member().await;
+    client.publish(&JobMessage::new("running", &command_job(COUNTED_WAIT))).await;
+    member.wait_for_effects(1).await;
+    let is_reported = || member.daemon.log().contains("no message is unreadable");
+    for round in 0..3 {
+        assert!(!is_reported());
+        let lost = lost_connections(&member);
+        member.proxy.cut_queue();
+        eventually_within(MAX_FLEET_TIME, "a connection breaks", async || {
+            lost_connections(&member) > lost
+        })
+        .await;
+        let name = format!("next-{round}");
+        client.publish(&JobMessage::new(&name, &command_job("true"))).await;
+        client.wait_for_end(&fleet_job_id(&name)).await;
+    }
+    assert!(is_reported());
 }

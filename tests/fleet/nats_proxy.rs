@@ -40,6 +40,8 @@ struct LinkState {
     /// Bytes to the client arrive slowly.
     is_slow: bool,
     streams: Vec<TcpStream>,
+    /// The connections of daemons for the messages of queues.
+    queue_streams: Vec<TcpStream>,
 }
 
 /// A stream whose bytes arrive later. It takes more of them meanwhile.
@@ -64,6 +66,7 @@ impl NatsProxy {
             dropped_acks: 0,
             is_slow: false,
             streams: Vec::new(),
+            queue_streams: Vec::new(),
         };
         let link = Arc::new(Link { state: Mutex::new(state), changed: Condvar::new(), delay });
 
@@ -104,6 +107,13 @@ impl NatsProxy {
     pub(super) fn cut(&self) {
         for stream in self.link.lock().streams.drain(..) {
             // A stream that is already closed counts as cut.
+            let _closed = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Resets the connections of daemons for the messages of queues.
+    pub(super) fn cut_queue(&self) {
+        for stream in self.link.lock().queue_streams.drain(..) {
             let _closed = stream.shutdown(Shutdown::Both);
         }
     }
@@ -172,6 +182,9 @@ impl Link {
                 return Ok(());
             }
             let is_ack = read_payload(&mut client, &mut message)?;
+            if message.starts_with(b"CONNECT ") && contains(&message, b" inbound build\"") {
+                self.lock().queue_streams.push(stream.try_clone()?);
+            }
 
             let mut state = self.wait_until_open();
             if is_ack && state.drops_acks {
@@ -229,6 +242,10 @@ impl Write for DelayedStream {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
 }
 
 /// Appends the payload that follows a line of a client, and its line end. Returns whether the

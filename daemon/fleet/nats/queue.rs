@@ -2,7 +2,10 @@
 
 use std::{
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Instant,
 };
 
@@ -14,6 +17,7 @@ use super::{
     claimed_job::NatsClaim,
     claims::JobClaims,
     connection::NatsConnection,
+    inbound::InboundConnection,
     pull::{Arrival, FETCH_TIMEOUT, FETCH_WAIT, IdlePull, Pull},
     session::NatsSession,
 };
@@ -23,12 +27,22 @@ use crate::daemon::{
     task::{self, BoxFuture},
 };
 
+/// Fetches of one message after some could not be read. What is delivered to a connection after a
+/// message that breaks it waits until it is delivered again.
+const SINGLE_FETCHES: u32 = 8;
+/// Breaks of the connection in a row, without a message that explains them, that are an error.
+const MAX_UNEXPLAINED_BREAKS: u32 = 3;
+
 /// A queue, as this daemon takes jobs from it.
 #[derive(Debug)]
 pub(crate) struct NatsQueue {
     session: Arc<NatsSession>,
     queue: Arc<FleetQueueConfig>,
+    /// What breaks it harms this queue only.
+    inbound: InboundConnection,
     opened: Mutex<Option<OpenedConsumers>>,
+    /// Breaks of `inbound` alone since a message explained one.
+    unexplained_breaks: AtomicU32,
 }
 
 /// The consumers of the subjects of a queue, and the connection that fetches their messages.
@@ -41,6 +55,8 @@ struct OpenedConsumers {
     consumers: Vec<String>,
     /// The requests that wait for messages. They stay open from one fetch to the next.
     waiting: Option<IdlePull>,
+    /// Fetches of one message that are left.
+    single_fetches: u32,
 }
 
 impl OpenedConsumers {
@@ -58,7 +74,9 @@ impl OpenedConsumers {
 
 impl NatsQueue {
     pub(crate) fn new(session: Arc<NatsSession>, queue: FleetQueueConfig) -> Self {
-        Self { session, queue: Arc::new(queue), opened: Mutex::default() }
+        let inbound = session.queue_inbound(&queue.name);
+        let (opened, unexplained_breaks) = (Mutex::default(), AtomicU32::new(0));
+        Self { session, queue: Arc::new(queue), inbound, opened, unexplained_breaks }
     }
 
     async fn claim_jobs(
@@ -136,6 +154,8 @@ impl NatsQueue {
         max: usize,
         stop: &CancellationToken,
     ) -> Result<Vec<jetstream::Message>, SourceUnavailable> {
+        let max = if opened.single_fetches > 0 { 1 } else { max };
+        opened.single_fetches = opened.single_fetches.saturating_sub(1);
         let waiting = match opened.waiting.take() {
             Some(waiting) => waiting.resume().await,
             None => None,
@@ -231,12 +251,18 @@ impl NatsQueue {
     async fn open_consumers(&self) -> Result<OpenedConsumers, SourceUnavailable> {
         let connection = self.session.connection();
         let kept = self.lock_opened().take();
+        let mut single_fetches = 0;
         match kept {
             Some(opened) if opened.is_broken() => {
-                let is_alone = connection.connected_since() == opened.connected_since[1];
-                if is_alone && let Err(error) = self.session.bury_unreadable(&self.queue).await {
-                    *self.lock_opened() = Some(opened);
-                    return Err(error);
+                if connection.connected_since() == opened.connected_since[1] {
+                    match self.bury_unreadable().await {
+                        Ok(0) => {}
+                        Ok(_) => single_fetches = SINGLE_FETCHES,
+                        Err(error) => {
+                            *self.lock_opened() = Some(opened);
+                            return Err(error);
+                        }
+                    }
                 }
             }
             Some(opened) if !opened.consumers.is_empty() => return Ok(opened),
@@ -244,9 +270,29 @@ impl NatsQueue {
         }
 
         let consumers = self.session.open_consumers(&self.queue).await?;
-        let inbound = self.session.inbound().await?;
+        let inbound = self.inbound.get().await?;
         let connected_since = [inbound.connected_since(), connection.connected_since()];
-        Ok(OpenedConsumers { inbound, connected_since, consumers, waiting: None })
+        Ok(OpenedConsumers { inbound, connected_since, consumers, waiting: None, single_fetches })
+    }
+
+    /// Moves messages that cannot be read to the dead letters. Returns their number.
+    async fn bury_unreadable(&self) -> Result<usize, SourceUnavailable> {
+        let searched = self.session.bury_unreadable(&self.queue).await?;
+        if searched.buried > 0 || searched.delivered.is_empty() {
+            self.unexplained_breaks.store(0, Ordering::Relaxed);
+        } else if self.unexplained_breaks.fetch_add(1, Ordering::Relaxed) + 1
+            == MAX_UNEXPLAINED_BREAKS
+        {
+            self.unexplained_breaks.store(0, Ordering::Relaxed);
+            tracing::error!(
+                queue = self.queue.name,
+                sequences = ?searched.delivered,
+                stream = self.session.stream(),
+                remedy = "if this repeats, a message may be the cause: look at those of these sequences whose jobs do not run with `nats stream get`, and delete it with `nats stream rmm`",
+                "the connection for messages of a queue has broken several times, and no message is unreadable"
+            );
+        }
+        Ok(searched.buried)
     }
 
     fn lock_opened(&self) -> MutexGuard<'_, Option<OpenedConsumers>> {

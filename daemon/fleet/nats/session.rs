@@ -1,4 +1,4 @@
-//! What this daemon has on the NATS servers: one connection, and the objects that all parts use.
+//! What this daemon has on the NATS servers: its connections, and the objects that all parts use.
 
 use std::{
     collections::HashSet,
@@ -24,7 +24,7 @@ use super::{
     records::FleetRecords,
     results::FleetResults,
     signature::SigningKey,
-    unreadable::find_unreadable,
+    unreadable::{SearchedMessages, UnreadableSearch, delete_message},
 };
 use crate::{
     api::v1::FleetDaemonRecord,
@@ -40,6 +40,8 @@ use crate::{
     },
 };
 
+/// Messages that cannot be read and become dead letters before the next fetch.
+const MAX_BURIED_MESSAGES: usize = 1000;
 /// Heartbeats in the time after which a daemon without one is dead.
 const HEARTBEATS_PER_LOST_AFTER: u32 = 3;
 
@@ -51,6 +53,7 @@ pub(crate) struct NatsSession {
     identity: FleetIdentity,
     log: Arc<FleetJobLog>,
     connection: NatsConnection,
+    /// For requests to this daemon.
     inbound: InboundConnection,
     publisher: JobPublisher,
     in_flight: Arc<InFlightClaims>,
@@ -117,9 +120,15 @@ impl NatsSession {
         &self.connection
     }
 
-    /// The connection for messages that any program may have published.
+    /// The connection for requests to this daemon, which any program may have published.
     pub(super) async fn inbound(&self) -> Result<NatsConnection, SourceUnavailable> {
         self.inbound.get().await
+    }
+
+    /// Returns the connection for the messages of a queue, which begins when it is first needed.
+    pub(super) fn queue_inbound(&self, queue: &str) -> InboundConnection {
+        let name = format!("jigd {} inbound {queue}", self.identity.daemon_id);
+        InboundConnection::new(self.nats.clone(), name)
     }
 
     /// Name of the stream of jobs.
@@ -226,23 +235,30 @@ impl NatsSession {
         objects.open_consumers(queue, self.config.ack_wait).await
     }
 
-    /// Moves the messages of a queue that were delivered and cannot be read to the dead letters.
+    /// Moves messages of a queue that cannot be read to the dead letters: those that were delivered,
+    /// and those that follow.
     pub(super) async fn bury_unreadable(
         &self,
         queue: &FleetQueueConfig,
-    ) -> Result<(), SourceUnavailable> {
+    ) -> Result<SearchedMessages, SourceUnavailable> {
         let (stream, jetstream) = (&self.objects().await?.stream, self.connection.jetstream());
         let claims = self.claims().await?;
+        let mut searched = SearchedMessages::default();
         for workspace in consumed_workspaces(queue) {
             let subject = job_subject(&queue.name, workspace);
             let consumer = consumer_name(&queue.name, workspace);
-            for found in find_unreadable(jetstream, stream, &consumer, &subject).await? {
+            let search = UnreadableSearch::start(jetstream, stream, consumer, subject).await?;
+            let Some(mut search) = search else { continue };
+            while searched.buried < MAX_BURIED_MESSAGES
+                && let Some(found) = search.next().await?
+            {
                 claims.reject_unreadable(queue, &found.message).await?;
-                let deleted = stream.delete_message(found.sequence).await;
-                deleted.map_err(SourceUnavailable::new)?;
+                delete_message(stream, found.sequence).await?;
+                searched.buried += 1;
             }
+            searched.delivered.extend(search.delivered());
         }
-        Ok(())
+        Ok(searched)
     }
 
     /// Whether no daemon has taken jobs of a queue and workspace so far. False if it is unknown.
