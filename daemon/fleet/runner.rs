@@ -106,7 +106,7 @@ impl FleetRunner {
         let mut backoff = Backoff::default();
         // Claims that the daemon has already need no free places.
         let mut resumes = true;
-        while !draining.is_cancelled() {
+        while resumes || !draining.is_cancelled() {
             let claimed = if resumes {
                 source.resume().await
             } else {
@@ -116,8 +116,10 @@ impl FleetRunner {
                 Ok(claimed) => claimed,
                 Err(error) => {
                     tracing::warn!(%error, queue = queue.name(), "cannot take jobs of the fleet");
-                    resumes = true;
-                    backoff.wait(&draining).await;
+                    let was_resuming = std::mem::replace(&mut resumes, true);
+                    if !backoff.wait(&draining).await && was_resuming {
+                        return;
+                    }
                     continue;
                 }
             };
@@ -314,8 +316,10 @@ impl FleetRunner {
         let mut is_kept = true;
         let mut ticks = interval(progress_interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // The first tick is immediate, and the claim is new.
-        ticks.tick().await;
+        // The first tick is immediate.
+        if claimed.work().resumed_from.is_none() {
+            ticks.tick().await;
+        }
         loop {
             tokio::select! {
                 biased;
@@ -326,7 +330,8 @@ impl FleetRunner {
                         Ok(Progress::Kept) => {}
                         Ok(Progress::CancelRequested) => self.cancel(claimed.work()).await,
                         Ok(Progress::ClaimLost) => {
-                            tracing::warn!(job, "the claim of a running fleet job was lost");
+                            tracing::warn!(job, "the claim of a fleet job was lost");
+                            self.cancel_if_queued(claimed.work()).await;
                             return work.await;
                         }
                         Err(error) => {
@@ -358,6 +363,15 @@ impl FleetRunner {
                 // The job has ended, which another branch sees.
                 pending::<()>().await;
             }
+        }
+    }
+
+    /// Cancels a job that has not begun, and that this daemon may not run any longer.
+    async fn cancel_if_queued(&self, work: &Work) {
+        if let Some(handle) = self.running.find(&work.id)
+            && handle.snapshot().job.state == JobState::Queued
+        {
+            self.pipeline.jobs.cancel(&handle).await;
         }
     }
 

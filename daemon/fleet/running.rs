@@ -16,6 +16,7 @@ pub(crate) struct RunningFleetJobs(Mutex<HashMap<String, Arc<JobHandle>>>);
 pub(super) struct RunningFleetJob {
     jobs: Arc<RunningFleetJobs>,
     id: String,
+    handle: Arc<JobHandle>,
 }
 
 impl RunningFleetJobs {
@@ -26,8 +27,8 @@ impl RunningFleetJobs {
 
     /// Adds a job.
     pub(super) fn add(self: &Arc<Self>, id: &str, handle: Arc<JobHandle>) -> RunningFleetJob {
-        self.handles().insert(id.to_owned(), handle);
-        RunningFleetJob { jobs: Arc::clone(self), id: id.to_owned() }
+        self.handles().insert(id.to_owned(), Arc::clone(&handle));
+        RunningFleetJob { jobs: Arc::clone(self), id: id.to_owned(), handle }
     }
 
     fn handles(&self) -> MutexGuard<'_, HashMap<String, Arc<JobHandle>>> {
@@ -37,6 +38,10 @@ impl RunningFleetJobs {
 
 impl Drop for RunningFleetJob {
     fn drop(&mut self) {
-        self.jobs.handles().remove(&self.id);
+        let mut handles = self.jobs.handles();
+        // A later claim may have the job.
+        if handles.get(&self.id).is_some_and(|handle| Arc::ptr_eq(handle, &self.handle)) {
+            handles.remove(&self.id);
+        }
     }
 }

@@ -29,6 +29,8 @@ use crate::daemon::{
     task,
 };
 
+/// Time limit of the connection to one of several hosts.
+const HOST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time limit of one attempt to connect.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of one statement. All of them are short.
@@ -96,7 +98,7 @@ impl PostgresConnector {
         let mut config: Config = postgres.url.parse()?;
         config
             .application_name(name)
-            .connect_timeout(CONNECT_TIMEOUT)
+            .connect_timeout(HOST_TIMEOUT)
             .tcp_user_timeout(TCP_TIMEOUT)
             .keepalives_idle(KEEP_ALIVE)
             // The first host can be a standby, or give no answer.

@@ -1,5 +1,5 @@
 //! Ends the claims of dead daemons: their jobs are queued again, or are lost. Each daemon judges the
-//! others, whether it has free places or not.
+//! others, whether it has free places or not, and gives claims back that it does not know.
 //!
 //! A lease can end although its daemon lives: the clock of the server can jump, a connection can break
 //! without a sign, and locks, stalls and outages keep all daemons from the table. Such a daemon renews
@@ -21,7 +21,11 @@ use tokio_util::sync::CancellationToken;
 use super::session::PostgresSession;
 use crate::daemon::{
     error::Reason,
-    fleet::{failure::lost, transition::may_run_again, work_source::SourceUnavailable},
+    fleet::{
+        failure::lost,
+        transition::may_run_again,
+        work_source::{ReleaseReason, SourceUnavailable},
+    },
 };
 
 /// Part of the lease after which this daemon looks again, and the longest time.
@@ -33,14 +37,13 @@ const GAP_FRACTION: u32 = 2;
 /// Part of the lease for which it must stay ended.
 const SUSPICION_FRACTION: u32 = 2;
 
-/// Finds claims of other daemons whose leases have ended: `$1` daemon, `$2` its starts. Takes the lock
-/// of a renewal.
+/// Finds claims whose leases have ended, without `$1` jobs that this daemon runs. Takes the locks of a
+/// renewal: what is locked now may have kept a daemon from its own.
 const LOOK: &str = "
     WITH same_lock AS (UPDATE jig_jobs SET state = state WHERE false)
     SELECT id, lease_until FROM jig_jobs
-    WHERE state = 'claimed' AND lease_until < now()
-        AND (claimed_by <> $1 OR claimed_start <> ALL($2))
-    ORDER BY lease_until LIMIT 10000";
+    WHERE state = 'claimed' AND lease_until < now() AND id <> ALL($1)
+    ORDER BY lease_until LIMIT 10000 FOR SHARE SKIP LOCKED";
 
 /// Ends the claims of dead daemons until `stop` is cancelled.
 pub(crate) async fn judge_daemons(session: Arc<PostgresSession>, stop: CancellationToken) {
@@ -58,8 +61,7 @@ pub(crate) async fn judge_daemons(session: Arc<PostgresSession>, stop: Cancellat
 
 async fn look(session: &PostgresSession, suspects: &mut Suspects) -> Result<(), SourceUnavailable> {
     let sent = Instant::now();
-    let daemon_id: &str = &session.identity.daemon_id;
-    let rows = session.query(LOOK, &[&daemon_id, &session.known_starts]).await?;
+    let rows = session.query(LOOK, &[&session.in_flight.all()]).await?;
     let ended: Result<_, tokio_postgres::Error> =
         rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect();
     let ended = ended.map_err(SourceUnavailable::new)?;
@@ -73,6 +75,14 @@ async fn look(session: &PostgresSession, suspects: &mut Suspects) -> Result<(), 
 async fn end_claim(session: &PostgresSession, id: &str) -> Result<(), SourceUnavailable> {
     let Some(row) = session.find(id).await? else { return Ok(()) };
     let record = &row.record;
+    if session.is_own_claim(record) {
+        // The server made the claim after this daemon had given it up: nothing has begun.
+        let counted = ReleaseReason::NoPlace.counted_attempts(record.attempts);
+        if session.requeue(&row, counted, Duration::ZERO).await? {
+            session.log.report_release(id, record, "");
+        }
+        return Ok(());
+    }
     let runs_again = may_run_again(record, session.max_deliver) && !row.is_cancelled;
     let has_ended = if runs_again {
         session.requeue_expired(&row).await?

@@ -48,33 +48,34 @@ const CLAIM: &str = concat!(
                     AND not_before <= now() AND id <> ALL($8)
                 ORDER BY not_before, id LIMIT $3 FOR UPDATE SKIP LOCKED) AS found
         WINDOW in_order AS (ORDER BY found.not_before, found.id))
-    UPDATE jig_jobs AS job SET state = 'claimed', claimed_by = $4, claimed_start = $5,
+    UPDATE jig_jobs SET state = 'claimed', claimed_by = $4, claimed_start = $5,
         claimed_at = now(), lease_until = now() + make_interval(secs => $6),
-        workspace = coalesce(nullif(job.workspace, ''), ($2::text[])[1]),
-        attempts = job.attempts + 1
-    FROM due WHERE job.id = due.due_id AND place <= $3 AND (place = 1 OR bytes <= $7)
+        workspace = coalesce(nullif(workspace, ''), ($2::text[])[1]), attempts = attempts + 1
+    WHERE id = ANY (ARRAY(
+        SELECT due_id FROM due WHERE place <= $3 AND (place = 1 OR bytes <= $7)))
     RETURNING ",
     columns!()
 );
-/// Takes up the claims of `$3` daemon, `$4` its starts, without `$5` jobs that it runs: `$6` start, `$7`
-/// seconds of the lease. Other starts with its name are other daemons.
+/// Takes up the claims in `$1` queue of `$2` daemon, `$3` its starts, without `$4` jobs that it runs:
+/// `$5` start, `$6` seconds of the lease. Other starts with its name are other daemons.
 const RESUME: &str = "
     WITH own AS MATERIALIZED (
         SELECT id AS own_id, claimed_start AS resumed_from FROM jig_jobs
-        WHERE queue = $1 AND state = 'claimed' AND workspace = ANY($2)
-            AND claimed_by = $3 AND claimed_start = ANY($4) AND id <> ALL($5)
+        WHERE queue = $1 AND state = 'claimed'
+            AND claimed_by = $2 AND claimed_start = ANY($3) AND id <> ALL($4)
         FOR UPDATE)
-    UPDATE jig_jobs SET claimed_start = $6, approval_id = '',
-        lease_until = now() + make_interval(secs => $7)
+    UPDATE jig_jobs SET claimed_start = $5, approval_id = '',
+        lease_until = now() + make_interval(secs => $6)
     FROM own WHERE id = own_id
     RETURNING id, resumed_from";
-/// Seconds until the next job is due.
+/// Seconds until the next job is due, without `$3` jobs that this daemon runs.
 const NEXT_DUE: &str = "
     SELECT extract(epoch FROM min(found.not_before) - now())::float8
     FROM unnest($2::text[] || ''::text) AS served (name),
         LATERAL (
             SELECT min(not_before) AS not_before FROM jig_jobs
-            WHERE queue = $1 AND workspace = served.name AND state = 'queued') AS found";
+            WHERE queue = $1 AND workspace = served.name AND state = 'queued'
+                AND id <> ALL($3)) AS found";
 
 /// A queue, as this daemon takes jobs from it.
 #[derive(Debug)]
@@ -155,15 +156,16 @@ impl PostgresQueue {
     /// Takes up the claims that this daemon has and does not keep.
     async fn resume_claims(&self) -> Result<Claims, SourceUnavailable> {
         let PostgresSession { identity, in_flight, known_starts, lease, .. } = &*self.session;
-        let FleetQueueConfig { name, workspaces, .. } = &self.queue;
         let (daemon_id, start_id): (&str, &str) = (&identity.daemon_id, &identity.start_id);
         let (lease, running) = (lease.as_secs_f64(), in_flight.all());
-        let parameters: [&(dyn ToSql + Sync); 7] =
-            [name, workspaces, &daemon_id, known_starts, &running, &start_id, &lease];
+        let parameters: [&(dyn ToSql + Sync); 6] =
+            [&self.queue.name, &daemon_id, known_starts, &running, &start_id, &lease];
         let mut claims = Vec::new();
         for resumed in self.session.query(RESUME, &parameters).await? {
             let read = |index| resumed.try_get::<_, String>(index).map_err(SourceUnavailable::new);
-            if let Some(row) = self.session.find(&read(0)?).await? {
+            if let Some(row) = self.session.find(&read(0)?).await?
+                && self.session.is_own_claim(&row.record)
+            {
                 claims.extend(self.build_claim(row, Some(read(1)?)).await?);
             }
         }
@@ -213,7 +215,8 @@ impl PostgresQueue {
     /// How long to wait without a notification.
     async fn next_due(&self) -> Result<Duration, SourceUnavailable> {
         let FleetQueueConfig { name, workspaces, .. } = &self.queue;
-        let rows = self.session.query(NEXT_DUE, &[name, workspaces]).await?;
+        let running = self.session.in_flight.all();
+        let rows = self.session.query(NEXT_DUE, &[name, workspaces, &running]).await?;
         let delay: Option<f64> = rows.first().and_then(|row| row.try_get(0).ok()?);
         let delay = delay.and_then(|secs| Duration::try_from_secs_f64(secs.max(0.0)).ok());
         Ok(delay.unwrap_or(MAX_WAIT).clamp(MIN_WAIT, MAX_WAIT))

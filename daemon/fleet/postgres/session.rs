@@ -15,7 +15,7 @@ use super::{
     job_row::{JobRow, columns},
 };
 use crate::{
-    api::v1::{FleetJobRecord, JobState},
+    api::v1::{FleetJobRecord, FleetJobState, JobState},
     daemon::{
         config::{
             fleet::{FleetConfig, FleetQueueConfig},
@@ -187,10 +187,21 @@ impl PostgresSession {
         Ok(row)
     }
 
-    /// Whether this daemon still has a claim of an earlier start. Renews its lease.
+    /// Whether a row is a claim of this start.
+    pub(super) fn is_own_claim(&self, record: &FleetJobRecord) -> bool {
+        let FleetIdentity { daemon_id, start_id } = &self.identity;
+        record.state() == FleetJobState::Claimed
+            && (record.daemon_id.as_str(), record.start_id.as_str()) == (daemon_id, start_id)
+    }
+
+    /// Whether this daemon still has a claim of an earlier start, and its queue. Renews the lease.
     pub(crate) async fn has_claim(&self, id: &str, claim: &str) -> Result<bool, SourceUnavailable> {
+        let is_served = |queue: &str| self.queues.iter().any(|served| served.name == queue);
         match self.find(id).await? {
-            Some(row) if is_claim_of(&row.record, &self.identity.daemon_id, claim) => {
+            Some(row)
+                if is_claim_of(&row.record, &self.identity.daemon_id, claim)
+                    && is_served(&row.record.queue) =>
+            {
                 Ok(self.renew(&row).await?.is_some())
             }
             _ => Ok(false),
