@@ -10,6 +10,7 @@ use super::{
     COUNTED_WAIT, TestFleet, all_effects, fleet_job,
     nats_server::NatsServer,
     plain_client::{JobMessage, MAX_FLEET_TIME, fleet_job_id},
+    server_access::start_fleet_with_limited_daemons,
 };
 use crate::{
     jobs::command_job,
@@ -93,7 +94,7 @@ async fn running_job_outlives_the_retention() {
 /// The message of a job that runs for longer than the server stores messages is published again.
 #[tokio::test]
 async fn job_that_outlives_the_retention_runs_again() {
-    let mut fleet = TestFleet::start().await;
+    let mut fleet = start_fleet_with_limited_daemons().await;
     fleet.add_settings("result_retention = \"6s\"\n");
     let member = fleet.start_member().await;
     let request = SubmitJobRequest { retry_if_lost: true, ..command_job(COUNTED_WAIT) };
@@ -110,6 +111,7 @@ async fn job_that_outlives_the_retention_runs_again() {
     // The copies of the message run nothing, and are acknowledged.
     fleet.client.wait_for_ends(&[id]).await;
     assert_eq!(member.lines("effects"), ["run", "run"]);
+    assert!(!fleet.server.log().contains("Violation"), "{}", fleet.server.log());
 }
 
 /// Without its record, the job would run again if its daemon died.

@@ -46,6 +46,16 @@ async fn start_fleet_with_users(config: &str) -> TestFleet {
     .await
 }
 
+/// A fleet whose daemons have the documented permissions, and whose plain client has all.
+pub(super) async fn start_fleet_with_limited_daemons() -> TestFleet {
+    let daemons = documented_permissions(DAEMONS_PAGE);
+    start_fleet(&format!(
+        "authorization {{ users = [\n  {{ nkey: {NKEY}, permissions: {{ {daemons} }} }}\n  \
+         {{ user: plain, password: PASSWORD }}\n] }}\n"
+    ))
+    .await
+}
+
 /// A fleet on a server whose configuration names the nkey of daemons and the user `plain`.
 async fn start_fleet(config: &str) -> TestFleet {
     let server = NatsServer::start_with_config(config).await;
