@@ -32,6 +32,16 @@ impl PostgresFleet {
         let body = request.encode_to_vec();
         client.query_one(&statement, &[&request_id, &body]).await.unwrap().get(0)
     }
+
+    /// Claims a job for the daemon that has claimed another one.
+    async fn claim_like(&self, claimed: &str, id: &str) {
+        let claim = format!(
+            "UPDATE jig_jobs SET (state, claimed_by, claimed_start, claimed_at, lease_until, attempts) = \
+             (SELECT state, claimed_by, claimed_start, now(), now() + interval '3 seconds', 1 \
+              FROM jig_jobs WHERE id = '{claimed}') WHERE id = '{id}'"
+        );
+        self.server.connect("postgres").await.batch_execute(&claim).await.unwrap();
+    }
 }
 
 /// Daemons with other workspaces may run it.
@@ -167,13 +177,7 @@ async fn restarted_daemon_with_fewer_places_loses_no_job() {
     // The daemon dies before it stores the job of a claim.
     kill(&mut first).await;
     let not_begun = fleet.server.insert("not-begun", &command_job(COUNTED_WAIT)).await;
-    let claim = format!(
-        "UPDATE jig_jobs SET (state, claimed_by, claimed_start, claimed_at, lease_until, attempts) = \
-         (SELECT state, claimed_by, claimed_start, now(), now() + interval '3 seconds', 1 \
-          FROM jig_jobs WHERE id = '{}') WHERE id = '{not_begun}'",
-        ids[1]
-    );
-    fleet.server.connect("postgres").await.batch_execute(&claim).await.unwrap();
+    fleet.claim_like(&ids[1], &not_begun).await;
     ids.push(not_begun);
 
     fleet.queues = fleet.queues.replace("places = 4", "places = 1");
@@ -190,6 +194,55 @@ async fn restarted_daemon_with_fewer_places_loses_no_job() {
     for id in &ids {
         fleet.expect_end(id, "succeeded").await;
     }
+}
+
+/// The answer to a claim can be lost, or the claim can be made after the daemon has given it up.
+#[tokio::test]
+async fn claim_that_its_daemon_does_not_know_is_given_back() {
+    let fleet = PostgresFleet::start().await;
+    let daemon = fleet.start_daemon().await;
+    let running = fleet.server.insert("running", &command_job(COUNTED_WAIT)).await;
+    wait_for_effects(&daemon, 1).await;
+    let job = command_job("true");
+    let unknown = fleet.insert_anywhere("unknown", &job, "now() + interval '1 hour'").await;
+    fleet.claim_like(&running, &unknown).await;
+    let due = "UPDATE jig_jobs SET not_before = now() WHERE request_id = 'unknown'";
+    fleet.server.connect("postgres").await.batch_execute(due).await.unwrap();
+    assert_eq!(fleet.expect_end(&unknown, "succeeded").await.attempts, 1);
+    go(&daemon);
+    fleet.expect_end(&running, "succeeded").await;
+}
+
+/// Its daemon stood still for longer than the lease.
+#[tokio::test]
+async fn job_that_another_daemon_took_over_does_not_begin() {
+    let mut fleet = PostgresFleet::start().await;
+    fleet.keys.add_key("slow", "invoke", &["--concurrent-calls", "1"]);
+    fleet.queues = fleet.queues.replace("\"ci\"", "\"slow\"");
+    let first = fleet.start_daemon().await;
+    fleet.server.insert("running", &command_job(COUNTED_WAIT)).await;
+    wait_for_effects(&first, 1).await;
+    let waiting = fleet.server.insert("waiting", &repeatable(COUNTED_WAIT)).await;
+    eventually_within(MAX_FLEET_TIME, "the daemon has claimed both", async || {
+        fleet.server.count("state = 'claimed'").await == 2
+    })
+    .await;
+
+    let mut second = fleet.start_daemon_beside(&first).await;
+    go(&second);
+    first.signal(Signal::STOP);
+    assert_eq!(fleet.expect_end(&waiting, "succeeded").await.attempts, 2);
+    second.signal(Signal::TERM);
+    assert!(second.wait_for_exit().await.success());
+    first.signal(Signal::CONT);
+    eventually_within(MAX_FLEET_TIME, "the daemon knows of it", async || {
+        first.log().matches("the claim of a fleet job was lost").count() >= 2
+    })
+    .await;
+    go(&first);
+    let next = fleet.server.insert("next", &command_job(COUNTED_WAIT)).await;
+    fleet.expect_end(&next, "succeeded").await;
+    assert_eq!((effects(&first), effects(&second)), (2, 1));
 }
 
 #[tokio::test]
