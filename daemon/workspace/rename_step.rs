@@ -6,6 +6,8 @@
 use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::Arc,
+    thread,
+    time::Duration,
 };
 
 use rustix::{
@@ -28,6 +30,10 @@ use crate::daemon::{error::Error, sys::Errno};
 
 /// Exchanges after which a step gives up against a process that renames its files all the time.
 const MAX_EXCHANGES: usize = 100;
+/// Those after which it waits between them: the other process may have been interrupted, so that only
+/// its next rename brings the new file back.
+const IMMEDIATE_EXCHANGES: usize = 10;
+const EXCHANGE_DELAY: Duration = Duration::from_millis(1);
 
 /// What a step does with its path.
 #[derive(Debug, Clone, Copy)]
@@ -145,7 +151,10 @@ fn take_back(
     (new, new_file): (FileVersion, BorrowedFd<'_>),
 ) -> Result<(), Errno> {
     let at_temporary = || FileVersion::read(directory.as_fd(), temporary);
-    for _ in 0..MAX_EXCHANGES {
+    for attempt in 0..MAX_EXCHANGES {
+        if attempt >= IMMEDIATE_EXCHANGES {
+            thread::sleep(EXCHANGE_DELAY);
+        }
         exchange(directory, temporary, name)?;
         let taken = at_temporary();
         if taken == Ok(new) {
