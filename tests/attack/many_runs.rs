@@ -48,23 +48,35 @@ impl DaemonResources {
         }
     }
 
-    /// The most of each resource during 30 runs. At a single moment one run's sandbox may be gone
-    /// already, and the next one may not exist yet.
+    /// The most of each resource during 30 runs, and once the daemon is idle. At a single moment one
+    /// run's sandbox may be gone already, and the next one may not exist yet. On a busy machine, that
+    /// can be so after each run.
     async fn measure_peak(daemon: &Daemon) -> Self {
         let mut peak = Self::measure(daemon);
         for _ in 0..30 {
             daemon.run(argv(&["true"])).await;
-            let current = Self::measure(daemon);
-            peak = Self {
-                processes: peak.processes.max(current.processes),
-                zombies: peak.zombies.max(current.zombies),
-                descriptors: peak.descriptors.max(current.descriptors),
-                mounts: peak.mounts.max(current.mounts),
-                network_namespaces: peak.network_namespaces.max(current.network_namespaces),
-            };
+            peak = peak.max_of_each(Self::measure(daemon));
         }
 
-        peak
+        let (mut last, mut repetitions) = (peak, 0);
+        eventually("the resources of the idle daemon stay the same", async || {
+            let current = Self::measure(daemon);
+            repetitions = if current == last { repetitions + 1 } else { 0 };
+            last = current;
+            repetitions == 20
+        })
+        .await;
+        peak.max_of_each(last)
+    }
+
+    fn max_of_each(self, other: Self) -> Self {
+        Self {
+            processes: self.processes.max(other.processes),
+            zombies: self.zombies.max(other.zombies),
+            descriptors: self.descriptors.max(other.descriptors),
+            mounts: self.mounts.max(other.mounts),
+            network_namespaces: self.network_namespaces.max(other.network_namespaces),
+        }
     }
 
     /// Whether no resource exceeds the earlier measurement.
