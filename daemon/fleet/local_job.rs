@@ -91,8 +91,8 @@ fn local_request_id(prefix: &str, id: &str, claim_id: &str) -> String {
     format!("{prefix}{id}\u{1f}{claim_id}")
 }
 
-/// Notes that the fleet has the end of a claim, or that this daemon no longer has the claim. From then on
-/// its job may be removed like any other.
+/// Notes that the fleet has the end of a claim, or that this daemon no longer has the claim. From then
+/// on its job may be removed like any other.
 pub(super) async fn mark_settled(pipeline: &Pipeline, id: &str, claim_id: &str) {
     let [from, to] =
         [UNSETTLED_PREFIX, SETTLED_PREFIX].map(|prefix| local_request_id(prefix, id, claim_id));

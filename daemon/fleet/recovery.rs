@@ -1,6 +1,7 @@
 //! Reports the ends of the fleet jobs that this daemon had when it last stopped.
 //!
-//! Their messages are delivered again, but to any daemon. So this one stores their ends by itself.
+//! On NATS, their messages are delivered again, but to any daemon. So this one stores their ends by
+//! itself. In PostgreSQL, their queues resume the claims, and store the ends.
 
 use std::sync::Arc;
 

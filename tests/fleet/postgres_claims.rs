@@ -12,17 +12,24 @@ use super::{
 };
 use crate::{
     jobs::{command_job, start_blocked::wait_for_pending_approvals_with_key},
-    support::eventually_within,
+    support::{Daemon, eventually_within},
 };
 
-#[tokio::test]
-async fn cancelled_job_of_a_dead_daemon_does_not_run_again() {
-    let fleet = PostgresFleet::start().await;
-    let mut first = fleet.start_daemon().await;
+/// Starts a daemon that runs a job, and one where its repetition would end. Returns them, and the id of
+/// the job.
+async fn start_pair(fleet: &PostgresFleet) -> (Daemon, Daemon, String) {
+    let first = fleet.start_daemon().await;
     let id = fleet.server.insert("m-1", &repeatable(COUNTED_WAIT)).await;
     wait_for_effects(&first, 1).await;
     let second = fleet.start_daemon_beside(&first).await;
     go(&second);
+    (first, second, id)
+}
+
+#[tokio::test]
+async fn cancelled_job_of_a_dead_daemon_does_not_run_again() {
+    let fleet = PostgresFleet::start().await;
+    let (mut first, second, id) = start_pair(&fleet).await;
 
     // The first daemon does not hear of the cancellation.
     first.signal(Signal::STOP);
@@ -34,7 +41,7 @@ async fn cancelled_job_of_a_dead_daemon_does_not_run_again() {
     })
     .await;
     kill(&mut first).await;
-    // It had begun, and nobody knows how far it came.
+    // It had begun. How far it came is unknown.
     fleet.expect_end(&id, "lost").await;
     assert_eq!((effects(&first), effects(&second)), (1, 0));
     cancelling.abort();
@@ -43,11 +50,7 @@ async fn cancelled_job_of_a_dead_daemon_does_not_run_again() {
 #[tokio::test]
 async fn job_that_is_cancelled_during_a_drain_is_not_given_back() {
     let fleet = PostgresFleet::start().await;
-    let mut first = fleet.start_daemon().await;
-    let id = fleet.server.insert("m-1", &repeatable(COUNTED_WAIT)).await;
-    wait_for_effects(&first, 1).await;
-    let second = fleet.start_daemon_beside(&first).await;
-    go(&second);
+    let (mut first, second, id) = start_pair(&fleet).await;
 
     first.signal(Signal::TERM);
     eventually_within(MAX_FLEET_TIME, "the daemon drains", async || !first.socket().exists()).await;

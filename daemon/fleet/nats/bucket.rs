@@ -58,7 +58,7 @@ impl BucketAge {
         self.lock().since
     }
 
-    /// Asks the server whether it is the same bucket still. Returns since when this daemon has known
+    /// Asks the server whether it is still the same bucket. Returns since when this daemon has known
     /// it.
     pub(super) async fn update(&self) -> Result<Instant, SourceUnavailable> {
         let info = self.bucket.stream.get_info().await.map_err(SourceUnavailable::new)?;

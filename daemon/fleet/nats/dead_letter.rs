@@ -52,7 +52,7 @@ pub(super) fn without_body(mut headers: HeaderMap) -> HeaderMap {
 }
 
 /// Copies the headers of a job, as its message has them. Leaves out what no valid message has.
-fn copied_headers(headers: Option<&HeaderMap>) -> HeaderMap {
+pub(super) fn copied_headers(headers: Option<&HeaderMap>) -> HeaderMap {
     let mut copied = HeaderMap::new();
     for (from, to) in [
         (request_id_header(headers), REQUEST_ID_HEADER),

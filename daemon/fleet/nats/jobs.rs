@@ -8,8 +8,7 @@ use bytes::Bytes;
 use ulid::Ulid;
 
 use super::{
-    dead_letter::{build_headers, without_body},
-    message::request_id_header,
+    dead_letter::{build_headers, copied_headers, without_body},
     names::{
         MESSAGE_ID_HEADER, PRINCIPAL_HEADER, REQUEST_ID_HEADER, SESSION_HEADER, SIGNATURE_HEADER,
         TRACEPARENT_HEADER, dead_letter_subject, job_subject,
@@ -117,19 +116,7 @@ impl JobPublisher {
         &self,
         message: &jetstream::Message,
     ) -> Result<(), PublishJobError> {
-        let found = message.headers.as_ref();
-        let mut headers = HeaderMap::new();
-        for (from, to) in [
-            (request_id_header(found), REQUEST_ID_HEADER),
-            (PRINCIPAL_HEADER, PRINCIPAL_HEADER),
-            (SIGNATURE_HEADER, SIGNATURE_HEADER),
-            (SESSION_HEADER, SESSION_HEADER),
-            (TRACEPARENT_HEADER, TRACEPARENT_HEADER),
-        ] {
-            if let Some(value) = found.and_then(|headers| headers.get(from)) {
-                headers.insert(to, value.clone());
-            }
-        }
+        let mut headers = copied_headers(message.headers.as_ref());
         headers.insert(MESSAGE_ID_HEADER, Ulid::generate().to_string());
         let (subject, body) = (message.subject.to_string(), message.payload.clone());
         self.publish_message(subject, headers, body).await?;

@@ -9,19 +9,19 @@ use crate::{
     daemon::fleet::{
         backoff::retry,
         job_artifacts::JobArtifacts,
-        transition::{ended, is_claim_of, may_run_again, requeued},
+        transition::{ended, is_claim_of, requeued},
         work_source::{JobEnd, SourceUnavailable},
     },
 };
 
 impl JobClaims {
-    /// Whether this daemon has the claim of a job still.
+    /// Whether this daemon still has the claim of a job.
     pub(super) async fn has_claim(&self, id: &str, claim: &str) -> Result<bool, SourceUnavailable> {
         Ok(self.own_claim(id, claim).await?.is_some())
     }
 
-    /// Stores the end of a job, if this daemon has its claim still. Repeats it until the server has
-    /// answered or `stop` is cancelled. Returns whether this daemon has the claim no more.
+    /// Stores the end of a job, if this daemon still has its claim. Repeats it until the server has
+    /// answered or `stop` is cancelled. Returns whether this daemon no longer has the claim.
     pub(super) async fn settle(
         &self,
         id: &str,
@@ -57,11 +57,12 @@ impl JobClaims {
             }
         };
         let is_lost = job.state() == JobState::Lost;
+        let runs_again = end.runs_again(&own, self.max_deliver);
         // Its message is needed, for the dead letters: it is delivered again.
-        if is_lost && own.retry_if_lost && !may_run_again(&own, self.max_deliver) {
+        if is_lost && own.retry_if_lost && !runs_again {
             return Ok(false);
         }
-        let record = if is_lost && may_run_again(&own, self.max_deliver) {
+        let record = if runs_again {
             requeued(&own, own.attempts)
         } else {
             let mut record = ended(id, &own, job.clone());

@@ -153,7 +153,8 @@ impl PostgresQueue {
         Ok((rows.len(), claims))
     }
 
-    /// Takes up the claims that this daemon has and does not keep.
+    /// Takes up the claims that this daemon has and does not keep. Reads one row after the other, because
+    /// their requests can be large.
     async fn resume_claims(&self) -> Result<Claims, SourceUnavailable> {
         let PostgresSession { identity, in_flight, known_starts, lease, .. } = &*self.session;
         let (daemon_id, start_id): (&str, &str) = (&identity.daemon_id, &identity.start_id);
