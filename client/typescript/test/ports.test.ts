@@ -1,8 +1,12 @@
 import { once } from "node:events";
 import { Agent, get, type IncomingMessage } from "node:http";
+import { createServer as createHttp2Server } from "node:http2";
+import type { AddressInfo } from "node:net";
 import { buffer } from "node:stream/consumers";
-import { type Client, type Process, reasons, Unavailable } from "jig-client";
+import { create, toBinary } from "@bufbuild/protobuf";
+import { Client, type Process, reasons, Unavailable } from "jig-client";
 import { expect, inject, onTestFinished, test } from "vitest";
+import { ForwardPortResponseSchema } from "../src/gen/jig/v1/process_service_pb.js";
 import { connect, readUntil, waitFor } from "./support.js";
 
 /** Starts a Python server, and waits until it listens on port 8000. */
@@ -155,6 +159,39 @@ test("a writer notices a lost connection, without reading", async () => {
   stream.write("lost");
   const [error] = await once(stream, "error");
   expect(error).toBeInstanceOf(Unavailable);
+});
+
+test("a loss after both ends of the data is an error only for listeners", async () => {
+  const encode = (part: "connected" | "endOfData") => {
+    const message = create(ForwardPortResponseSchema, { part: { case: part, value: {} } });
+    const data = toBinary(ForwardPortResponseSchema, message);
+    const header = Buffer.alloc(5);
+    header.writeUInt32BE(data.length, 1);
+    return Buffer.concat([header, data]);
+  };
+  // Sends the end of its data, and never that of the call.
+  const server = createHttp2Server((request, response) => {
+    request.resume();
+    response.writeHead(200, { "content-type": "application/connect+proto" });
+    response.write(Buffer.concat([encode("connected"), encode("endOfData")]));
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  onTestFinished(() => void server.close());
+  const client = new Client(`127.0.0.1:${(server.address() as AddressInfo).port}`);
+
+  const unheard = await client.connectPort("process", 8000);
+  const heard = await client.connectPort("process", 8000);
+  const failure = once(heard, "error");
+  for (const stream of [unheard, heard]) {
+    stream.resume();
+    await waitFor(async () => stream.readableEnded);
+    stream.end("later");
+    await waitFor(async () => stream.writableLength === 0);
+  }
+  await client.close();
+  await expect(failure).resolves.toEqual([expect.any(Unavailable)]);
+  await waitFor(async () => unheard.closed);
+  expect(unheard.writableFinished).toBe(false);
 });
 
 test("a signal ends the connection, and a deadline only the attempt", async () => {

@@ -5,6 +5,7 @@ import { create, type DescMessage, type DescMethodStreaming } from "@bufbuild/pr
 import { Code, ConnectError } from "@connectrpc/connect";
 import { Attempts } from "../caller.js";
 import { methodOf } from "../contract.js";
+import { Unavailable } from "../errors.js";
 import { toCallError } from "../failure.js";
 import {
   type ForwardPortRequest,
@@ -25,7 +26,8 @@ export class PortOperations extends TreeOperations {
    *
    * The stream is like a socket. It ends when the server ends its output, `end` ends that of this
    * side, and `destroy` resets the connection. A failure, such as `ConnectionReset` or
-   * `ProcessEnded`, destroys it with an error.
+   * `ProcessEnded`, destroys it with an error. If the daemon is lost, or the client closed, after
+   * both directions have ended, there is an error only for those who listen for it.
    *
    * `deadlineSec` bounds the attempt. `signal` also ends an open connection.
    *
@@ -80,6 +82,7 @@ export class PortStream extends Duplex {
   #output = Promise.withResolvers<Output>();
   #received: Promise<void> = Promise.resolve();
   #isComplete = false;
+  #isEndSent = false;
   #isUnbounded = false;
   #resume: () => void = () => {};
 
@@ -117,6 +120,7 @@ export class PortStream extends Duplex {
         const { data, done } = await this.#output.promise;
         this.#output = Promise.withResolvers();
         if (data === undefined) {
+          this.#isEndSent = true;
           yield create(ForwardPortRequestSchema, { part: { case: "endOfData", value: {} } });
           isCut = false;
           done();
@@ -189,9 +193,11 @@ export class PortStream extends Duplex {
     const error = this.#signal?.aborted ? this.#signal.reason : toCallError(cause);
     if (this.#isComplete && !this.readableEnded) {
       // The data can still be read.
-      this.once("end", () => this.destroy(error));
+      this.once("end", () => this.#fail(cause));
     } else {
-      this.destroy(error);
+      const isLate = this.#isComplete && this.#isEndSent && error instanceof Unavailable;
+      const isUnheard = isLate && this.listenerCount("error") === 0;
+      this.destroy(isUnheard ? undefined : error);
     }
   }
 }
