@@ -63,7 +63,7 @@ pub(crate) struct FleetQueueState {
 
 /// A place that has a job. It is free when this is dropped.
 #[derive(Debug)]
-pub(super) struct FleetPlace(Arc<FleetQueueState>);
+pub(crate) struct FleetPlace(Arc<FleetQueueState>);
 
 impl Drop for FleetPlace {
     fn drop(&mut self) {
@@ -88,20 +88,28 @@ impl FleetQueueState {
         queues.iter().enumerate().map(state).collect()
     }
 
+    /// Takes at most `max` of the free places. Other queues, which share them, may have taken them.
+    pub(super) fn take_places(self: &Arc<Self>, max: usize) -> Vec<FleetPlace> {
+        let mut count = 0;
+        self.taken.send_if_modified(|taken| {
+            count = self.free_beside(taken).min(max);
+            taken[self.index] += count;
+            count > 0
+        });
+        (0..count).map(|_| FleetPlace(Arc::clone(self))).collect()
+    }
+
+    /// Takes a place, even if none is free.
     pub(super) fn take_place(self: &Arc<Self>) -> FleetPlace {
         self.taken.send_modify(|taken| taken[self.index] += 1);
         FleetPlace(Arc::clone(self))
     }
 
-    /// Waits until there are `min` to `max` free places. Returns how many.
-    pub(super) async fn wait_for_places(&self, min: usize, max: usize) -> usize {
+    /// Waits until there are free places, or until there are none.
+    pub(super) async fn wait_for_places(&self, are_free: bool) {
         let (mut taken, mut slots) = (self.taken.subscribe(), self.slots.clone());
         slots.mark_unchanged();
-        loop {
-            let free = self.free_places();
-            if (min..=max).contains(&free) {
-                return free;
-            }
+        while (self.free_places() > 0) != are_free {
             // The sender of `taken` lives as long as this queue.
             tokio::select! {
                 _changed = taken.changed() => {}
@@ -117,11 +125,12 @@ impl FleetQueueState {
     /// Jobs that the daemon would begin now: its other jobs, and those of its other queues, leave slots
     /// for them.
     pub(crate) fn free_places(&self) -> usize {
+        self.free_beside(&self.taken.borrow())
+    }
+
+    fn free_beside(&self, taken: &[usize]) -> usize {
         let FleetQueueConfig { name, workspaces, places, .. } = &self.config;
-        let claimed = {
-            let taken = self.taken.borrow();
-            ClaimedFleetJobs { total: taken.iter().sum(), in_queue: taken[self.index] }
-        };
+        let claimed = ClaimedFleetJobs { total: taken.iter().sum(), in_queue: taken[self.index] };
         let Some(jobs) = self.jobs.upgrade() else { return 0 };
         let slots = jobs.free_fleet_slots(name, workspaces, claimed);
         slots.min((*places as usize).saturating_sub(claimed.in_queue))

@@ -22,8 +22,7 @@ use super::{
     local_job::{LocalJob, find_or_submit, mark_settled},
     running::RunningFleetJobs,
     work_source::{
-        ClaimedWork, FinishOutcome, JobEnd, Progress, ReleaseReason, SourceUnavailable, Work,
-        WorkSource,
+        ClaimedWork, FinishOutcome, JobEnd, PlacedWork, Progress, ReleaseReason, Work, WorkSource,
     },
 };
 use crate::{
@@ -108,11 +107,12 @@ impl FleetRunner {
         let mut resumes = true;
         while resumes || !draining.is_cancelled() {
             let claimed = if resumes {
-                source.resume().await
+                let claimed = source.resume().await;
+                claimed.map(|all| all.into_iter().map(|work| (work, queue.take_place())).collect())
             } else {
-                claim_free(&queue, &*source, &draining).await
+                source.claim(&queue, &draining).await
             };
-            let claimed = match claimed {
+            let claimed: Vec<PlacedWork> = match claimed {
                 Ok(claimed) => claimed,
                 Err(error) => {
                     tracing::warn!(%error, queue = queue.name(), "cannot take jobs of the fleet");
@@ -128,8 +128,7 @@ impl FleetRunner {
                 backoff = Backoff::default();
             }
             resumes = false;
-            for claimed in claimed {
-                let place = queue.take_place();
+            for (claimed, place) in claimed {
                 let runner = Arc::clone(&self);
                 let job = async move {
                     runner.run(&*claimed).await;
@@ -403,25 +402,6 @@ fn lost_job(work: &Work) -> Job {
         result: Some(lost_response(&request.tool, None)),
         ..Job::default()
     }
-}
-
-/// Waits for free places and for work, and claims as many pieces of it. Returns none when other jobs
-/// of the daemon take some of the free places meanwhile.
-async fn claim_free(
-    queue: &FleetQueueState,
-    source: &dyn WorkSource,
-    stop: &CancellationToken,
-) -> Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable> {
-    let free = queue.wait_for_places(1, usize::MAX);
-    let Some(free) = stop.run_until_cancelled(free).await else { return Ok(Vec::new()) };
-    let stop = stop.child_token();
-    let mut claim = source.claim(free, &stop);
-    tokio::select! {
-        biased;
-        claimed = &mut claim => return claimed,
-        _fewer = queue.wait_for_places(0, free - 1) => stop.cancel(),
-    }
-    claim.await
 }
 
 /// Why work is given back after this error of its submission. `None` if no daemon could begin it.

@@ -9,7 +9,11 @@ use std::{sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{job_artifacts::JobArtifacts, transition::may_run_again};
+use super::{
+    counts::{FleetPlace, FleetQueueState},
+    job_artifacts::JobArtifacts,
+    transition::may_run_again,
+};
 use crate::{
     api::{
         self,
@@ -38,16 +42,20 @@ pub(crate) trait WorkSource: Send + Sync + 'static {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    /// Waits until there is work, and claims at most `max` pieces of it.
+    /// Waits until there is work and free places for it, and claims one piece for each place.
     ///
+    /// Takes a place before it claims: queues that share places must not claim for the same one.
     /// Returns soon after `stop` is cancelled, with what was claimed until then. Not cancel safe:
     /// claims of a dropped future are lost to this daemon until the source hands them out again.
     fn claim<'a>(
         &'a self,
-        max: usize,
+        places: &'a Arc<FleetQueueState>,
         stop: &'a CancellationToken,
-    ) -> BoxFuture<'a, Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable>>;
+    ) -> BoxFuture<'a, Result<Vec<PlacedWork>, SourceUnavailable>>;
 }
+
+/// Claimed work, and the place that it takes until the source has its end.
+pub(crate) type PlacedWork = (Box<dyn ClaimedWork>, FleetPlace);
 
 /// Work that this daemon has claimed. No other daemon gets it while the claim is kept.
 pub(crate) trait ClaimedWork: Send + Sync {

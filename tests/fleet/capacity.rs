@@ -32,6 +32,15 @@ async fn require_success(fleet: &TestFleet, ids: &[String]) {
     }
 }
 
+/// The tables of queues, and of a daemon that runs `slots` jobs at once.
+pub(super) fn queues_with_slots(names: &[&str], slots: usize) -> String {
+    let queue = |name: &&str| {
+        format!("[[fleet.queues]]\nname = {name:?}\nkey = \"ci\"\nplaces = {slots}\n")
+    };
+    let tables: String = names.iter().map(queue).collect();
+    format!("{tables}[jobs]\nconcurrency = {slots}\n")
+}
+
 #[tokio::test]
 async fn daemon_that_is_busy_with_jobs_of_its_own_claims_none() {
     let mut fleet = TestFleet::start().await;
@@ -62,10 +71,7 @@ async fn daemon_that_is_busy_with_jobs_of_its_own_claims_none() {
 #[tokio::test]
 async fn queues_of_a_daemon_share_its_slots() {
     let mut fleet = TestFleet::start().await;
-    let queue =
-        |name: &str| format!("[[fleet.queues]]\nname = {name:?}\nkey = \"ci\"\nplaces = 2\n");
-    let tables = queue("build") + &queue("other");
-    fleet.set_queues(&format!("{tables}[jobs]\nconcurrency = 2\n"));
+    fleet.set_queues(&queues_with_slots(&["build", "other"], 2));
     let first = fleet.start_member().await;
     let wait = |name: &str| JobMessage::new(name, &command_job(COUNTED_WAIT));
     for name in ["m-0", "m-1"] {
@@ -84,6 +90,37 @@ async fn queues_of_a_daemon_share_its_slots() {
     second.go();
     let ids = ["o-0", "o-1"].map(|name| queue_job_id("other", name));
     let ids = [&["m-0", "m-1"].map(fleet_job_id)[..], &ids[..]].concat();
+    require_success(&fleet, &ids).await;
+}
+
+#[tokio::test]
+async fn queues_of_a_daemon_do_not_claim_for_the_same_slot() {
+    let mut fleet = TestFleet::start().await;
+    let names = ["build", "q-1", "q-2", "q-3"];
+    fleet.set_queues(&queues_with_slots(&names, 1));
+    // This start makes the stream.
+    let mut first = fleet.start_member().await;
+    fleet.client.wait_for_free_places(&[1]).await;
+    first.kill().await;
+    let mut ids = Vec::new();
+    for name in names {
+        let wait = JobMessage::new(name, &command_job(COUNTED_WAIT));
+        fleet.client.publish(&wait.subject(&format!("jig.jobs.{name}.main"))).await;
+        ids.push(queue_job_id(name, name));
+    }
+    let first = fleet.start_member().await;
+    first.wait_for_effects(1).await;
+
+    // Each of the others finds a daemon that begins it.
+    let second = fleet.start_member_beside(&first).await;
+    let third = fleet.start_member_beside(&first).await;
+    let fourth = fleet.start_member_beside(&first).await;
+    for member in [&first, &second, &third, &fourth] {
+        member.wait_for_effects(1).await;
+    }
+    for member in [&first, &second, &third, &fourth] {
+        member.go();
+    }
     require_success(&fleet, &ids).await;
 }
 

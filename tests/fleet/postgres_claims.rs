@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use jig::api::v1::JobState;
+use prost::Message as _;
 use rustix::process::Signal;
 
 use super::{
     COUNTED_WAIT,
+    capacity::queues_with_slots,
     plain_client::MAX_FLEET_TIME,
     postgres::{PostgresFleet, effects, go, kill, repeatable, wait_for_effects},
 };
@@ -59,6 +61,31 @@ async fn job_that_is_cancelled_during_a_drain_is_not_given_back() {
     assert_eq!(fleet.expect_end(&id, "cancelled").await.attempts, 1);
     assert!(first.wait_for_exit().await.success());
     assert_eq!((effects(&first), effects(&second)), (1, 0));
+}
+
+#[tokio::test]
+async fn queues_of_a_daemon_do_not_claim_rows_for_the_same_slot() {
+    let mut fleet = PostgresFleet::start().await;
+    let names = ["build", "q-1", "q-2"];
+    fleet.queues = queues_with_slots(&names, 1);
+    let insert = "INSERT INTO jig_jobs (queue, workspace, request_id, request) \
+        SELECT name, 'main', 'm', $1 FROM unnest($2::text[]) AS name";
+    let body = command_job(COUNTED_WAIT).encode_to_vec();
+    fleet.server.connect("ci").await.execute(insert, &[&body, &&names[..]]).await.unwrap();
+    let first = fleet.start_daemon().await;
+    wait_for_effects(&first, 1).await;
+    let second = fleet.start_daemon_beside(&first).await;
+    let third = fleet.start_daemon_beside(&first).await;
+    for daemon in [&second, &third] {
+        wait_for_effects(daemon, 1).await;
+    }
+    for daemon in [&first, &second, &third] {
+        go(daemon);
+    }
+    eventually_within(MAX_FLEET_TIME, "all jobs have ended", async || {
+        fleet.server.count("outcome = 'succeeded'").await == 3
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use async_nats::jetstream;
@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    acknowledgement::hand_back,
     claimed_job::NatsClaim,
     claims::JobClaims,
     connection::NatsConnection,
@@ -23,7 +24,10 @@ use super::{
 };
 use crate::daemon::{
     config::fleet::FleetQueueConfig,
-    fleet::work_source::{ClaimedWork, SourceUnavailable, WorkSource},
+    fleet::{
+        counts::{FleetPlace, FleetQueueState},
+        work_source::{PlacedWork, SourceUnavailable, WorkSource},
+    },
     task::{self, BoxFuture},
 };
 
@@ -81,14 +85,21 @@ impl NatsQueue {
 
     async fn claim_jobs(
         &self,
-        max: usize,
+        places: &Arc<FleetQueueState>,
         stop: &CancellationToken,
-    ) -> Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable> {
-        // A daemon without a heartbeat counts as dead, and its claims as lost.
-        while self.session.wait_for_heartbeat(stop).await {
+    ) -> Result<Vec<PlacedWork>, SourceUnavailable> {
+        while stop.run_until_cancelled(places.wait_for_places(true)).await.is_some()
+            // A daemon without a heartbeat counts as dead, and its claims as lost.
+            && self.session.wait_for_heartbeat(stop).await
+        {
             let claims = self.session.claims().await?;
-            let messages = self.fetch(max, stop).await?;
-            let claimed = self.claim_all(&claims, messages).await;
+            let mut messages = self.fetch(places, stop).await?;
+            // Another queue may have taken places meanwhile.
+            let taken = places.take_places(messages.len());
+            for message in messages.drain(taken.len()..) {
+                hand_back(&message, Duration::ZERO).await;
+            }
+            let claimed = self.claim_all(&claims, messages.into_iter().zip(taken)).await;
             if !claimed.is_empty() {
                 return Ok(claimed);
             }
@@ -100,23 +111,22 @@ impl NatsQueue {
     async fn claim_all(
         &self,
         claims: &Arc<JobClaims>,
-        messages: Vec<jetstream::Message>,
-    ) -> Vec<Box<dyn ClaimedWork>> {
+        messages: impl Iterator<Item = (jetstream::Message, FleetPlace)>,
+    ) -> Vec<PlacedWork> {
         let tasks: Vec<_> = messages
-            .into_iter()
-            .map(|message| {
+            .map(|(message, place)| {
                 let (claims, queue) = (Arc::clone(claims), Arc::clone(&self.queue));
                 task::spawn_tracked("claim of a fleet job", async move {
                     let claim = claims.claim(&queue, message).await?;
-                    Some(NatsClaim::new(claims, claim))
+                    Some((NatsClaim::new(claims, claim), place))
                 })
             })
             .collect();
 
-        let mut claimed: Vec<Box<dyn ClaimedWork>> = Vec::new();
+        let mut claimed: Vec<PlacedWork> = Vec::new();
         for task in tasks {
             match task.await {
-                Ok(Some(claim)) => claimed.push(Box::new(claim)),
+                Ok(Some((claim, place))) => claimed.push((Box::new(claim), place)),
                 Ok(None) => {}
                 Err(error) => tracing::error!(%error, "the claim of a fleet job has panicked"),
             }
@@ -124,14 +134,15 @@ impl NatsQueue {
         claimed
     }
 
-    /// Fetches at most `max` messages. Waits for the first one, or until `stop` is cancelled.
+    /// Fetches as many messages as there are free places. Waits for the first one, until `stop` is
+    /// cancelled or there is no free place.
     async fn fetch(
         &self,
-        max: usize,
+        places: &FleetQueueState,
         stop: &CancellationToken,
     ) -> Result<Vec<jetstream::Message>, SourceUnavailable> {
         let mut opened = self.open_consumers().await?;
-        let fetched = match self.fetch_opened(&mut opened, max, stop).await {
+        let fetched = match self.fetch_opened(&mut opened, places, stop).await {
             Ok(messages) => {
                 // The subject that was first goes to the end, so that no other waits forever.
                 opened.consumers.rotate_left(1);
@@ -151,10 +162,10 @@ impl NatsQueue {
     async fn fetch_opened(
         &self,
         opened: &mut OpenedConsumers,
-        max: usize,
+        places: &FleetQueueState,
         stop: &CancellationToken,
     ) -> Result<Vec<jetstream::Message>, SourceUnavailable> {
-        let max = if opened.single_fetches > 0 { 1 } else { max };
+        let max = if opened.single_fetches > 0 { 1 } else { places.free_places() };
         opened.single_fetches = opened.single_fetches.saturating_sub(1);
         let waiting = match opened.waiting.take() {
             Some(waiting) => waiting.resume().await,
@@ -166,11 +177,16 @@ impl NatsQueue {
         };
         let fetched = async {
             let messages = self.fetch_present(opened, max).await?;
-            if messages.is_empty() {
-                self.await_message(opened, &mut waiting, stop).await
-            } else {
-                Ok(messages)
+            if !messages.is_empty() {
+                return Ok(messages);
             }
+            let stopped = async {
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    () = places.wait_for_places(false) => {}
+                }
+            };
+            self.await_message(opened, &mut waiting, stopped).await
         };
         let fetched = fetched.await;
         opened.waiting = Some(waiting.idle());
@@ -186,6 +202,9 @@ impl NatsQueue {
         let mut pull = self.open_pull(opened).await?;
         let mut messages = Vec::new();
         for consumer in &opened.consumers {
+            if messages.len() >= max {
+                break;
+            }
             pull.request(self.session.stream(), consumer, max - messages.len(), None).await?;
             while messages.len() < max {
                 let arrival = tokio::select! {
@@ -204,22 +223,19 @@ impl NatsQueue {
                     }
                 }
             }
-            if messages.len() >= max {
-                break;
-            }
         }
         Ok(messages)
     }
 
-    /// Waits for the first message of any subject. Returns none after a while, and when the connection
-    /// breaks.
+    /// Waits for the first message of any subject. Returns none after a while, and when `stopped` ends
+    /// or the connection breaks.
     async fn await_message(
         &self,
         opened: &OpenedConsumers,
         pull: &mut Pull,
-        stop: &CancellationToken,
+        stopped: impl Future<Output = ()>,
     ) -> Result<Vec<jetstream::Message>, SourceUnavailable> {
-        let mut end = pin!(sleep(FETCH_WAIT));
+        let (mut end, mut stopped) = (pin!(sleep(FETCH_WAIT)), pin!(stopped));
         loop {
             for consumer in &opened.consumers {
                 if !pull.has_request(consumer) {
@@ -229,7 +245,7 @@ impl NatsQueue {
             let arrival = tokio::select! {
                 biased;
                 arrival = pull.next() => arrival,
-                () = stop.cancelled() => return Ok(Vec::new()),
+                () = &mut stopped => return Ok(Vec::new()),
                 () = opened.broken() => return Ok(Vec::new()),
                 () = &mut end => return Ok(Vec::new()),
             };
@@ -303,10 +319,10 @@ impl NatsQueue {
 impl WorkSource for NatsQueue {
     fn claim<'a>(
         &'a self,
-        max: usize,
+        places: &'a Arc<FleetQueueState>,
         stop: &'a CancellationToken,
-    ) -> BoxFuture<'a, Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable>> {
-        Box::pin(self.claim_jobs(max, stop))
+    ) -> BoxFuture<'a, Result<Vec<PlacedWork>, SourceUnavailable>> {
+        Box::pin(self.claim_jobs(places, stop))
     }
 }
 

@@ -18,9 +18,10 @@ use crate::{
         config::fleet::FleetQueueConfig,
         error::Reason,
         fleet::{
+            counts::FleetQueueState,
             failure::{exhausted_error, failed},
             record_job::cancelled_in_queue,
-            work_source::{ClaimedWork, SourceUnavailable, WorkSource},
+            work_source::{ClaimedWork, PlacedWork, SourceUnavailable, WorkSource},
         },
         task::BoxFuture,
     },
@@ -93,16 +94,21 @@ impl PostgresQueue {
 
     async fn claim_rows(
         &self,
-        max: usize,
+        places: &Arc<FleetQueueState>,
         stop: &CancellationToken,
-    ) -> Result<Claims, SourceUnavailable> {
-        while !stop.is_cancelled() {
+    ) -> Result<Vec<PlacedWork>, SourceUnavailable> {
+        while stop.run_until_cancelled(places.wait_for_places(true)).await.is_some() {
+            let taken = places.take_places(usize::MAX);
+            if taken.is_empty() {
+                continue;
+            }
             // Before the table is read, so that no job is missed.
             let mut notifications = self.session.connection().await?.subscribe()?;
-            let (found, claims) = self.claim_due(max).await?;
+            let (found, claims) = self.claim_due(taken.len()).await?;
             if !claims.is_empty() {
-                return Ok(claims);
+                return Ok(claims.into_iter().zip(taken).collect());
             }
+            drop(taken);
             // All were invalid: there may be more.
             if found > 0 {
                 continue;
@@ -231,9 +237,9 @@ impl WorkSource for PostgresQueue {
 
     fn claim<'a>(
         &'a self,
-        max: usize,
+        places: &'a Arc<FleetQueueState>,
         stop: &'a CancellationToken,
-    ) -> BoxFuture<'a, Result<Claims, SourceUnavailable>> {
-        Box::pin(self.claim_rows(max, stop))
+    ) -> BoxFuture<'a, Result<Vec<PlacedWork>, SourceUnavailable>> {
+        Box::pin(self.claim_rows(places, stop))
     }
 }
