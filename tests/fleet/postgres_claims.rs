@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use super::{
     COUNTED_WAIT,
     capacity::queues_with_slots,
-    plain_client::MAX_FLEET_TIME,
+    plain_client::{MAX_FLEET_TIME, fleet_job_id},
     postgres::{PostgresFleet, effects, go, kill, repeatable, wait_for_effects},
 };
 use crate::{
@@ -194,11 +194,11 @@ async fn lost_claims_are_not_renewed() {
     let supersede = "UPDATE jig_jobs SET claimed_by = 'other', claimed_start = 'other', \
         claimed_at = now(), attempts = 2, lease_until = now() + interval '1 hour'";
     assert_eq!(operator.execute(supersede, &[]).await.unwrap(), 4);
-    // The daemon looks for dead ones less than once a second.
+    // The daemon looks for dead ones, and for claims of its own, each second at most.
     eventually_within(Duration::from_secs(30), "the daemon is silent", async || {
         let before = updates().await;
         tokio::time::sleep(Duration::from_secs(4)).await;
-        updates().await <= before + 4
+        updates().await <= before + 8
     })
     .await;
     // Its results do not count.
@@ -206,4 +206,65 @@ async fn lost_claims_are_not_renewed() {
     let next = fleet.server.insert("next", &command_job("true")).await;
     fleet.expect_end(&next, "succeeded").await;
     assert_eq!(fleet.server.count("state = 'claimed' AND claimed_by = 'other'").await, 4);
+}
+
+/// An asynchronous standby takes over without the end.
+#[tokio::test]
+async fn end_that_the_server_has_lost_is_stored_again() {
+    let fleet = PostgresFleet::start().await;
+    let daemon = fleet.start_daemon().await;
+    let id = fleet.server.insert("m-1", &command_job("echo run >> effects")).await;
+    fleet.expect_end(&id, "succeeded").await;
+    let before = "UPDATE jig_jobs SET state = 'claimed', lease_until = now() + interval '3 seconds', \
+        outcome = NULL, result = NULL, ended_at = NULL";
+    let operator = fleet.server.connect("postgres").await;
+    assert_eq!(operator.execute(before, &[]).await.unwrap(), 1);
+    assert_eq!(fleet.expect_end(&id, "succeeded").await.attempts, 1);
+    assert_eq!(effects(&daemon), 1);
+}
+
+/// Programs lock rows, and foreign keys of other tables lock their keys.
+#[tokio::test]
+async fn locked_row_keeps_a_restarted_daemon_from_no_other_one() {
+    let mut fleet = PostgresFleet::start().await;
+    fleet.settings = fleet.settings.replace("3s", "6s");
+    let mut first = fleet.start_daemon().await;
+    let known = fleet.server.insert("known", &command_job("true")).await;
+    fleet.expect_end(&known, "succeeded").await;
+    kill(&mut first).await;
+    let queues = std::mem::take(&mut fleet.queues);
+    let _judge = fleet.start_daemon_beside(&first).await;
+    fleet.queues = queues;
+
+    let names = ["free", "referenced", "locked"];
+    let insert = "INSERT INTO jig_jobs (queue, workspace, request_id, request) \
+        SELECT 'build', 'main', name, $1 FROM unnest($2::text[]) AS name";
+    let body = command_job("echo run >> effects").encode_to_vec();
+    let mut operator = fleet.server.connect("postgres").await;
+    let transaction = operator.transaction().await.unwrap();
+    transaction.execute(insert, &[&body, &&names[..]]).await.unwrap();
+    // The daemon has claimed them, and died before it stored the jobs.
+    let claim = "UPDATE jig_jobs AS job SET state = 'claimed', claimed_by = known.claimed_by, \
+        claimed_start = known.claimed_start, claimed_at = now(), attempts = 1, \
+        lease_until = now() + interval '6 seconds' \
+        FROM jig_jobs AS known WHERE job.state = 'queued' AND known.request_id = 'known'";
+    assert_eq!(transaction.execute(claim, &[]).await.unwrap(), 3);
+    transaction.commit().await.unwrap();
+    let lock = "BEGIN; SELECT 1 FROM jig_jobs WHERE request_id = 'locked' FOR UPDATE; \
+        SELECT 1 FROM jig_jobs WHERE request_id IN ('referenced', 'next') FOR KEY SHARE";
+    fleet.server.insert("next", &command_job("echo run >> effects")).await;
+    operator.batch_execute(lock).await.unwrap();
+
+    let first = first.restart().await;
+    for name in ["free", "referenced", "next"] {
+        assert_eq!(fleet.expect_end(&fleet_job_id(name), "succeeded").await.attempts, 1, "{name}");
+    }
+    let expired = "state = 'claimed' AND lease_until < clock_timestamp() - interval '6 seconds'";
+    eventually_within(MAX_FLEET_TIME, "the lease of the locked one ends", async || {
+        fleet.server.count(expired).await == 1
+    })
+    .await;
+    operator.batch_execute("COMMIT").await.unwrap();
+    let locked = fleet.expect_end(&fleet_job_id("locked"), "succeeded").await;
+    assert_eq!((locked.attempts, effects(&first)), (1, 4));
 }

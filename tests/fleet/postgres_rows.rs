@@ -198,16 +198,21 @@ async fn restarted_daemon_with_fewer_places_loses_no_job() {
 
 /// The answer to a claim can be lost, or the claim can be made after the daemon has given it up.
 #[tokio::test]
-async fn claim_that_its_daemon_does_not_know_is_given_back() {
+async fn claim_that_its_daemon_does_not_know_is_taken_up() {
     let fleet = PostgresFleet::start().await;
+    let reject = "CREATE FUNCTION reject() RETURNS trigger LANGUAGE plpgsql AS \
+            $$ BEGIN RAISE EXCEPTION 'the job may have begun'; END $$; \
+        CREATE TRIGGER reject BEFORE UPDATE ON jig_jobs FOR EACH ROW \
+            WHEN (old.state = 'claimed' AND new.state = 'queued') EXECUTE FUNCTION reject()";
+    let operator = fleet.server.connect("postgres").await;
+    operator.batch_execute(reject).await.unwrap();
     let daemon = fleet.start_daemon().await;
     let running = fleet.server.insert("running", &command_job(COUNTED_WAIT)).await;
     wait_for_effects(&daemon, 1).await;
     let job = command_job("true");
     let unknown = fleet.insert_anywhere("unknown", &job, "now() + interval '1 hour'").await;
+    operator.batch_execute("UPDATE jig_jobs SET workspace = 'main'").await.unwrap();
     fleet.claim_like(&running, &unknown).await;
-    let due = "UPDATE jig_jobs SET not_before = now() WHERE request_id = 'unknown'";
-    fleet.server.connect("postgres").await.batch_execute(due).await.unwrap();
     assert_eq!(fleet.expect_end(&unknown, "succeeded").await.attempts, 1);
     go(&daemon);
     fleet.expect_end(&running, "succeeded").await;

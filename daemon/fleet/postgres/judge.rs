@@ -1,5 +1,5 @@
 //! Ends the claims of dead daemons: their jobs are queued again, or are lost. Each daemon judges the
-//! others, whether it has free places or not, and gives claims back that it does not know.
+//! others, whether it has free places or not. Its queues take up the claims that it does not keep.
 //!
 //! A lease can end although its daemon lives: the clock of the server can jump, a connection can break
 //! without a sign, and locks, stalls and outages keep all daemons from the table. Such a daemon renews
@@ -21,11 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::session::PostgresSession;
 use crate::daemon::{
     error::Reason,
-    fleet::{
-        failure::lost,
-        transition::may_run_again,
-        work_source::{ReleaseReason, SourceUnavailable},
-    },
+    fleet::{failure::lost, transition::may_run_again, work_source::SourceUnavailable},
 };
 
 /// Part of the lease after which this daemon looks again, and the longest time.
@@ -71,16 +67,11 @@ async fn look(session: &PostgresSession, suspects: &mut Suspects) -> Result<(), 
     Ok(())
 }
 
-/// Ends the claim of a dead daemon, unless it has been renewed.
+/// Ends the claim of a dead daemon, unless it has been renewed, or is locked.
 async fn end_claim(session: &PostgresSession, id: &str) -> Result<(), SourceUnavailable> {
     let Some(row) = session.find(id).await? else { return Ok(()) };
     let record = &row.record;
-    if session.is_own_claim(record) {
-        // The server made the claim after this daemon had given it up: nothing has begun.
-        let counted = ReleaseReason::NoPlace.counted_attempts(record.attempts);
-        if session.requeue(&row, counted, Duration::ZERO).await? {
-            session.log.report_release(id, record, "");
-        }
+    if session.is_resumed_here(record) {
         return Ok(());
     }
     let runs_again = may_run_again(record, session.max_deliver) && !row.is_cancelled;

@@ -1,8 +1,11 @@
 //! One queue of the fleet in PostgreSQL: claims rows, and waits for new ones.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
-use tokio::time::sleep;
+use tokio::time::{sleep, sleep_until};
 use tokio_postgres::types::ToSql;
 use tokio_util::sync::CancellationToken;
 
@@ -30,13 +33,18 @@ use crate::{
 /// Time between two claims while rows are due that another daemon has locked, and after the
 /// connection was cut.
 const MIN_WAIT: Duration = Duration::from_millis(200);
+/// Part of the lease after which claims that the daemon does not keep are looked for again, and the
+/// longest time. Sooner than other daemons look for dead ones.
+const RESUME_FRACTION: u32 = 6;
+const MAX_RESUME_INTERVAL: Duration = Duration::from_secs(10);
 /// Bytes of the requests that one claim reads, beside the first one. A slow link must not exceed the
 /// time limit of a statement.
 const MAX_CLAIMED_BYTES: i64 = 256 << 10;
 
 /// Claims due rows: `$1` queue, `$2` workspaces, `$3` count, `$4` daemon, `$5` its start, `$6` seconds
 /// of the lease, `$7` bytes, without `$8` jobs that the daemon runs. By workspace, so that rows of
-/// others, which can be many, are not read. Materialized, so that the limit holds.
+/// others, which can be many, are not read. Materialized, so that the limit holds. Foreign keys of
+/// other tables lock rows for shares of their keys, which must not delay them.
 const CLAIM: &str = concat!(
     "
     WITH due AS MATERIALIZED (
@@ -47,7 +55,8 @@ const CLAIM: &str = concat!(
                 SELECT id, not_before, octet_length(request) AS size FROM jig_jobs
                 WHERE queue = $1 AND workspace = served.name AND state = 'queued'
                     AND not_before <= now() AND id <> ALL($8)
-                ORDER BY not_before, id LIMIT $3 FOR UPDATE SKIP LOCKED) AS found
+                ORDER BY not_before, id LIMIT $3
+                FOR NO KEY UPDATE SKIP LOCKED) AS found
         WINDOW in_order AS (ORDER BY found.not_before, found.id))
     UPDATE jig_jobs SET state = 'claimed', claimed_by = $4, claimed_start = $5,
         claimed_at = now(), lease_until = now() + make_interval(secs => $6),
@@ -58,13 +67,14 @@ const CLAIM: &str = concat!(
     columns!()
 );
 /// Takes up the claims in `$1` queue of `$2` daemon, `$3` its starts, without `$4` jobs that it runs:
-/// `$5` start, `$6` seconds of the lease. Other starts with its name are other daemons.
+/// `$5` start, `$6` seconds of the lease. Other starts with its name are other daemons. What another
+/// session has locked must not keep the daemon from the rest.
 const RESUME: &str = "
     WITH own AS MATERIALIZED (
         SELECT id AS own_id, claimed_start AS resumed_from FROM jig_jobs
         WHERE queue = $1 AND state = 'claimed'
             AND claimed_by = $2 AND claimed_start = ANY($3) AND id <> ALL($4)
-        FOR UPDATE)
+        FOR NO KEY UPDATE SKIP LOCKED)
     UPDATE jig_jobs SET claimed_start = $5, approval_id = '',
         lease_until = now() + make_interval(secs => $6)
     FROM own WHERE id = own_id
@@ -83,13 +93,15 @@ const NEXT_DUE: &str = "
 pub(crate) struct PostgresQueue {
     session: Arc<PostgresSession>,
     queue: FleetQueueConfig,
+    /// When it looks again for claims that the daemon does not keep.
+    next_resume: Mutex<Instant>,
 }
 
 type Claims = Vec<Box<dyn ClaimedWork>>;
 
 impl PostgresQueue {
     pub(crate) fn new(session: Arc<PostgresSession>, queue: FleetQueueConfig) -> Self {
-        Self { session, queue }
+        Self { session, queue, next_resume: Mutex::new(Instant::now()) }
     }
 
     async fn claim_rows(
@@ -97,7 +109,20 @@ impl PostgresQueue {
         places: &Arc<FleetQueueState>,
         stop: &CancellationToken,
     ) -> Result<Vec<PlacedWork>, SourceUnavailable> {
-        while stop.run_until_cancelled(places.wait_for_places(true)).await.is_some() {
+        while !stop.is_cancelled() {
+            let next_resume = *self.next_resume.lock().unwrap_or_else(PoisonError::into_inner);
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => continue,
+                () = sleep_until(next_resume.into()) => {
+                    let resumed = self.resume_claims().await?;
+                    if resumed.is_empty() {
+                        continue;
+                    }
+                    return Ok(resumed.into_iter().map(|work| (work, places.take_place())).collect());
+                }
+                () = places.wait_for_places(true) => {}
+            }
             let taken = places.take_places(usize::MAX);
             if taken.is_empty() {
                 continue;
@@ -119,6 +144,7 @@ impl PostgresQueue {
                 biased;
                 () = stop.cancelled() => {}
                 () = sleep(delay) => {}
+                () = sleep_until(next_resume.into()) => {}
                 is_new = notifications.wait_for(|notified| {
                     let name = &self.queue.name;
                     notified.is_queued && notified.queue.is_none_or(|queue| queue == name)
@@ -159,8 +185,9 @@ impl PostgresQueue {
         Ok((rows.len(), claims))
     }
 
-    /// Takes up the claims that this daemon has and does not keep. Reads one row after the other, because
-    /// their requests can be large.
+    /// Takes up the claims that this daemon has and does not keep: of an earlier start, of an answer that
+    /// was lost, or of a job whose end the server has lost. The database of the daemon says what became
+    /// of their jobs. Reads one row after the other, because their requests can be large.
     async fn resume_claims(&self) -> Result<Claims, SourceUnavailable> {
         let PostgresSession { identity, in_flight, known_starts, lease, .. } = &*self.session;
         let (daemon_id, start_id): (&str, &str) = (&identity.daemon_id, &identity.start_id);
@@ -176,6 +203,9 @@ impl PostgresQueue {
                 claims.extend(self.build_claim(row, Some(read(1)?)).await?);
             }
         }
+        let interval = (self.session.lease / RESUME_FRACTION).min(MAX_RESUME_INTERVAL);
+        *self.next_resume.lock().unwrap_or_else(PoisonError::into_inner) =
+            Instant::now() + interval;
         Ok(claims)
     }
 

@@ -194,13 +194,24 @@ impl PostgresSession {
             && (record.daemon_id.as_str(), record.start_id.as_str()) == (daemon_id, start_id)
     }
 
+    /// Whether a row is a claim of this daemon that its queue takes up, from any start.
+    pub(super) fn is_resumed_here(&self, record: &FleetJobRecord) -> bool {
+        record.state() == FleetJobState::Claimed
+            && *record.daemon_id == *self.identity.daemon_id
+            && self.known_starts.contains(&record.start_id)
+            && self.is_served(&record.queue)
+    }
+
+    fn is_served(&self, queue: &str) -> bool {
+        self.queues.iter().any(|served| served.name == queue)
+    }
+
     /// Whether this daemon still has a claim of an earlier start, and its queue. Renews the lease.
     pub(crate) async fn has_claim(&self, id: &str, claim: &str) -> Result<bool, SourceUnavailable> {
-        let is_served = |queue: &str| self.queues.iter().any(|served| served.name == queue);
         match self.find(id).await? {
             Some(row)
                 if is_claim_of(&row.record, &self.identity.daemon_id, claim)
-                    && is_served(&row.record.queue) =>
+                    && self.is_served(&row.record.queue) =>
             {
                 Ok(self.renew(&row).await?.is_some())
             }
