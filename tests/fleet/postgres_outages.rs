@@ -150,3 +150,38 @@ async fn open_transaction_of_a_submitter_costs_no_claim() {
     assert_eq!(fleet.expect_end(&running, "succeeded").await.attempts, 1);
     assert_eq!((effects(&first), effects(&second)), (1, 0));
 }
+
+/// An operator changes rows in a transaction that stays open.
+#[tokio::test]
+async fn locked_rows_cost_no_claim_of_another_one() {
+    let mut fleet = PostgresFleet::start().await;
+    fleet.queues = fleet.queues.replace("places = 4", "places = 16");
+    let first = fleet.start_daemon().await;
+    let mut ids = Vec::new();
+    for number in 0..16 {
+        ids.push(fleet.server.insert(&format!("m-{number}"), &command_job(COUNTED_WAIT)).await);
+    }
+    wait_for_effects(&first, ids.len()).await;
+    let second = fleet.start_daemon_beside(&first).await;
+    wait_for_renewals(&fleet, 4).await;
+
+    let operator = fleet.server.connect("postgres").await;
+    let locked = ids[..14].join("', '");
+    let change = format!("BEGIN; UPDATE jig_jobs SET session = session WHERE id IN ('{locked}')");
+    operator.batch_execute(&change).await.unwrap();
+    // Four leases.
+    let expired = "lease_until < clock_timestamp() - interval '9 seconds'";
+    eventually_within(MAX_FLEET_TIME, "the leases of the locked ones end", async || {
+        fleet.server.count(expired).await == 14
+    })
+    .await;
+    for id in &ids[14..] {
+        assert_eq!(fleet.server.job(id).await.state, "claimed");
+    }
+    operator.batch_execute("COMMIT").await.unwrap();
+    go(&first);
+    for id in &ids {
+        assert_eq!(fleet.expect_end(id, "succeeded").await.attempts, 1);
+    }
+    assert_eq!((effects(&first), effects(&second)), (16, 0));
+}

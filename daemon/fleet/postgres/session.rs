@@ -37,10 +37,18 @@ const MIN_RENEWAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// connections that are idle for longer.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(15);
 
-/// A claim of a job, `$1` and `$2` the time of the claim.
+/// A claim of a job, `$1` and `$2` the time of the claim. While another session has it locked, the
+/// statement fails at once: those that follow on the connection are about other claims.
 macro_rules! is_claim {
     () => {
-        "id = $1 AND state = 'claimed' AND claimed_at = $2"
+        is_claim!("FOR NO KEY UPDATE NOWAIT")
+    };
+    ($lock:literal) => {
+        concat!(
+            "id = (SELECT id FROM jig_jobs WHERE id = $1 AND state = 'claimed' AND claimed_at = $2 ",
+            $lock,
+            ")"
+        )
     };
 }
 pub(super) use is_claim;
@@ -52,27 +60,42 @@ const RENEW: &str = concat!(
     is_claim!(),
     " RETURNING cancel_requested"
 );
+/// The claim of a dead daemon. It is not dead if its lease was renewed, and may not be if the claim is
+/// locked.
+macro_rules! is_expired_claim {
+    () => {
+        is_claim!("AND lease_until < now() FOR NO KEY UPDATE SKIP LOCKED")
+    };
+}
 /// Queues a job again: `$3` attempts that count, `$4` seconds of the delay, or NULL if the job keeps
-/// its place in the queue, `$5` whether only if the lease has ended.
-const REQUEUE: &str = concat!(
-    "
+/// its place in the queue.
+macro_rules! requeue {
+    ($is_claim:ident) => {
+        concat!(
+            "
     UPDATE jig_jobs SET state = 'queued', approval_id = '', claimed_by = NULL, claimed_start = '',
         lease_until = NULL, claimed_at = NULL,
         workspace = CASE WHEN any_workspace THEN '' ELSE workspace END, attempts = $3,
         not_before = coalesce(now() + make_interval(secs => $4), not_before)
-    WHERE (NOT $5 OR lease_until < now()) AND ",
-    is_claim!(),
-    " RETURNING id"
-);
-/// Stores the end of a job: `$5` as above.
-const END: &str = concat!(
-    "
+    WHERE ",
+            $is_claim!(),
+            " RETURNING id"
+        )
+    };
+}
+/// Stores the end of a job: `$3` its outcome, `$4` its result.
+macro_rules! end {
+    ($is_claim:ident) => {
+        concat!(
+            "
     UPDATE jig_jobs SET state = 'ended', approval_id = '', lease_until = NULL, ended_at = now(),
         outcome = $3, result = $4
-    WHERE (NOT $5 OR lease_until < now()) AND ",
-    is_claim!(),
-    " RETURNING id"
-);
+    WHERE ",
+            $is_claim!(),
+            " RETURNING id"
+        )
+    };
+}
 
 /// The part of the fleet that is in PostgreSQL.
 #[derive(Debug)]
@@ -239,13 +262,13 @@ impl PostgresSession {
         delay: Duration,
     ) -> Result<bool, SourceUnavailable> {
         let (counted, delay) = (to_integer(counted), delay.as_secs_f64());
-        self.change_claim(REQUEUE, claim, [&counted, &delay, &false]).await
+        self.change_claim(requeue!(is_claim), claim, &counted, &delay).await
     }
 
-    /// The same for the claim of a dead daemon, unless its lease was renewed.
+    /// The same for the claim of a dead daemon. Returns false if it may not be dead.
     pub(super) async fn requeue_expired(&self, claim: &JobRow) -> Result<bool, SourceUnavailable> {
         let attempts = to_integer(claim.record.attempts);
-        self.change_claim(REQUEUE, claim, [&attempts, &None::<f64>, &true]).await
+        self.change_claim(requeue!(is_expired_claim), claim, &attempts, &None::<f64>).await
     }
 
     /// Stores the end of a claim. Returns false if it has ended.
@@ -254,27 +277,27 @@ impl PostgresSession {
         claim: &JobRow,
         ended: &FleetJobRecord,
     ) -> Result<bool, SourceUnavailable> {
-        self.store_end(claim, ended, false).await
+        self.store_end(end!(is_claim), claim, ended).await
     }
 
-    /// The same for the claim of a dead daemon, unless its lease was renewed.
+    /// The same for the claim of a dead daemon. Returns false if it may not be dead.
     pub(super) async fn end_expired(
         &self,
         claim: &JobRow,
         ended: &FleetJobRecord,
     ) -> Result<bool, SourceUnavailable> {
-        self.store_end(claim, ended, true).await
+        self.store_end(end!(is_expired_claim), claim, ended).await
     }
 
     async fn store_end(
         &self,
+        statement: &str,
         claim: &JobRow,
         ended: &FleetJobRecord,
-        only_if_expired: bool,
     ) -> Result<bool, SourceUnavailable> {
         let job = ended.job.clone().unwrap_or_default();
         let (outcome, result) = (outcome(job.state()), job.encode_to_vec());
-        self.change_claim(END, claim, [&outcome, &result, &only_if_expired]).await
+        self.change_claim(statement, claim, &outcome, &result).await
     }
 
     /// Executes a statement about a claim. Returns whether this daemon has it.
@@ -282,10 +305,10 @@ impl PostgresSession {
         &self,
         statement: &str,
         claim: &JobRow,
-        [third, fourth, fifth]: [&(dyn ToSql + Sync); 3],
+        third: &(dyn ToSql + Sync),
+        fourth: &(dyn ToSql + Sync),
     ) -> Result<bool, SourceUnavailable> {
-        let parameters =
-            [&claim.id as &(dyn ToSql + Sync), &claim.claimed_at, third, fourth, fifth];
+        let parameters = [&claim.id as &(dyn ToSql + Sync), &claim.claimed_at, third, fourth];
         Ok(!self.query(statement, &parameters).await?.is_empty())
     }
 }
