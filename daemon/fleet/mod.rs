@@ -176,13 +176,9 @@ impl Fleet {
             give_up: CancellationToken::new(),
             has_unsettled: AtomicBool::new(false),
         });
-        let recovery = Arc::new(FleetRecovery {
-            pipeline: Arc::clone(pipeline),
-            session: self.session.clone(),
-            running: Arc::clone(&self.running),
-            give_up: runner.give_up.clone(),
-        });
-        task::spawn("recovery of fleet jobs", recovery.run(stored));
+        let (session, for_recovery) = (self.session.clone(), Arc::clone(&runner));
+        let recovery = Arc::new(FleetRecovery { session, runner: for_recovery }).run(stored);
+        task::spawn("recovery of fleet jobs", runner.tasks.track_future(recovery));
         for (state, queue) in self.queues.iter().zip(&config.queues) {
             let source: Arc<dyn WorkSource> = match &self.session {
                 FleetSession::Nats(session) => {

@@ -99,6 +99,51 @@ async fn job_that_is_cancelled_during_a_drain_is_not_given_back() {
     assert_eq!(all_effects(&[&first, &second]), ["run"]);
 }
 
+/// Other daemons would take a daemon without a heartbeat for dead.
+#[tokio::test]
+async fn restarted_daemon_drains_with_the_claims_of_its_last_start() {
+    let mut fleet = TestFleet::start().await;
+    fleet.keys.add_key("slow", "invoke", &["--concurrent-calls", "1"]);
+    fleet.set_queues(&fleet.queues.replace("\"ci\"", "\"slow\""));
+    let first =
+        fleet.start_member_with(|setup| setup.arguments(&["--drain-timeout", "120s"])).await;
+    let client = &fleet.client;
+    for name in ["m-0", "m-1"] {
+        client.publish(&JobMessage::new(name, &command_job(COUNTED_WAIT))).await;
+    }
+    let ids = ["m-0", "m-1"].map(fleet_job_id);
+    for id in &ids {
+        client.wait_for_state(id, FleetJobState::Claimed).await;
+    }
+    first.wait_for_effects(1).await;
+
+    let mut first = first.restart().await;
+    first.wait_for_effects(2).await;
+    let daemon_id = client.record(&ids[1]).await.unwrap().daemon_id;
+    first.daemon.signal(Signal::TERM);
+    eventually_within(MAX_FLEET_TIME, "the daemon drains", async || {
+        !first.daemon.socket().exists()
+    })
+    .await;
+    let (_, revision) = client.heartbeat(&daemon_id).await.unwrap();
+    eventually_within(MAX_FLEET_TIME, "the daemon renews its heartbeat", async || {
+        client.heartbeat(&daemon_id).await.is_some_and(|(_, found)| found >= revision + 2)
+    })
+    .await;
+    first.go();
+    assert!(first.daemon.wait_for_exit().await.success());
+    let mut ended = Vec::new();
+    for id in &ids {
+        ended.push(client.wait_for_end(id).await.job.unwrap().state());
+    }
+    // Either may have begun first.
+    ended.sort();
+    let mut expected = [JobState::Succeeded, JobState::Lost];
+    expected.sort();
+    assert_eq!(ended, expected);
+    assert_eq!(first.lines("effects").len(), 2);
+}
+
 #[tokio::test]
 async fn draining_daemon_takes_no_job() {
     let fleet = TestFleet::start().await;
