@@ -195,8 +195,10 @@ fn parse_session(text: Option<&str>, violations: &mut Vec<Violation>) -> Option<
 
 fn parse_request_id(text: Option<&str>, violations: &mut Vec<Violation>) -> Option<String> {
     let id = text?;
-    if id.is_empty() || id.chars().count() > MAX_REQUEST_ID_CHARS {
-        violations.push(Violation::new("jig-request-id", "must have 1 to 120 characters"));
+    // The only control character that headers may have.
+    if id.is_empty() || id.chars().count() > MAX_REQUEST_ID_CHARS || id.contains('\t') {
+        let text = "must have 1 to 120 characters, none of them a tab";
+        violations.push(Violation::new("jig-request-id", text));
     }
     Some(id.to_owned())
 }

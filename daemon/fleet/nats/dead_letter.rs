@@ -16,7 +16,7 @@ use crate::daemon::error::Error;
 /// Bytes of the text of an error that a dead letter has.
 const MAX_TEXT_BYTES: usize = 1024;
 /// Bytes of a header that is copied. Those of valid messages have fewer.
-const MAX_COPIED_BYTES: usize = 256;
+const MAX_COPIED_BYTES: usize = 1024;
 /// Text of a dead letter without its body.
 const NO_BODY_TEXT: &str = "(without the body, which is too large with these headers)";
 
@@ -74,6 +74,7 @@ pub(super) fn copied_headers(headers: Option<&HeaderMap>) -> HeaderMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::pipeline::context::MAX_REQUEST_ID_CHARS;
 
     #[test]
     fn only_valid_headers_are_copied() {
@@ -96,6 +97,11 @@ mod tests {
         let copied = copied_headers(Some(&headers));
         assert_eq!(copied.get("Jig-Request-Id").unwrap().as_str(), "r");
         assert!(copied_headers(None).is_empty());
+
+        let longest = "\u{1f980}".repeat(MAX_REQUEST_ID_CHARS);
+        headers.insert("Jig-Request-Id", longest.as_str());
+        let copied = copied_headers(Some(&headers));
+        assert_eq!(copied.get("Jig-Request-Id").unwrap().as_str(), longest);
     }
 
     #[test]

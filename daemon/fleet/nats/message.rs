@@ -122,6 +122,10 @@ fn parse_request_id(headers: Option<&HeaderMap>) -> Result<String, Error> {
         Ok(Some(id)) if id.is_empty() || id.chars().count() > MAX_REQUEST_ID_CHARS => {
             Err(invalid(format!("must have 1 to {MAX_REQUEST_ID_CHARS} characters")))
         }
+        // It could not be copied to another message.
+        Ok(Some(id)) if id.contains(char::is_control) => {
+            Err(invalid("must have no control characters, such as a tab".to_owned()))
+        }
         Ok(Some(id)) => Ok(id.to_owned()),
         Ok(None) => Err(invalid("is required: the request id of the job".to_owned())),
         Err(problem) => Err(invalid(problem)),
@@ -226,6 +230,8 @@ mod tests {
             &[][..],
             &[("Nats-Msg-Id", "")],
             &[("Nats-Msg-Id", long.as_str())],
+            &[("Nats-Msg-Id", "a\tb")],
+            &[("Nats-Msg-Id", "a\u{85}b")],
             &[("Nats-Msg-Id", "a"), ("Nats-Msg-Id", "b")],
             &[("Nats-Msg-Id", "a"), ("Jig-Request-Id", "")],
             &[("Nats-Msg-Id", "a"), ("Jig-Request-Id", "b"), ("Jig-Request-Id", "c")],
