@@ -32,9 +32,13 @@ pub(super) enum ClaimDecision {
 }
 
 /// Decides by the record that there is, and by one that was made from the message of this daemon.
+///
+/// A message that is not signed has the principal of its queue, which may have changed since its job
+/// was claimed. The claim keeps the first one.
 pub(super) fn decide(
     found: Option<&FleetJobRecord>,
     message: &FleetJobRecord,
+    is_signed: bool,
     daemon_id: &str,
     max_deliver: u32,
 ) -> ClaimDecision {
@@ -48,10 +52,9 @@ pub(super) fn decide(
     let in_other_workspace = !found.workspace.is_empty()
         && !message.workspace.is_empty()
         && found.workspace != message.workspace;
-    if found.request_sha256 != message.request_sha256
-        || found.principal != message.principal
-        || in_other_workspace
-    {
+    let is_begun = matches!(found.state(), FleetJobState::Claimed | FleetJobState::Ended);
+    let of_other_principal = found.principal != message.principal && (is_signed || !is_begun);
+    if found.request_sha256 != message.request_sha256 || of_other_principal || in_other_workspace {
         return ClaimDecision::Conflict;
     }
 
@@ -187,7 +190,7 @@ mod tests {
     }
 
     fn decide_with(found: Option<&FleetJobRecord>) -> ClaimDecision {
-        decide(found, &message(), "me", MAX_DELIVER)
+        decide(found, &message(), true, "me", MAX_DELIVER)
     }
 
     #[test]
@@ -219,6 +222,23 @@ mod tests {
             ] {
                 assert_eq!(decide_with(Some(&other)), ClaimDecision::Conflict);
             }
+        }
+    }
+
+    #[test]
+    fn a_queue_with_a_new_key_keeps_what_was_begun() {
+        let mine = claimed_by(&message(), "me");
+        let ended = ended("fleet-1", &mine, Job::default());
+        for (found, expected) in [
+            (message(), ClaimDecision::Conflict),
+            (mine, ClaimDecision::Resume),
+            (claimed_by(&message(), "other"), ClaimDecision::CheckOwner),
+            (ended, ClaimDecision::Ended),
+        ] {
+            let rekeyed = FleetJobRecord { principal: "key:new".to_owned(), ..message() };
+            assert_eq!(decide(Some(&found), &rekeyed, false, "me", MAX_DELIVER), expected);
+            let decided = decide(Some(&found), &rekeyed, true, "me", MAX_DELIVER);
+            assert_eq!(decided, ClaimDecision::Conflict);
         }
     }
 

@@ -181,7 +181,9 @@ impl JobClaims {
             };
 
             let stored = found.as_ref().map(|(record, _)| record);
-            let decision = decide(stored, &read.record, &self.identity.daemon_id, self.max_deliver);
+            let is_signed = read.message.signed_principal.is_some();
+            let (daemon_id, max_deliver) = (&self.identity.daemon_id, self.max_deliver);
+            let decision = decide(stored, &read.record, is_signed, daemon_id, max_deliver);
             let next = match decision {
                 ClaimDecision::Claim => claimed(record, &self.identity, &read.workspace),
                 ClaimDecision::Resume => {
