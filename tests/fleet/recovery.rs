@@ -5,9 +5,10 @@ use jig::api::v1::{FleetJobRecord, FleetJobState, JobState};
 use prost::Message as _;
 
 use super::{
-    TestFleet,
+    COUNTED_WAIT, Member, TestFleet,
     nats_server::NatsServer,
     plain_client::{JobMessage, MAX_FLEET_TIME, fleet_job_id},
+    postgres::repeatable,
     starts::{end_of, publish_two, start_slow_member},
 };
 use crate::{jobs::command_job, support::eventually_within};
@@ -52,6 +53,26 @@ async fn damaged_records_end_with_the_ends_that_their_daemon_knows() {
     fleet.client.wait_for_ends(&ids).await;
     let mut letters = fleet.client.jetstream().get_stream("JIG_JOBS_dead").await.unwrap();
     assert_eq!(letters.info().await.unwrap().state.messages, 0);
+}
+
+/// Its message is for the daemons that take jobs of the queue.
+#[tokio::test]
+async fn last_attempt_ends_although_its_daemon_takes_no_more_jobs() {
+    let mut fleet = TestFleet::start().await;
+    fleet.settings = fleet.settings.replace("max_deliver = 3", "max_deliver = 1");
+    let first = fleet.start_member().await;
+    fleet.client.publish(&JobMessage::new("m-1", &repeatable(COUNTED_WAIT))).await;
+    first.wait_for_effects(1).await;
+    let Member { daemon, proxy } = first;
+    let observer = fleet.setup(&[&proxy.url()], "");
+    let first = Member { daemon: daemon.restart_with(|_| observer).await, proxy };
+    let _second = fleet.start_member_beside(&first).await;
+
+    assert_eq!(end_of(&fleet, "m-1").await, (JobState::Lost, 1));
+    fleet.client.wait_for_ends(&[fleet_job_id("m-1")]).await;
+    let mut letters = fleet.client.jetstream().get_stream("JIG_JOBS_dead").await.unwrap();
+    assert_eq!(letters.info().await.unwrap().state.messages, 1);
+    assert_eq!(first.lines("effects"), ["run"]);
 }
 
 #[tokio::test]

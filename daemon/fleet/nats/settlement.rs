@@ -56,13 +56,9 @@ impl JobClaims {
                 (rebuilt_claim(end, &self.identity.daemon_id), revision)
             }
         };
-        let is_lost = job.state() == JobState::Lost;
-        let runs_again = end.runs_again(&own, self.max_deliver);
-        // Its message is needed, for the dead letters: it is delivered again.
-        if is_lost && own.retry_if_lost && !runs_again {
-            return Ok(false);
-        }
-        let record = if runs_again {
+        // After its last attempt, its message becomes a dead letter, at a daemon that gets it.
+        let is_retried = job.state() == JobState::Lost && own.retry_if_lost;
+        let record = if is_retried || end.runs_again(&own, self.max_deliver) {
             requeued(&own, own.attempts)
         } else {
             let mut record = ended(id, &own, job.clone());
