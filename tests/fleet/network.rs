@@ -4,12 +4,14 @@
 use std::{fs, slice, time::Duration};
 
 use jig::api::v1::{FleetJobState, JobState, SubmitJobRequest};
+use rustix::process::Signal;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::{
     COUNTED_WAIT, Member, TestFleet, all_effects,
     plain_client::{JobMessage, MAX_FLEET_TIME, fleet_job_id},
+    starts::{end_of, publish_two, start_slow_member},
 };
 use crate::{
     jobs::{command_job, tool_job},
@@ -195,6 +197,28 @@ async fn cut_connections_lose_no_job() {
         assert_eq!(record.job.as_ref().unwrap().state(), JobState::Succeeded, "{record:?}");
     }
     assert_eq!(all_effects(&members).len(), ids.len());
+}
+
+/// A job waits at a daemon while others take the daemon for dead: it does not begin there any more.
+#[tokio::test]
+async fn queued_job_that_was_given_up_during_an_absence_does_not_begin() {
+    let mut fleet = TestFleet::start().await;
+    let first = start_slow_member(&mut fleet).await;
+    publish_two(&fleet, &first).await;
+    let second = fleet.start_member_beside(&first).await;
+    first.daemon.signal(Signal::STOP);
+    for name in ["running", "queued"] {
+        assert_eq!(end_of(&fleet, name).await.0, JobState::Lost);
+    }
+
+    first.daemon.signal(Signal::CONT);
+    eventually_within(MAX_FLEET_TIME, "the daemon notices both losses", async || {
+        first.daemon.log().matches("the claim of a fleet job was lost").count() == 2
+    })
+    .await;
+    first.go();
+    fleet.client.wait_for_free_places(&[4, 4]).await;
+    assert_eq!(all_effects(&[&first, &second]), ["run"]);
 }
 
 impl Member {

@@ -54,6 +54,8 @@ struct StoredParts {
     record: Option<Instant>,
     /// When the message was published last.
     message: Option<Instant>,
+    /// When this daemon kept the claim last.
+    kept: Instant,
     /// Whether the record is no longer that of the claim.
     is_superseded: bool,
 }
@@ -78,6 +80,7 @@ impl NatsClaim {
         let stored = Mutex::new(StoredParts {
             record: is_new.then(Instant::now),
             message: published_at(&message),
+            kept: Instant::now(),
             is_superseded: false,
         });
         Self { claims, work, record, revision, stored, message, _in_flight: in_flight }
@@ -233,22 +236,29 @@ impl NatsClaim {
     }
 
     /// Stores the record and the message of a job that still runs again, before the server drops them.
-    async fn renew_stored(&self) -> Result<(), SourceUnavailable> {
+    /// Returns false if this daemon no longer has the claim.
+    async fn renew_stored(&self) -> Result<bool, SourceUnavailable> {
         let is_old = |stored: Option<Instant>| {
             stored.is_none_or(|stored| stored.elapsed() >= self.claims.result_retention / 2)
         };
-        let StoredParts { record, message, is_superseded } = *self.stored();
-        if is_superseded {
-            return Ok(());
-        }
+        let StoredParts { record, message, kept, .. } = *self.stored();
+        let JobClaims { heartbeats, records_age, .. } = &*self.claims;
+        let now = Instant::now();
+        // Others may have taken this daemon for dead.
+        let was_absent = now.duration_since(kept) >= heartbeats.lost_after
+            || heartbeats.connection.connected_since() > Some(kept);
         // An older one was in a bucket that was deleted.
-        if is_old(record) || record < Some(self.claims.records_age.known_since()) {
+        if was_absent || is_old(record) || record < Some(records_age.known_since()) {
             self.change_record(|_same| {}).await?;
         }
-        if is_old(message) && !self.stored().is_superseded {
+        if self.stored().is_superseded {
+            return Ok(false);
+        }
+        self.stored().kept = now;
+        if is_old(message) {
             self.publish_again().await;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Publishes the message once more. If this daemon dies, others get it. Until then, its record says
@@ -305,8 +315,8 @@ impl ClaimedWork for NatsClaim {
         Box::pin(async {
             let sent = self.message.ack_with(AckKind::Progress).await;
             sent.map_err(SourceUnavailable::new)?;
-            self.renew_stored().await?;
-            Ok(Progress::Kept)
+            let is_kept = self.renew_stored().await?;
+            Ok(if is_kept { Progress::Kept } else { Progress::ClaimLost })
         })
     }
 
