@@ -22,7 +22,9 @@ async fn deleted_buckets_are_made_again() {
     let fleet = TestFleet::start().await;
     let member = fleet.start_member().await;
     let mut jobs = fleet.jobs(&member);
-    for bucket in ["KV_JIG_JOBS_daemons", "KV_JIG_JOBS_records", "OBJ_JIG_JOBS_results"] {
+    for bucket in
+        ["KV_JIG_JOBS_daemons", "KV_JIG_JOBS_records", "OBJ_JIG_JOBS_results", "JIG_JOBS_dead"]
+    {
         let before = fleet.client.publish(&JobMessage::new(bucket, &command_job("true"))).await;
         assert!(!before);
         fleet.client.wait_for_end(&fleet_job_id(bucket)).await;
@@ -31,13 +33,16 @@ async fn deleted_buckets_are_made_again() {
         let request_id = format!("after-{bucket}");
         let mut id = None;
         eventually_within(MAX_FLEET_TIME, "a job is accepted again", async || {
-            // A large result needs the object store.
-            let job = fleet_job("head -c 800000 /dev/zero | tr '\\0' x");
+            let job = SubmitJobRequest { store_artifacts: true, ..fleet_job("echo stored") };
             id = jobs.try_submit(&request_id, job).await.ok().map(|job| job.job_id);
             id.is_some()
         })
         .await;
         assert_eq!(jobs.wait(&id.unwrap()).await.state(), JobState::Succeeded);
+        eventually_within(MAX_FLEET_TIME, "it is there again", async || {
+            fleet.client.jetstream().get_stream(bucket).await.is_ok()
+        })
+        .await;
     }
 }
 
@@ -98,14 +103,16 @@ async fn job_that_outlives_the_retention_runs_again() {
     fleet.add_settings("result_retention = \"6s\"\n");
     let member = fleet.start_member().await;
     let request = SubmitJobRequest { retry_if_lost: true, ..command_job(COUNTED_WAIT) };
-    fleet.client.publish(&JobMessage::new("m-1", &request)).await;
+    // The longest id of a request.
+    let name = "\u{1f980}".repeat(120);
+    fleet.client.publish(&JobMessage::new(&name, &request)).await;
     member.wait_for_effects(1).await;
     fleet.client.wait_for_old_message(3).await;
 
     let member = member.restart().await;
     member.wait_for_effects(2).await;
     member.go();
-    let id = fleet_job_id("m-1");
+    let id = fleet_job_id(&name);
     let record = fleet.client.wait_for_end(&id).await;
     assert_eq!((record.job.unwrap().state(), record.attempts), (JobState::Succeeded, 2));
     // The copies of the message run nothing, and are acknowledged.
@@ -131,6 +138,49 @@ async fn deleted_record_of_a_running_job_is_made_again() {
     assert_eq!(member.lines("effects"), ["run"]);
 }
 
+/// A message that is delivered before its record is made again begins nothing.
+#[tokio::test]
+async fn job_whose_record_was_deleted_does_not_begin_again() {
+    let mut fleet = TestFleet::start().await;
+    fleet.set_queues(&fleet.queues.replace("places = 4", "places = 1"));
+    let first = fleet.start_member().await;
+    let message = JobMessage::new("m-1", &command_job(COUNTED_WAIT));
+    fleet.client.publish(&message).await;
+    first.wait_for_effects(1).await;
+    let id = fleet_job_id("m-1");
+    let claimed = fleet.client.wait_for_state(&id, FleetJobState::Claimed).await;
+    // Only the second daemon has a place for the copy. It hands it back again and again.
+    let second = fleet.start_member_beside(&first).await;
+    fleet.client.publish(&copy_of(&message)).await;
+    let jetstream = fleet.client.jetstream();
+    let jobs = jetstream.get_stream("JIG_JOBS").await.unwrap();
+    eventually("the copy was delivered", async || {
+        let consumer = jobs.consumer_info("build@main").await.unwrap();
+        consumer.delivered.consumer_sequence >= 2
+    })
+    .await;
+
+    delete_and_make_again(&fleet, "KV_JIG_JOBS_records").await;
+    assert_eq!(fleet.client.wait_for_state(&id, FleetJobState::Claimed).await, claimed);
+    first.go();
+    assert_eq!(fleet.client.wait_for_end(&id).await.job.unwrap().state(), JobState::Succeeded);
+    fleet.client.wait_for_ends(&[id]).await;
+    assert_eq!(all_effects(&[&first, &second]), ["run"]);
+}
+
+/// The message that is published when a job has run for long.
+fn copy_of(message: &JobMessage) -> JobMessage {
+    let copy = message.clone().without_header("Nats-Msg-Id").header("Nats-Msg-Id", "again");
+    copy.header("Jig-Request-Id", "m-1")
+}
+
+async fn delete_and_make_again(fleet: &TestFleet, bucket: &str) {
+    let jetstream = fleet.client.jetstream();
+    let stream = jetstream.get_stream(bucket).await.unwrap();
+    jetstream.delete_stream(bucket).await.unwrap();
+    jetstream.create_stream(stream.cached_info().config.clone()).await.unwrap();
+}
+
 /// A new bucket lacks the heartbeats of daemons that live.
 #[tokio::test]
 async fn no_daemon_is_dead_because_its_heartbeat_was_deleted() {
@@ -153,14 +203,9 @@ async fn no_daemon_is_dead_because_its_heartbeat_was_deleted() {
     })
     .await;
 
-    let jetstream = fleet.client.jetstream();
-    let stream = jetstream.get_stream("KV_JIG_JOBS_daemons").await.unwrap();
-    let config = stream.cached_info().config.clone();
-    jetstream.delete_stream(&config.name).await.unwrap();
-    jetstream.create_stream(config).await.unwrap();
+    delete_and_make_again(&fleet, "KV_JIG_JOBS_daemons").await;
     // The first daemon has no place for it.
-    let again = message.without_header("Nats-Msg-Id").header("Nats-Msg-Id", "again");
-    fleet.client.publish(&again.header("Jig-Request-Id", "m-1")).await;
+    fleet.client.publish(&copy_of(&message)).await;
     eventually("the first daemon has a heartbeat again", async || {
         fleet.client.heartbeat(&claimed.daemon_id).await.is_some()
     })

@@ -148,6 +148,27 @@ async fn requests_with_malformed_headers_do_not_deafen_a_daemon() {
     assert_eq!((record.job.unwrap().state(), record.attempts), (JobState::Cancelled, 1));
 }
 
+/// An operator can delete the stream of dead letters.
+#[tokio::test]
+async fn unreadable_message_makes_the_dead_letters_again() {
+    let fleet = TestFleet::start().await;
+    let member = fleet.start_member().await;
+    fleet.client.publish(&JobMessage::new("first", &command_job("true"))).await;
+    fleet.client.wait_for_end(&fleet_job_id("first")).await;
+
+    fleet.client.jetstream().delete_stream("JIG_JOBS_dead").await.unwrap();
+    let body = command_job("echo malformed >> effects").encode_to_vec();
+    let headers = headers_with_id(MALFORMED[0], "malformed");
+    let message = RawMessage { subject: "jig.jobs.build.main", headers, body: &body };
+    publish_raw(fleet.server.port(), &[message]).await;
+    fleet.client.publish(&JobMessage::new("next", &command_job("echo next >> effects"))).await;
+    fleet.client.wait_for_end(&fleet_job_id("next")).await;
+    fleet.client.wait_for_ends(&[fleet_job_id("next")]).await;
+    let mut letters = fleet.client.jetstream().get_stream("JIG_JOBS_dead").await.unwrap();
+    assert_eq!(letters.info().await.unwrap().state.messages, 1);
+    assert_eq!(member.lines("effects"), ["next"]);
+}
+
 /// The daemon has no free place when the messages come, so that they break its connection together.
 #[tokio::test]
 async fn many_unreadable_messages_break_few_connections() {

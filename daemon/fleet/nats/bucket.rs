@@ -3,7 +3,7 @@
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use async_nats::{
@@ -56,6 +56,13 @@ impl BucketAge {
     /// Since when this daemon has known the bucket, as of the last [`Self::update`].
     pub(super) fn known_since(&self) -> Instant {
         self.lock().since
+    }
+
+    /// Whether the bucket was made after `published` by the clock of the server, and this daemon has
+    /// known it for less than `wait`.
+    pub(super) fn is_newer(&self, published: i128, wait: Duration) -> bool {
+        let known = *self.lock();
+        published < known.created && known.since.elapsed() < wait
     }
 
     /// Asks the server whether it is still the same bucket. Returns since when this daemon has known

@@ -12,7 +12,7 @@ use super::{
     jobs::JobPublisher,
     liveness::{Heartbeats, Liveness},
     message::{InvalidMessage, JobMessage},
-    names::{SIGNATURE_HEADER, parse_job_subject, single_header},
+    names::{MESSAGE_ID_HEADER, SIGNATURE_HEADER, parse_job_subject, single_header},
     records::FleetRecords,
     results::FleetResults,
 };
@@ -175,6 +175,10 @@ impl JobClaims {
     ) -> Result<Option<StoredClaim>, SourceUnavailable> {
         loop {
             let found = self.records.get(&read.id).await?;
+            if found.is_none() && self.may_lack_record(read, message).await? {
+                hand_back(message, self.ack_wait / 2).await;
+                return Ok(None);
+            }
             let (record, revision) = match &found {
                 Some((record, revision)) => (record, Some(*revision)),
                 None => (&read.record, None),
@@ -237,6 +241,25 @@ impl JobClaims {
                 Err(RecordError::Unavailable(error)) => return Err(error),
             }
         }
+    }
+
+    /// Whether the bucket of records may lack that of a job that runs: it was deleted and made again after
+    /// the job was published, and daemons are storing the records of their claims again.
+    async fn may_lack_record(
+        &self,
+        read: &ReadMessage,
+        message: &jetstream::Message,
+    ) -> Result<bool, SourceUnavailable> {
+        let info = message.info().map_err(SourceUnavailable::new)?;
+        let message_id = single_header(message.headers.as_ref(), MESSAGE_ID_HEADER);
+        let is_copy = message_id != Ok(Some(&read.record.request_id));
+        // No daemon had it before.
+        if info.delivered == 1 && !is_copy {
+            return Ok(false);
+        }
+        self.records_age.update().await?;
+        let wait = self.heartbeats.lost_after + self.ack_wait;
+        Ok(self.records_age.is_newer(info.published.unix_timestamp_nanos(), wait))
     }
 
     /// Returns the record that a job gets whose daemon is dead: a claim of this daemon, or its end.

@@ -45,6 +45,7 @@ pub(super) struct NatsObjects {
     pub(super) results: ObjectStore,
     /// The stream of `results`.
     pub(super) results_stream: Stream,
+    dead_letters: Stream,
 }
 
 impl fmt::Debug for NatsObjects {
@@ -62,12 +63,13 @@ impl NatsObjects {
     ) -> Result<Self, SourceUnavailable> {
         let opener = ObjectOpener { jetstream, replicas: nats.replicas };
         let (name, retention) = (&nats.stream, config.result_retention);
-        let stream = opener.open_stream(job_stream(name, config)).await?;
-        opener.open_stream(dead_letters(name, config)).await?;
+        let dead_letters = opener.open_stream(dead_letters(name, config)).await?;
         let (results, results_stream) =
             opener.open_results(results_bucket(name), retention).await?;
         let records = opener.open_bucket(records_bucket(name), retention).await?;
         let daemons = opener.open_bucket(daemons_bucket(name), config.lost_after).await?;
+        // The last one: no job is older than the bucket of its record.
+        let stream = opener.open_stream(job_stream(name, config)).await?;
         Ok(Self {
             stream,
             records_age: Arc::new(BucketAge::new(records.clone())),
@@ -76,7 +78,20 @@ impl NatsObjects {
             daemons,
             results,
             results_stream,
+            dead_letters,
         })
+    }
+
+    /// Fails if the servers have lost a stream or bucket, beside that of heartbeats, and cannot be asked.
+    pub(super) async fn require_all(&self) -> Result<(), SourceUnavailable> {
+        let present = async |stream: &Stream| stream.get_info().await.map(|_| ());
+        let Self { stream, results_stream, dead_letters, .. } = self;
+        let streams = async {
+            tokio::try_join!(present(stream), present(results_stream), present(dead_letters))
+                .map_err(SourceUnavailable::new)
+        };
+        tokio::try_join!(self.records_age.update(), streams)?;
+        Ok(())
     }
 
     /// Whether there is a consumer: a daemon has served its queue and workspace. `None` if the server

@@ -3,10 +3,6 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
     time::{Duration, Instant},
 };
 
@@ -32,21 +28,19 @@ use crate::{
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Delay before a watch that has failed begins again.
 const WATCH_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Attempts to watch a record, which is about the time that a server takes to restart.
-const MAX_WATCH_ATTEMPTS: usize = 10;
+/// Attempts to watch a record. Servers restart, and daemons make a deleted bucket again, in less time.
+const MAX_WATCH_ATTEMPTS: usize = 30;
 
 /// The bucket of records.
 #[derive(Debug, Clone)]
 pub(crate) struct FleetRecords {
     client: Client,
     bucket: kv::Store,
-    /// Set by failures: the servers may have lost the bucket.
-    has_failed: Arc<AtomicBool>,
 }
 
 impl FleetRecords {
-    pub(super) fn new(client: Client, bucket: kv::Store, has_failed: Arc<AtomicBool>) -> Self {
-        Self { client, bucket, has_failed }
+    pub(super) fn new(client: Client, bucket: kv::Store) -> Self {
+        Self { client, bucket }
     }
 
     /// Reads a record with its revision.
@@ -64,7 +58,7 @@ impl FleetRecords {
         &self,
         id: &str,
     ) -> Result<Option<(Result<FleetJobRecord, SourceUnavailable>, u64)>, SourceUnavailable> {
-        let found = read_key(&self.bucket, id).await.inspect_err(|_| self.note_failure())?;
+        let found = read_key(&self.bucket, id).await?;
         Ok(found.map(|(record, revision)| (decode(record), revision)))
     }
 
@@ -74,8 +68,7 @@ impl FleetRecords {
         id: &str,
         record: &FleetJobRecord,
     ) -> Result<u64, RecordError> {
-        let created = create_key(&self.bucket, id, record.encode_to_vec()).await;
-        created.inspect_err(|error| self.note_error(error))
+        create_key(&self.bucket, id, record.encode_to_vec()).await
     }
 
     /// Replaces the record of this revision. Returns the new revision.
@@ -85,18 +78,7 @@ impl FleetRecords {
         record: &FleetJobRecord,
         revision: u64,
     ) -> Result<u64, RecordError> {
-        let replaced = replace_key(&self.bucket, id, record.encode_to_vec(), revision).await;
-        replaced.inspect_err(|error| self.note_error(error))
-    }
-
-    fn note_error(&self, error: &RecordError) {
-        if matches!(error, RecordError::Unavailable(_)) {
-            self.note_failure();
-        }
-    }
-
-    fn note_failure(&self) {
-        self.has_failed.store(true, Ordering::Relaxed);
+        replace_key(&self.bucket, id, record.encode_to_vec(), revision).await
     }
 
     /// Watches a record: first the current one, if there is one, then each change.
@@ -168,7 +150,6 @@ impl RecordWatch {
                 }
                 Err(error) => {
                     tracing::debug!(%error, job = self.id, "the watch of a record failed");
-                    self.records.note_failure();
                     self.failures += 1;
                     self.changes = None;
                     self.retry = Some(Instant::now() + WATCH_RETRY_INTERVAL);

@@ -59,8 +59,6 @@ pub(crate) struct NatsSession {
     in_flight: Arc<InFlightClaims>,
     /// Opened with the first connection.
     objects: OnceCell<NatsObjects>,
-    /// Whether a record could not be read or stored since the last heartbeat.
-    have_records_failed: Arc<AtomicBool>,
     /// When the last heartbeat was stored.
     last_heartbeat: watch::Sender<Option<Instant>>,
     own_heartbeat: Mutex<OwnHeartbeat>,
@@ -92,7 +90,6 @@ impl NatsSession {
             log,
             in_flight: Arc::default(),
             objects: OnceCell::new(),
-            have_records_failed: Arc::default(),
             last_heartbeat: watch::Sender::new(None),
             own_heartbeat: Mutex::new(OwnHeartbeat::None),
             is_name_taken: Arc::default(),
@@ -148,8 +145,7 @@ impl NatsSession {
     /// The records of jobs.
     pub(crate) async fn records(&self) -> Result<FleetRecords, SourceUnavailable> {
         let bucket = self.objects().await?.records.clone();
-        let has_failed = Arc::clone(&self.have_records_failed);
-        Ok(FleetRecords::new(self.client().clone(), bucket, has_failed))
+        Ok(FleetRecords::new(self.client().clone(), bucket))
     }
 
     /// The large results.
@@ -241,19 +237,20 @@ impl NatsSession {
         &self,
         queue: &FleetQueueConfig,
     ) -> Result<SearchedMessages, SourceUnavailable> {
-        let (stream, jetstream) = (&self.objects().await?.stream, self.connection.jetstream());
+        // Creates the stream of dead letters again, if the server has lost it.
+        let (stream, jetstream) = (self.open_objects().await?.stream, self.connection.jetstream());
         let claims = self.claims().await?;
         let mut searched = SearchedMessages::default();
         for workspace in consumed_workspaces(queue) {
             let subject = job_subject(&queue.name, workspace);
             let consumer = consumer_name(&queue.name, workspace);
-            let search = UnreadableSearch::start(jetstream, stream, consumer, subject).await?;
+            let search = UnreadableSearch::start(jetstream, &stream, consumer, subject).await?;
             let Some(mut search) = search else { continue };
             while searched.buried < MAX_BURIED_MESSAGES
                 && let Some(found) = search.next().await?
             {
                 claims.reject_unreadable(queue, &found.message).await?;
-                delete_message(stream, found.sequence).await?;
+                delete_message(&stream, found.sequence).await?;
                 searched.buried += 1;
             }
             searched.delivered.extend(search.delivered());
@@ -309,9 +306,7 @@ impl NatsSession {
                 free_places: free_places().into_iter().collect(),
                 time: Some(SystemTime::now().into()),
             };
-            let have_records_failed = self.have_records_failed.swap(false, Ordering::Relaxed);
-            let is_renewed = self.renew_heartbeat(&record).await;
-            if (!is_renewed || have_records_failed) && self.restore_objects().await {
+            if !self.renew_heartbeat(&record).await && self.restore_objects().await {
                 // Without a delay: its bucket may have been deleted.
                 self.renew_heartbeat(&record).await;
             }
@@ -325,15 +320,18 @@ impl NatsSession {
         }
     }
 
-    /// Renews the heartbeat, and looks whether the bucket of records is there.
+    /// Renews the heartbeat, and looks whether the streams and buckets are there.
     async fn renew_heartbeat(&self, record: &FleetDaemonRecord) -> bool {
         let renewed = async {
             self.beat(record).await?;
-            self.objects().await?.records_age.update().await
+            self.objects().await?.require_all().await
         };
         let renewed = renewed.await;
         if let Err(error) = &renewed {
-            tracing::warn!(%error, "cannot renew the heartbeat of this daemon");
+            tracing::warn!(
+                %error,
+                "cannot renew the heartbeat of this daemon, or find the streams and buckets of the fleet"
+            );
         }
         renewed.is_ok()
     }
