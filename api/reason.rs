@@ -313,7 +313,7 @@ reasons! {
         "Wait, and retry.",
         "Nothing to do during a restart. `--shutdown-delay` lets load balancers stop sending calls first.";
 
-    /// The message server of the fleet does not answer, or a daemon of the fleet.
+    /// The server of the fleet does not answer, or a daemon of the fleet.
     FleetUnavailable = "FLEET_UNAVAILABLE", Unavailable,
         "Retry later, with the same request id.",
         "Check that the servers of `fleet.nats` or `fleet.postgres` run, and can be reached from the daemon's host with its credentials. The daemon connects again by itself.";

@@ -68,7 +68,7 @@ mod fetch;
 mod file_watches;
 /// Tools that read and change files.
 mod files;
-/// Jobs from the queues of a message server.
+/// Jobs from the queues of fleets.
 mod fleet;
 /// Connections to ports of processes.
 mod forward;

@@ -35,7 +35,7 @@ const MAX_PENDING_CHUNKS: usize = 8;
 /// Why an artifact was not stored.
 #[derive(Debug, thiserror::Error)]
 enum UploadError {
-    #[error("the message server refuses it: {0}")]
+    #[error("the server refuses it: {0}")]
     Refused(String),
     #[error("the daemon cannot read it: {0}")]
     Unreadable(#[from] io::Error),

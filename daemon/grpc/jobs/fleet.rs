@@ -46,7 +46,7 @@ pub(super) fn parse_fleet_submission(
     pipeline.require_fleet()?;
     let queue = request.queue.clone().unwrap_or_else(|| DEFAULT_QUEUE_NAME.to_owned());
     if queue.contains('.') {
-        // Dots separate the parts of the names of queues in message servers.
+        // Dots separate the parts of the names of queues in the servers of fleets.
         return Err(Error::invalid_field(
             "queue",
             "must have no dots in the name of a queue of the fleet",
@@ -108,7 +108,7 @@ fn name_request_id(mut error: Error, request_id: String) -> Error {
     let cause = error.cause.as_ref().map(ToString::to_string);
     tracing::warn!(cause, request_id, "cannot publish a job of the fleet");
     error.message = format!(
-        "the message server of the fleet does not answer, so the job may be in its queue: submit again with the request id {request_id:?}, and there is one job"
+        "the server of the fleet does not answer, so the job may be in its queue: submit again with the request id {request_id:?}, and there is one job"
     )
     .into();
     error.with_metadata("request_id", request_id)
