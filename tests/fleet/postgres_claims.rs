@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use jig::api::v1::JobState;
+use jig::api::v1::{JobState, SubmitJobRequest};
 use prost::Message as _;
 use rustix::process::Signal;
 
@@ -26,6 +26,28 @@ async fn start_pair(fleet: &PostgresFleet) -> (Daemon, Daemon, String) {
     let second = fleet.start_daemon_beside(&first).await;
     go(&second);
     (first, second, id)
+}
+
+impl PostgresFleet {
+    /// Inserts jobs that the daemon of another one has claimed, before it died and stored them.
+    pub(super) async fn insert_claims_of(
+        &self,
+        known: &str,
+        names: &[&str],
+        request: &SubmitJobRequest,
+    ) {
+        let insert = "INSERT INTO jig_jobs (queue, workspace, request_id, request) \
+            SELECT 'build', 'main', name, $1 FROM unnest($2::text[]) AS name";
+        let claim = "UPDATE jig_jobs AS job SET state = 'claimed', claimed_by = known.claimed_by, \
+            claimed_start = known.claimed_start, claimed_at = now(), attempts = 1, \
+            lease_until = now() + interval '6 seconds' \
+            FROM jig_jobs AS known WHERE known.id = $1 AND job.request_id = ANY($2)";
+        let mut client = self.server.connect("postgres").await;
+        let transaction = client.transaction().await.unwrap();
+        transaction.execute(insert, &[&request.encode_to_vec(), &names]).await.unwrap();
+        transaction.execute(claim, &[&known, &names]).await.unwrap();
+        transaction.commit().await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -236,23 +258,12 @@ async fn locked_row_keeps_a_restarted_daemon_from_no_other_one() {
     let _judge = fleet.start_daemon_beside(&first).await;
     fleet.queues = queues;
 
-    let names = ["free", "referenced", "locked"];
-    let insert = "INSERT INTO jig_jobs (queue, workspace, request_id, request) \
-        SELECT 'build', 'main', name, $1 FROM unnest($2::text[]) AS name";
-    let body = command_job("echo run >> effects").encode_to_vec();
-    let mut operator = fleet.server.connect("postgres").await;
-    let transaction = operator.transaction().await.unwrap();
-    transaction.execute(insert, &[&body, &&names[..]]).await.unwrap();
-    // The daemon has claimed them, and died before it stored the jobs.
-    let claim = "UPDATE jig_jobs AS job SET state = 'claimed', claimed_by = known.claimed_by, \
-        claimed_start = known.claimed_start, claimed_at = now(), attempts = 1, \
-        lease_until = now() + interval '6 seconds' \
-        FROM jig_jobs AS known WHERE job.state = 'queued' AND known.request_id = 'known'";
-    assert_eq!(transaction.execute(claim, &[]).await.unwrap(), 3);
-    transaction.commit().await.unwrap();
+    let job = command_job("echo run >> effects");
+    fleet.insert_claims_of(&known, &["free", "referenced", "locked"], &job).await;
+    let operator = fleet.server.connect("postgres").await;
     let lock = "BEGIN; SELECT 1 FROM jig_jobs WHERE request_id = 'locked' FOR UPDATE; \
         SELECT 1 FROM jig_jobs WHERE request_id IN ('referenced', 'next') FOR KEY SHARE";
-    fleet.server.insert("next", &command_job("echo run >> effects")).await;
+    fleet.server.insert("next", &job).await;
     operator.batch_execute(lock).await.unwrap();
 
     let first = first.restart().await;

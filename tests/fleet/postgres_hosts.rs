@@ -9,8 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use jig::api::v1::SubmitJobRequest;
+
 use super::{
-    postgres::{PostgresFleet, effects},
+    plain_client::fleet_job_id,
+    postgres::{PostgresFleet, effects, kill},
     postgres_server::PostgresServer,
 };
 use crate::jobs::command_job;
@@ -49,14 +52,10 @@ async fn server_that_accepts_and_does_not_answer_is_skipped() {
 #[tokio::test]
 async fn large_requests_pass_a_slow_link() {
     let mut fleet = PostgresFleet::start().await;
-    let (directory, port) = fleet.server.socket();
-    let socket = PathBuf::from(directory).join(format!(".s.PGSQL.{port}"));
-    let url = format!("postgresql://jigd@127.0.0.1:{}/postgres", start_slow_link(socket));
-    fleet.settings = format!("postgres = {url:?}\nlost_after = \"60s\"\n");
+    fleet.use_slow_link();
+    fleet.settings = fleet.settings.replace("3s", "60s");
     fleet.queues = fleet.queues.replace("places = 4", "places = 14");
-
-    let mut request = command_job("echo run >> effects");
-    request.params_json.insert_str(1, &" ".repeat(900_000));
+    let request = large_job();
     let mut ids = Vec::new();
     for number in 0..14 {
         ids.push(fleet.server.insert(&format!("m-{number}"), &request).await);
@@ -70,7 +69,47 @@ async fn large_requests_pass_a_slow_link() {
     assert!(started.elapsed() > Duration::from_secs(12), "the link is slow");
 }
 
+/// The requests of all jobs take longer than a lease.
+#[tokio::test]
+async fn claims_with_large_requests_pass_a_slow_link() {
+    let mut fleet = PostgresFleet::start().await;
+    fleet.settings = fleet.settings.replace("3s", "9s");
+    let mut first = fleet.start_daemon().await;
+    let known = fleet.server.insert("known", &command_job("true")).await;
+    fleet.expect_end(&known, "succeeded").await;
+    kill(&mut first).await;
+    let queues = std::mem::take(&mut fleet.queues);
+    let _judge = fleet.start_daemon_beside(&first).await;
+
+    let names: Vec<String> = (0..20).map(|number| format!("m-{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    fleet.queues = queues;
+    fleet.use_slow_link();
+    let table = fleet.table();
+    fleet.insert_claims_of(&known, &names, &large_job()).await;
+    let first = first.restart_with(|setup| setup.workspace_table(&table)).await;
+    for name in names {
+        assert_eq!(fleet.expect_end(&fleet_job_id(name), "succeeded").await.attempts, 1);
+    }
+    assert_eq!(effects(&first), 20);
+}
+
+/// A job whose request has 900 KB.
+fn large_job() -> SubmitJobRequest {
+    let mut request = command_job("echo run >> effects");
+    request.params_json.insert_str(1, &" ".repeat(900_000));
+    request
+}
+
 impl PostgresFleet {
+    /// Lets daemons connect by a slow link.
+    fn use_slow_link(&mut self) {
+        let (directory, port) = self.server.socket();
+        let socket = PathBuf::from(directory).join(format!(".s.PGSQL.{port}"));
+        let url = format!("postgresql://jigd@127.0.0.1:{}/postgres", start_slow_link(socket));
+        self.settings = self.settings.replace(&self.server.socket_url(), &url);
+    }
+
     /// Lets daemons try another server before that of the fleet.
     fn use_first(&mut self, host: &str, port: u16) {
         let url = self.server.socket_url_after(host, port);

@@ -37,7 +37,7 @@ const MIN_WAIT: Duration = Duration::from_millis(200);
 /// longest time. Sooner than other daemons look for dead ones.
 const RESUME_FRACTION: u32 = 6;
 const MAX_RESUME_INTERVAL: Duration = Duration::from_secs(10);
-/// Bytes of the requests that one claim reads, beside the first one. A slow link must not exceed the
+/// Bytes of the requests that one statement reads, beside the first one. A slow link must not exceed the
 /// time limit of a statement.
 const MAX_CLAIMED_BYTES: i64 = 256 << 10;
 
@@ -69,16 +69,30 @@ const CLAIM: &str = concat!(
 /// Takes up the claims in `$1` queue of `$2` daemon, `$3` its starts, without `$4` jobs that it runs:
 /// `$5` start, `$6` seconds of the lease. Other starts with its name are other daemons. What another
 /// session has locked must not keep the daemon from the rest.
-const RESUME: &str = "
+///
+/// Renews all, and returns those that `$7` bytes have room for. They are in progress before the next.
+const RESUME: &str = concat!(
+    "
     WITH own AS MATERIALIZED (
-        SELECT id AS own_id, claimed_start AS resumed_from FROM jig_jobs
+        SELECT id AS own_id, claimed_start AS resumed_from, octet_length(request) AS size
+        FROM jig_jobs
         WHERE queue = $1 AND state = 'claimed'
             AND claimed_by = $2 AND claimed_start = ANY($3) AND id <> ALL($4)
-        FOR NO KEY UPDATE SKIP LOCKED)
-    UPDATE jig_jobs SET claimed_start = $5, approval_id = '',
-        lease_until = now() + make_interval(secs => $6)
-    FROM own WHERE id = own_id
-    RETURNING id, resumed_from";
+        FOR NO KEY UPDATE SKIP LOCKED),
+    placed AS (
+        SELECT own_id, resumed_from,
+            row_number() OVER in_order = 1 OR sum(size) OVER in_order <= $7 AS is_next
+        FROM own WINDOW in_order AS (ORDER BY own_id)),
+    resumed AS (
+        UPDATE jig_jobs SET lease_until = now() + make_interval(secs => $6), approval_id = '',
+            claimed_start = CASE WHEN is_next THEN $5 ELSE claimed_start END
+        FROM placed WHERE id = own_id
+            AND (is_next OR lease_until < now() + make_interval(secs => $6::float8 / 2))
+        RETURNING jig_jobs.*, resumed_from, is_next)
+    SELECT resumed_from, ",
+    columns!(),
+    " FROM resumed WHERE is_next"
+);
 /// Seconds until the next job is due, without `$3` jobs that this daemon runs.
 const NEXT_DUE: &str = "
     SELECT extract(epoch FROM min(found.not_before) - now())::float8
@@ -185,25 +199,29 @@ impl PostgresQueue {
         Ok((rows.len(), claims))
     }
 
-    /// Takes up the claims that this daemon has and does not keep: of an earlier start, of an answer that
-    /// was lost, or of a job whose end the server has lost. The database of the daemon says what became
-    /// of their jobs. Reads one row after the other, because their requests can be large.
+    /// Takes up some of the claims that this daemon has and does not keep: of an earlier start, of an
+    /// answer that was lost, or of a job whose end the server has lost. The database of the daemon says
+    /// what became of their jobs.
     async fn resume_claims(&self) -> Result<Claims, SourceUnavailable> {
         let PostgresSession { identity, in_flight, known_starts, lease, .. } = &*self.session;
         let (daemon_id, start_id): (&str, &str) = (&identity.daemon_id, &identity.start_id);
-        let (lease, running) = (lease.as_secs_f64(), in_flight.all());
-        let parameters: [&(dyn ToSql + Sync); 6] =
-            [&self.queue.name, &daemon_id, known_starts, &running, &start_id, &lease];
+        let (name, running) = (&self.queue.name, in_flight.all());
+        let lease_secs = lease.as_secs_f64();
+        let parameters: [&(dyn ToSql + Sync); 7] =
+            [name, &daemon_id, known_starts, &running, &start_id, &lease_secs, &MAX_CLAIMED_BYTES];
+        let rows = self.session.query(RESUME, &parameters).await?;
         let mut claims = Vec::new();
-        for resumed in self.session.query(RESUME, &parameters).await? {
-            let read = |index| resumed.try_get::<_, String>(index).map_err(SourceUnavailable::new);
-            if let Some(row) = self.session.find(&read(0)?).await?
-                && self.session.is_own_claim(&row.record)
-            {
-                claims.extend(self.build_claim(row, Some(read(1)?)).await?);
-            }
+        for row in &rows {
+            let resumed_from = row.try_get("resumed_from").map_err(SourceUnavailable::new)?;
+            claims.extend(self.build_claim(self.session.read(row)?, Some(resumed_from)).await?);
         }
-        let interval = (self.session.lease / RESUME_FRACTION).min(MAX_RESUME_INTERVAL);
+
+        // There may be more.
+        let interval = if rows.is_empty() {
+            (*lease / RESUME_FRACTION).min(MAX_RESUME_INTERVAL)
+        } else {
+            Duration::ZERO
+        };
         *self.next_resume.lock().unwrap_or_else(PoisonError::into_inner) =
             Instant::now() + interval;
         Ok(claims)

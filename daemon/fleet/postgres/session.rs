@@ -210,13 +210,6 @@ impl PostgresSession {
         Ok(row)
     }
 
-    /// Whether a row is a claim of this start.
-    pub(super) fn is_own_claim(&self, record: &FleetJobRecord) -> bool {
-        let FleetIdentity { daemon_id, start_id } = &self.identity;
-        record.state() == FleetJobState::Claimed
-            && (record.daemon_id.as_str(), record.start_id.as_str()) == (daemon_id, start_id)
-    }
-
     /// Whether a row is a claim of this daemon that its queue takes up, from any start.
     pub(super) fn is_resumed_here(&self, record: &FleetJobRecord) -> bool {
         record.state() == FleetJobState::Claimed
