@@ -25,6 +25,8 @@ const METHOD: &str = "jig.v1.JobService/SubmitJob";
 /// What this daemon has of a piece of work.
 pub(super) enum LocalJob {
     Known(LiveOrEndedJob),
+    /// It is cancelled, and has not begun.
+    Cancelled,
     /// It had the work before, and the database, which has no trace of the job, may have lost some.
     MayHaveBegun,
     /// The database cannot be read.
@@ -47,6 +49,9 @@ pub(super) async fn find_or_submit(
             Ok(Some(found)) => return Ok(found),
             Err(error) => return Ok(LocalJob::Unreadable(error)),
         }
+    }
+    if work.is_cancelled {
+        return Ok(LocalJob::Cancelled);
     }
 
     let principal = find_principal(pipeline, &work.principal)?;

@@ -73,7 +73,7 @@ enum LocalEnd {
         /// Whether the shutdown of this daemon has stopped it.
         stopped_by_shutdown: bool,
     },
-    /// It was cancelled before it began, because the daemon drains.
+    /// It was cancelled before it began, because the daemon drains, or by a caller.
     NotBegun,
     /// An earlier start of the daemon may have run it.
     MayHaveBegun,
@@ -151,7 +151,7 @@ impl FleetRunner {
                 (end_event(state), self.finish(*snapshot, stopped_by_shutdown, claimed).await)
             }
             Ok(LocalEnd::NotBegun) => {
-                facts.reason = Some(Reason::Draining);
+                facts.reason = self.pipeline.shutdown.is_draining().then_some(Reason::Draining);
                 let released = self.release(claimed, ReleaseReason::NoPlace, Duration::ZERO).await;
                 (FleetJobEvent::Released, released)
             }
@@ -208,6 +208,8 @@ impl FleetRunner {
             LocalJob::Known(LiveOrEndedJob::Ended(snapshot)) => {
                 return Ok(LocalEnd::Ended { snapshot, stopped_by_shutdown: false });
             }
+            // The next claim ends it.
+            LocalJob::Cancelled => return Ok(LocalEnd::NotBegun),
             LocalJob::MayHaveBegun => return Ok(LocalEnd::MayHaveBegun),
             LocalJob::Unreadable(_) => return Ok(LocalEnd::Unreadable),
         };

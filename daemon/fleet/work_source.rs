@@ -129,6 +129,8 @@ pub(crate) struct Work {
     /// The start of this daemon that made the claim, if the claim was found and not made now: its job
     /// may have begun.
     pub(crate) resumed_from: Option<String>,
+    /// Whether a caller cancels the job: it does not begin.
+    pub(crate) is_cancelled: bool,
     /// Whether a daemon has published the job. It has counted it against the caller's rate limit.
     pub(crate) is_rate_counted: bool,
     pub(crate) request: SubmitJobRequest,

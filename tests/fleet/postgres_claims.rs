@@ -279,3 +279,22 @@ async fn locked_row_keeps_a_restarted_daemon_from_no_other_one() {
     let locked = fleet.expect_end(&fleet_job_id("locked"), "succeeded").await;
     assert_eq!((locked.attempts, effects(&first)), (1, 4));
 }
+
+#[tokio::test]
+async fn cancelled_claims_of_a_restarted_daemon_do_not_begin() {
+    let fleet = PostgresFleet::start().await;
+    let mut daemon = fleet.start_daemon().await;
+    let known = fleet.server.insert("known", &command_job("true")).await;
+    fleet.expect_end(&known, "succeeded").await;
+    kill(&mut daemon).await;
+
+    let names = ["m-1", "m-2", "m-3", "m-4"];
+    fleet.insert_claims_of(&known, &names, &command_job("echo run >> effects")).await;
+    let cancel = "UPDATE jig_jobs SET cancel_requested = true WHERE state = 'claimed'";
+    fleet.server.connect("postgres").await.batch_execute(cancel).await.unwrap();
+    let daemon = daemon.restart().await;
+    for name in names {
+        fleet.expect_end(&fleet_job_id(name), "cancelled").await;
+    }
+    assert_eq!(effects(&daemon), 0);
+}

@@ -328,6 +328,7 @@ impl JobClaims {
             traceparent: read.message.traceparent,
             claim_id: claim_id(&record),
             resumed_from: is_resumed.then(|| record.start_id.clone()),
+            is_cancelled: false,
             is_rate_counted: read.message.signed_principal.is_some(),
             request: read.request,
         };

@@ -117,6 +117,7 @@ impl JobRow {
             traceparent: Some(self.traceparent.clone()).filter(|parent| !parent.is_empty()),
             claim_id: claim_id(record),
             resumed_from,
+            is_cancelled: self.is_cancelled,
             is_rate_counted: false,
             request: to_local_request(request, &queue.name),
         })
