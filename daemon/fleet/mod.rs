@@ -199,7 +199,8 @@ impl Fleet {
             FleetSession::Postgres(session) => {
                 let calls = session.with_own_connection();
                 let stop = pipeline.shutdown.draining_token();
-                let judgement = judge_daemons(Arc::clone(&calls), stop.clone());
+                // Calls can wait for locks, and the judge must not miss a look.
+                let judgement = judge_daemons(session.with_own_connection(), stop.clone());
                 task::spawn("judgement of dead daemons", judgement);
                 let deletion = delete_old_rows(Arc::clone(&calls), stop);
                 task::spawn("deletion of old fleet jobs", deletion);

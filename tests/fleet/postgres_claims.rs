@@ -5,6 +5,7 @@ use std::time::Duration;
 use jig::api::v1::{JobState, SubmitJobRequest};
 use prost::Message as _;
 use rustix::process::Signal;
+use tokio::task::JoinSet;
 
 use super::{
     COUNTED_WAIT,
@@ -297,4 +298,29 @@ async fn cancelled_claims_of_a_restarted_daemon_do_not_begin() {
         fleet.expect_end(&fleet_job_id(name), "cancelled").await;
     }
     assert_eq!(effects(&daemon), 0);
+}
+
+/// Calls wait until the lock ends.
+#[tokio::test]
+async fn calls_about_a_locked_row_do_not_delay_the_judgement() {
+    let mut fleet = PostgresFleet::start().await;
+    let mut first = fleet.start_daemon().await;
+    let dead = fleet.server.insert("dead", &command_job(COUNTED_WAIT)).await;
+    let locked = fleet.server.insert("locked", &command_job(COUNTED_WAIT)).await;
+    wait_for_effects(&first, 2).await;
+    fleet.queues.clear();
+    let second = fleet.start_daemon_beside(&first).await;
+
+    let operator = fleet.server.connect("postgres").await;
+    let lock = "BEGIN; SELECT 1 FROM jig_jobs WHERE request_id = 'locked' FOR UPDATE";
+    operator.batch_execute(lock).await.unwrap();
+    let mut calls = JoinSet::new();
+    for _ in 0..8 {
+        let (mut jobs, id) = (fleet.jobs(&second), locked.clone());
+        calls.spawn(async move { while jobs.try_cancel(&id).await.is_err() {} });
+    }
+    kill(&mut first).await;
+    fleet.expect_end(&dead, "lost").await;
+    assert_eq!(calls.len(), 8);
+    assert!(calls.try_join_next().is_none(), "the row is locked");
 }

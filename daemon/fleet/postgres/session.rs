@@ -139,8 +139,8 @@ impl PostgresSession {
         }))
     }
 
-    /// The same with a connection of its own, for the calls of clients and for the judgement. Their
-    /// statements can wait for locks of other programs, which must not delay the renewal of claims.
+    /// The same with a connection of its own, for the calls of clients, or for the judgement. Their
+    /// statements can wait for locks of other programs, which must delay only the same kind.
     pub(crate) fn with_own_connection(&self) -> Arc<Self> {
         Arc::new(Self {
             connector: Arc::clone(&self.connector),
