@@ -61,14 +61,18 @@ async fn look(session: &PostgresSession, suspects: &mut Suspects) -> Result<(), 
     let ended: Result<_, tokio_postgres::Error> =
         rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect();
     let ended = ended.map_err(SourceUnavailable::new)?;
-    for id in suspects.note_look(sent, Instant::now(), ended) {
-        end_claim(session, &id).await?;
+    for (id, lease_until) in suspects.note_look(sent, Instant::now(), ended) {
+        end_claim(session, &id, lease_until).await?;
     }
     Ok(())
 }
 
 /// Ends the claim of a dead daemon, unless it has been renewed, or is locked.
-async fn end_claim(session: &PostgresSession, id: &str) -> Result<(), SourceUnavailable> {
+async fn end_claim(
+    session: &PostgresSession,
+    id: &str,
+    lease_until: SystemTime,
+) -> Result<(), SourceUnavailable> {
     let Some(row) = session.find(id).await? else { return Ok(()) };
     let record = &row.record;
     if session.is_resumed_here(record) {
@@ -76,10 +80,10 @@ async fn end_claim(session: &PostgresSession, id: &str) -> Result<(), SourceUnav
     }
     let runs_again = may_run_again(record, session.max_deliver) && !row.is_cancelled;
     let has_ended = if runs_again {
-        session.requeue_expired(&row).await?
+        session.requeue_expired(&row, lease_until).await?
     } else {
         let lost = lost(id, record);
-        let has_ended = session.end_expired(&row, &lost).await?;
+        let has_ended = session.end_expired(&row, &lost, lease_until).await?;
         if has_ended {
             session.log.report_end(id, &lost, Some(Reason::DaemonLost));
         }
@@ -113,13 +117,13 @@ impl Suspects {
         self.last_look = None;
     }
 
-    /// Notes a look that found these ended leases. Returns the jobs of those that count.
+    /// Notes a look that found these ended leases. Returns those that count.
     fn note_look(
         &mut self,
         sent: Instant,
         answered: Instant,
         ended: Vec<(String, SystemTime)>,
-    ) -> Vec<String> {
+    ) -> Vec<(String, SystemTime)> {
         let since = |time: Instant| answered.saturating_duration_since(time);
         if self.last_look.is_none_or(|last| since(last) > self.lease / GAP_FRACTION) {
             self.reachable_since = answered;
@@ -138,7 +142,8 @@ impl Suspects {
         let counts = |(_, first_seen): &(SystemTime, Instant)| {
             since(*first_seen) >= self.lease / SUSPICION_FRACTION
         };
-        self.seen.iter().filter(|(_, seen)| counts(seen)).map(|(id, _)| id.clone()).collect()
+        let dead = self.seen.iter().filter(|(_, seen)| counts(seen));
+        dead.map(|(id, (lease_until, _))| (id.clone(), *lease_until)).collect()
     }
 }
 
@@ -163,7 +168,8 @@ mod tests {
             let at = |secs| self.start + Duration::from_secs(secs);
             let lease = |secs: &u64| SystemTime::UNIX_EPOCH + Duration::from_secs(*secs);
             let ended = ended.iter().map(|(id, until)| ((*id).to_owned(), lease(until))).collect();
-            let mut dead = self.suspects.note_look(at(sent), at(answered), ended);
+            let dead = self.suspects.note_look(at(sent), at(answered), ended);
+            let mut dead: Vec<_> = dead.into_iter().map(|(id, _)| id).collect();
             dead.sort();
             dead
         }

@@ -1,7 +1,10 @@
 //! What this daemon has in PostgreSQL: a connection, which is opened again after each failure, and the
 //! statements about one job.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use prost::Message as _;
 use tokio::{sync::Mutex, time::timeout};
@@ -60,11 +63,11 @@ const RENEW: &str = concat!(
     is_claim!(),
     " RETURNING cancel_requested"
 );
-/// The claim of a dead daemon. It is not dead if its lease was renewed, and may not be if the claim is
-/// locked.
+/// The claim of a dead daemon, `$5` the end of its lease. It is not dead if the lease was renewed, and
+/// may not be if the claim is locked.
 macro_rules! is_expired_claim {
     () => {
-        is_claim!("AND lease_until < now() FOR NO KEY UPDATE SKIP LOCKED")
+        is_claim!("AND lease_until = $5 FOR NO KEY UPDATE SKIP LOCKED")
     };
 }
 /// Queues a job again: `$3` attempts that count, `$4` seconds of the delay, or NULL if the job keeps
@@ -255,13 +258,19 @@ impl PostgresSession {
         delay: Duration,
     ) -> Result<bool, SourceUnavailable> {
         let (counted, delay) = (to_integer(counted), delay.as_secs_f64());
-        self.change_claim(requeue!(is_claim), claim, &counted, &delay).await
+        self.change_claim(requeue!(is_claim), claim, &[&counted, &delay]).await
     }
 
-    /// The same for the claim of a dead daemon. Returns false if it may not be dead.
-    pub(super) async fn requeue_expired(&self, claim: &JobRow) -> Result<bool, SourceUnavailable> {
-        let attempts = to_integer(claim.record.attempts);
-        self.change_claim(requeue!(is_expired_claim), claim, &attempts, &None::<f64>).await
+    /// The same for the claim of a dead daemon, whose lease ended at `lease_until`. Returns false if it
+    /// may not be dead.
+    pub(super) async fn requeue_expired(
+        &self,
+        claim: &JobRow,
+        lease_until: SystemTime,
+    ) -> Result<bool, SourceUnavailable> {
+        let (attempts, delay) = (to_integer(claim.record.attempts), None::<f64>);
+        let parameters: [&(dyn ToSql + Sync); 3] = [&attempts, &delay, &lease_until];
+        self.change_claim(requeue!(is_expired_claim), claim, &parameters).await
     }
 
     /// Stores the end of a claim. Returns false if it has ended.
@@ -270,40 +279,40 @@ impl PostgresSession {
         claim: &JobRow,
         ended: &FleetJobRecord,
     ) -> Result<bool, SourceUnavailable> {
-        self.store_end(end!(is_claim), claim, ended).await
+        let (outcome, result) = encode_end(ended);
+        self.change_claim(end!(is_claim), claim, &[&outcome, &result]).await
     }
 
-    /// The same for the claim of a dead daemon. Returns false if it may not be dead.
+    /// The same for the claim of a dead daemon, as above.
     pub(super) async fn end_expired(
         &self,
         claim: &JobRow,
         ended: &FleetJobRecord,
+        lease_until: SystemTime,
     ) -> Result<bool, SourceUnavailable> {
-        self.store_end(end!(is_expired_claim), claim, ended).await
+        let (outcome, result) = encode_end(ended);
+        let parameters: [&(dyn ToSql + Sync); 3] = [&outcome, &result, &lease_until];
+        self.change_claim(end!(is_expired_claim), claim, &parameters).await
     }
 
-    async fn store_end(
-        &self,
-        statement: &str,
-        claim: &JobRow,
-        ended: &FleetJobRecord,
-    ) -> Result<bool, SourceUnavailable> {
-        let job = ended.job.clone().unwrap_or_default();
-        let (outcome, result) = (outcome(job.state()), job.encode_to_vec());
-        self.change_claim(statement, claim, &outcome, &result).await
-    }
-
-    /// Executes a statement about a claim. Returns whether this daemon has it.
+    /// Executes a statement about a claim, `others` the parameters from `$3` on. Returns whether this
+    /// daemon has it.
     async fn change_claim(
         &self,
         statement: &str,
         claim: &JobRow,
-        third: &(dyn ToSql + Sync),
-        fourth: &(dyn ToSql + Sync),
+        others: &[&(dyn ToSql + Sync)],
     ) -> Result<bool, SourceUnavailable> {
-        let parameters = [&claim.id as &(dyn ToSql + Sync), &claim.claimed_at, third, fourth];
+        let claim: [&(dyn ToSql + Sync); 2] = [&claim.id, &claim.claimed_at];
+        let parameters = [&claim, others].concat();
         Ok(!self.query(statement, &parameters).await?.is_empty())
     }
+}
+
+/// Returns the columns of an end: outcome and result.
+fn encode_end(ended: &FleetJobRecord) -> (String, Vec<u8>) {
+    let job = ended.job.clone().unwrap_or_default();
+    (outcome(job.state()), job.encode_to_vec())
 }
 
 /// Name of the state of an ended job, in the column `outcome`.
