@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use tokio::sync::watch;
+use tokio::sync::{Mutex, MutexGuard, watch};
 
 use crate::daemon::{
     config::fleet::FleetQueueConfig,
@@ -54,6 +54,8 @@ pub(crate) struct FleetQueueState {
     index: usize,
     /// Places that have jobs, of all queues of this daemon.
     taken: watch::Sender<Vec<usize>>,
+    /// Held while a queue looks for work for free places.
+    turn: Arc<Mutex<()>>,
     /// Metrics may outlive them.
     jobs: Weak<JobRegistry>,
     /// Changes when the free slots of `jobs` may have changed.
@@ -75,11 +77,13 @@ impl FleetQueueState {
     /// Returns the queues, in their order. All have free places as far as `jobs` has free slots.
     pub(super) fn of_all(queues: &[FleetQueueConfig], jobs: &Arc<JobRegistry>) -> Vec<Arc<Self>> {
         let taken = watch::Sender::new(vec![0; queues.len()]);
+        let turn: Arc<Mutex<()>> = Arc::default();
         let state = |(index, config): (usize, &FleetQueueConfig)| {
             Arc::new(Self {
                 config: config.clone(),
                 index,
                 taken: taken.clone(),
+                turn: Arc::clone(&turn),
                 jobs: Arc::downgrade(jobs),
                 slots: jobs.watch_slots(),
                 counts: Default::default(),
@@ -103,6 +107,11 @@ impl FleetQueueState {
     pub(super) fn take_place(self: &Arc<Self>) -> FleetPlace {
         self.taken.send_modify(|taken| taken[self.index] += 1);
         FleetPlace(Arc::clone(self))
+    }
+
+    /// Waits for the turn of this queue: two that fetch at the same time fetch for the same place.
+    pub(super) async fn wait_for_turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().await
     }
 
     /// Waits until there are free places, or until there are none.

@@ -241,7 +241,10 @@ impl Fleet {
                 };
                 self.queues.iter().map(free).collect()
             };
-            session.keep_alive(places, &settled).await;
+            tokio::select! {
+                () = session.keep_alive(places, &settled) => {}
+                never = session.keep_objects() => match never {},
+            }
         };
         tokio::join!(drain, beat);
 

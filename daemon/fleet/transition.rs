@@ -33,12 +33,11 @@ pub(super) enum ClaimDecision {
 
 /// Decides by the record that there is, and by one that was made from the message of this daemon.
 ///
-/// A message that is not signed has the principal of its queue, which may have changed since its job
-/// was claimed. The claim keeps the first one.
+/// A job whose message is not signed has the principal of its queue. The queue may have another one since
+/// the job was claimed first, which the job keeps.
 pub(super) fn decide(
     found: Option<&FleetJobRecord>,
     message: &FleetJobRecord,
-    is_signed: bool,
     daemon_id: &str,
     max_deliver: u32,
 ) -> ClaimDecision {
@@ -52,8 +51,9 @@ pub(super) fn decide(
     let in_other_workspace = !found.workspace.is_empty()
         && !message.workspace.is_empty()
         && found.workspace != message.workspace;
-    let is_begun = matches!(found.state(), FleetJobState::Claimed | FleetJobState::Ended);
-    let of_other_principal = found.principal != message.principal && (is_signed || !is_begun);
+    let is_signed = |record: &FleetJobRecord| !record.signature_sha256.is_empty();
+    let of_other_principal =
+        found.principal != message.principal && (is_signed(found) || is_signed(message));
     if found.request_sha256 != message.request_sha256 || of_other_principal || in_other_workspace {
         return ClaimDecision::Conflict;
     }
@@ -170,6 +170,8 @@ pub(super) fn is_claim_of(record: &FleetJobRecord, daemon_id: &str, claim: &str)
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     const MAX_DELIVER: u32 = 3;
@@ -190,7 +192,7 @@ mod tests {
     }
 
     fn decide_with(found: Option<&FleetJobRecord>) -> ClaimDecision {
-        decide(found, &message(), true, "me", MAX_DELIVER)
+        decide(found, &message(), "me", MAX_DELIVER)
     }
 
     #[test]
@@ -216,9 +218,14 @@ mod tests {
     fn another_request_is_a_conflict_in_every_state() {
         let mine = claimed_by(&message(), "me");
         for found in [message(), mine.clone(), ended("fleet-1", &mine, Job::default())] {
+            let signature_sha256 = Bytes::from_static(&[3]);
             for other in [
                 FleetJobRecord { request_sha256: vec![2].into(), ..found.clone() },
-                FleetJobRecord { principal: "key:other".to_owned(), ..found.clone() },
+                FleetJobRecord {
+                    principal: "key:other".to_owned(),
+                    signature_sha256,
+                    ..found.clone()
+                },
             ] {
                 assert_eq!(decide_with(Some(&other)), ClaimDecision::Conflict);
             }
@@ -226,19 +233,26 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_with_a_new_key_keeps_what_was_begun() {
+    fn jobs_of_a_queue_keep_its_first_key() {
+        let signed = |record: &FleetJobRecord| FleetJobRecord {
+            signature_sha256: vec![3].into(),
+            ..record.clone()
+        };
         let mine = claimed_by(&message(), "me");
         let ended = ended("fleet-1", &mine, Job::default());
+        let rekeyed = FleetJobRecord { principal: "key:new".to_owned(), ..message() };
         for (found, expected) in [
-            (message(), ClaimDecision::Conflict),
+            (message(), ClaimDecision::Claim),
             (mine, ClaimDecision::Resume),
             (claimed_by(&message(), "other"), ClaimDecision::CheckOwner),
             (ended, ClaimDecision::Ended),
         ] {
-            let rekeyed = FleetJobRecord { principal: "key:new".to_owned(), ..message() };
-            assert_eq!(decide(Some(&found), &rekeyed, false, "me", MAX_DELIVER), expected);
-            let decided = decide(Some(&found), &rekeyed, true, "me", MAX_DELIVER);
-            assert_eq!(decided, ClaimDecision::Conflict);
+            assert_eq!(decide(Some(&found), &rekeyed, "me", MAX_DELIVER), expected);
+            // Signatures say whose job it is, and whose it is not.
+            for (found, message) in [(&signed(&found), &rekeyed), (&found, &signed(&rekeyed))] {
+                let decided = decide(Some(found), message, "me", MAX_DELIVER);
+                assert_eq!(decided, ClaimDecision::Conflict);
+            }
         }
     }
 

@@ -446,3 +446,29 @@ async fn replies_that_overwrite_records_stop_no_daemon() {
     assert_eq!(ended.unwrap().state(), JobState::Succeeded);
     assert!(!member.daemon.log().contains("has the id of this one"));
 }
+
+/// It would have the rights of the first one.
+#[tokio::test]
+async fn unsigned_copy_of_a_signed_job_is_rejected() {
+    let fleet = TestFleet::start().await;
+    let _developer = fleet.keys.add_key("developer", "invoke", &[]);
+    let mut dead_letters = fleet.client.subscribe("jig.dead.>").await;
+    let mut first = fleet.start_member().await;
+    let request = SubmitJobRequest { retry_if_lost: true, ..command_job(COUNTED_WAIT) };
+    let message = JobMessage::new("m-1", &request);
+    fleet.client.publish(&message.clone().signed(SIGNING_KEY, "key:developer")).await;
+    first.wait_for_effects(1).await;
+    let second = fleet.start_member_beside(&first).await;
+    first.kill().await;
+    let copy = message.without_header("Nats-Msg-Id").header("Nats-Msg-Id", "copy");
+    fleet.client.publish(&copy.header("Jig-Request-Id", "m-1")).await;
+
+    let letter = next_message(&mut dead_letters).await;
+    let reason = letter.headers.unwrap().get("Jig-Reason").unwrap().to_string();
+    assert_eq!(reason, "REQUEST_ID_REUSED");
+    second.wait_for_effects(1).await;
+    second.go();
+    let record = fleet.client.wait_for_end(&fleet_job_id("m-1")).await;
+    assert_eq!(record.job.as_ref().unwrap().principal, "key:developer");
+    assert_eq!(record.job.unwrap().state(), JobState::Succeeded);
+}

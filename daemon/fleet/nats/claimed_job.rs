@@ -54,7 +54,7 @@ struct StoredParts {
     record: Option<Instant>,
     /// When the message was published last.
     message: Option<Instant>,
-    /// When this daemon kept the claim last.
+    /// The last heartbeat of this daemon when it kept the claim last.
     kept: Instant,
     /// Whether the record is no longer that of the claim.
     is_superseded: bool,
@@ -209,17 +209,17 @@ impl NatsClaim {
     }
 
     /// Changes the record of the claim, if this daemon has it still. One that is damaged, or that was
-    /// deleted with its bucket, becomes that of the claim.
+    /// deleted with its bucket, becomes that of the claim. Returns false if it has changed meanwhile.
     async fn change_record(
         &self,
         change: impl FnOnce(&mut FleetJobRecord),
-    ) -> Result<(), SourceUnavailable> {
+    ) -> Result<bool, SourceUnavailable> {
         let id = &self.work.id;
         let (mut record, revision) = match self.claims.records.read(id).await? {
             Some((Ok(found), revision)) if self.is_own_claim(&found) => (found, Some(revision)),
             Some((Ok(_other), _)) => {
                 self.stored().is_superseded = true;
-                return Ok(());
+                return Ok(true);
             }
             Some((Err(_damaged), revision)) => (self.record.clone(), Some(revision)),
             None => (self.record.clone(), None),
@@ -228,9 +228,9 @@ impl NatsClaim {
         match self.claims.store(id, &record, revision).await {
             Ok(_) => {
                 self.stored().record = Some(Instant::now());
-                Ok(())
+                Ok(true)
             }
-            Err(RecordError::Conflict) => Ok(()),
+            Err(RecordError::Conflict) => Ok(false),
             Err(RecordError::Unavailable(error)) => Err(error),
         }
     }
@@ -243,18 +243,19 @@ impl NatsClaim {
         };
         let StoredParts { record, message, kept, .. } = *self.stored();
         let JobClaims { heartbeats, records_age, .. } = &*self.claims;
-        let now = Instant::now();
         // Others may have taken this daemon for dead.
-        let was_absent = now.duration_since(kept) >= heartbeats.lost_after
-            || heartbeats.connection.connected_since() > Some(kept);
+        let was_absent = kept.elapsed() >= heartbeats.lost_after;
+        let last_heartbeat = *heartbeats.last.borrow();
         // An older one was in a bucket that was deleted.
-        if was_absent || is_old(record) || record < Some(records_age.known_since()) {
-            self.change_record(|_same| {}).await?;
+        let must_store = was_absent || is_old(record) || record < Some(records_age.known_since());
+        if must_store && !self.change_record(|_same| {}).await? {
+            // The next call looks again.
+            return Ok(true);
         }
         if self.stored().is_superseded {
             return Ok(false);
         }
-        self.stored().kept = now;
+        self.stored().kept = last_heartbeat.unwrap_or(kept);
         if is_old(message) {
             self.publish_again().await;
         }
@@ -324,7 +325,11 @@ impl ClaimedWork for NatsClaim {
         &'a self,
         approval_id: &'a str,
     ) -> BoxFuture<'a, Result<(), SourceUnavailable>> {
-        Box::pin(self.change_record(|record| approval_id.clone_into(&mut record.approval_id)))
+        Box::pin(async move {
+            let show =
+                |record: &mut FleetJobRecord| approval_id.clone_into(&mut record.approval_id);
+            self.change_record(show).await.map(|_is_stored| ())
+        })
     }
 
     fn finish<'a>(

@@ -141,6 +141,8 @@ impl JobClaims {
             return Err(invalid(Error::new(Reason::Unauthenticated, text)));
         };
         let workspace = parsed.workspace.clone().or_else(|| queue.workspaces.first().cloned());
+        let signature = single_header(message.headers.as_ref(), SIGNATURE_HEADER).ok().flatten();
+        let signature = signature.filter(|_| parsed.signed_principal.is_some());
 
         let record = FleetJobRecord {
             state: FleetJobState::Queued.into(),
@@ -155,6 +157,9 @@ impl JobClaims {
             store_artifacts: request.store_artifacts,
             submit_time: message.info().ok().map(|info| published_at(&info)),
             request_sha256: Sha256::digest(&parsed.body).to_vec().into(),
+            signature_sha256: signature
+                .map(|signature| Sha256::digest(signature).to_vec().into())
+                .unwrap_or_default(),
             priority: request.priority.unwrap_or_default(),
             ..FleetJobRecord::default()
         };
@@ -185,9 +190,7 @@ impl JobClaims {
             };
 
             let stored = found.as_ref().map(|(record, _)| record);
-            let is_signed = read.message.signed_principal.is_some();
-            let (daemon_id, max_deliver) = (&self.identity.daemon_id, self.max_deliver);
-            let decision = decide(stored, &read.record, is_signed, daemon_id, max_deliver);
+            let decision = decide(stored, &read.record, &self.identity.daemon_id, self.max_deliver);
             let next = match decision {
                 ClaimDecision::Claim => claimed(record, &self.identity, &read.workspace),
                 ClaimDecision::Resume => {
@@ -251,10 +254,9 @@ impl JobClaims {
         message: &jetstream::Message,
     ) -> Result<bool, SourceUnavailable> {
         let info = message.info().map_err(SourceUnavailable::new)?;
+        // The first message of a job is not delivered again while its daemon lives.
         let message_id = single_header(message.headers.as_ref(), MESSAGE_ID_HEADER);
-        let is_copy = message_id != Ok(Some(&read.record.request_id));
-        // No daemon had it before.
-        if info.delivered == 1 && !is_copy {
+        if message_id == Ok(Some(&read.record.request_id)) {
             return Ok(false);
         }
         self.records_age.update().await?;

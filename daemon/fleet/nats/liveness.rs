@@ -6,11 +6,12 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use async_nats::jetstream::kv;
 use prost::Message as _;
+use tokio::sync::watch;
 
 use super::{
     bucket::{BucketAge, RecordError, create_key, read_key, replace_key},
@@ -33,6 +34,8 @@ pub(super) struct Heartbeats {
     pub(super) lost_after: Duration,
     pub(super) identity: FleetIdentity,
     pub(super) is_name_taken: Arc<AtomicBool>,
+    /// When the last one of this daemon was stored.
+    pub(super) last: watch::Receiver<Option<Instant>>,
 }
 
 /// Whether a daemon is alive.

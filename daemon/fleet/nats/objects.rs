@@ -82,7 +82,7 @@ impl NatsObjects {
         })
     }
 
-    /// Fails if the servers have lost a stream or bucket, beside that of heartbeats, and cannot be asked.
+    /// Fails if the servers have lost a stream or bucket, beside that of heartbeats, or cannot be asked.
     pub(super) async fn require_all(&self) -> Result<(), SourceUnavailable> {
         let present = async |stream: &Stream| stream.get_info().await.map(|_| ());
         let Self { stream, results_stream, dead_letters, .. } = self;

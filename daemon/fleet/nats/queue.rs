@@ -49,6 +49,9 @@ pub(crate) struct NatsQueue {
     unexplained_breaks: AtomicU32,
 }
 
+/// A message, and the place that its job takes.
+type PlacedMessage = (jetstream::Message, FleetPlace);
+
 /// The consumers of the subjects of a queue, and the connection that fetches their messages.
 #[derive(Debug)]
 struct OpenedConsumers {
@@ -93,13 +96,8 @@ impl NatsQueue {
             && self.session.wait_for_heartbeat(stop).await
         {
             let claims = self.session.claims().await?;
-            let mut messages = self.fetch(places, stop).await?;
-            // Another queue may have taken places meanwhile.
-            let taken = places.take_places(messages.len());
-            for message in messages.drain(taken.len()..) {
-                hand_back(&message, Duration::ZERO).await;
-            }
-            let claimed = self.claim_all(&claims, messages.into_iter().zip(taken)).await;
+            let messages = self.fetch(places, stop).await?;
+            let claimed = self.claim_all(&claims, messages).await;
             if !claimed.is_empty() {
                 return Ok(claimed);
             }
@@ -111,9 +109,10 @@ impl NatsQueue {
     async fn claim_all(
         &self,
         claims: &Arc<JobClaims>,
-        messages: impl Iterator<Item = (jetstream::Message, FleetPlace)>,
+        messages: Vec<PlacedMessage>,
     ) -> Vec<PlacedWork> {
         let tasks: Vec<_> = messages
+            .into_iter()
             .map(|(message, place)| {
                 let (claims, queue) = (Arc::clone(claims), Arc::clone(&self.queue));
                 task::spawn_tracked("claim of a fleet job", async move {
@@ -138,9 +137,9 @@ impl NatsQueue {
     /// cancelled or there is no free place.
     async fn fetch(
         &self,
-        places: &FleetQueueState,
+        places: &Arc<FleetQueueState>,
         stop: &CancellationToken,
-    ) -> Result<Vec<jetstream::Message>, SourceUnavailable> {
+    ) -> Result<Vec<PlacedMessage>, SourceUnavailable> {
         let mut opened = self.open_consumers().await?;
         let fetched = match self.fetch_opened(&mut opened, places, stop).await {
             Ok(messages) => {
@@ -162,11 +161,9 @@ impl NatsQueue {
     async fn fetch_opened(
         &self,
         opened: &mut OpenedConsumers,
-        places: &FleetQueueState,
+        places: &Arc<FleetQueueState>,
         stop: &CancellationToken,
-    ) -> Result<Vec<jetstream::Message>, SourceUnavailable> {
-        let max = if opened.single_fetches > 0 { 1 } else { places.free_places() };
-        opened.single_fetches = opened.single_fetches.saturating_sub(1);
+    ) -> Result<Vec<PlacedMessage>, SourceUnavailable> {
         let waiting = match opened.waiting.take() {
             Some(waiting) => waiting.resume().await,
             None => None,
@@ -176,8 +173,14 @@ impl NatsQueue {
             None => self.open_pull(opened).await?,
         };
         let fetched = async {
-            let messages = self.fetch_present(opened, max).await?;
-            if !messages.is_empty() {
+            let messages = {
+                let _turn = places.wait_for_turn().await;
+                let max = if opened.single_fetches > 0 { 1 } else { places.free_places() };
+                place(self.fetch_present(opened, max).await?, places).await
+            };
+            opened.single_fetches = opened.single_fetches.saturating_sub(1);
+            // Without a place, no message may come.
+            if !messages.is_empty() || places.free_places() == 0 {
                 return Ok(messages);
             }
             let stopped = async {
@@ -186,7 +189,8 @@ impl NatsQueue {
                     () = places.wait_for_places(false) => {}
                 }
             };
-            self.await_message(opened, &mut waiting, stopped).await
+            let messages = self.await_message(opened, &mut waiting, stopped).await?;
+            Ok(place(messages, places).await)
         };
         let fetched = fetched.await;
         opened.waiting = Some(waiting.idle());
@@ -324,6 +328,18 @@ impl WorkSource for NatsQueue {
     ) -> BoxFuture<'a, Result<Vec<PlacedWork>, SourceUnavailable>> {
         Box::pin(self.claim_jobs(places, stop))
     }
+}
+
+/// Takes a place for each message. Hands those back for which there is none.
+async fn place(
+    mut messages: Vec<jetstream::Message>,
+    places: &Arc<FleetQueueState>,
+) -> Vec<PlacedMessage> {
+    let taken = places.take_places(messages.len());
+    for message in messages.drain(taken.len()..) {
+        hand_back(&message, Duration::ZERO).await;
+    }
+    messages.into_iter().zip(taken).collect()
 }
 
 fn failed(text: &str) -> Arrival {

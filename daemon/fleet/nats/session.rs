@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashSet,
+    convert::Infallible,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -9,7 +10,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use tokio::sync::{OnceCell, watch};
+use tokio::{
+    sync::{OnceCell, watch},
+    time::sleep,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -174,6 +178,7 @@ impl NatsSession {
             lost_after: self.config.lost_after,
             identity: self.identity.clone(),
             is_name_taken: Arc::clone(&self.is_name_taken),
+            last: self.last_heartbeat.subscribe(),
         })
     }
 
@@ -314,26 +319,35 @@ impl NatsSession {
             // After a break of the connection, other daemons may be about to take this one for dead.
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(interval) => {}
+                () = sleep(interval) => {}
                 _changed = connection.changed() => {}
             }
         }
     }
 
-    /// Renews the heartbeat, and looks whether the streams and buckets are there.
     async fn renew_heartbeat(&self, record: &FleetDaemonRecord) -> bool {
-        let renewed = async {
-            self.beat(record).await?;
-            self.objects().await?.require_all().await
-        };
-        let renewed = renewed.await;
+        let renewed = self.beat(record).await;
         if let Err(error) = &renewed {
-            tracing::warn!(
-                %error,
-                "cannot renew the heartbeat of this daemon, or find the streams and buckets of the fleet"
-            );
+            tracing::warn!(%error, "cannot renew the heartbeat of this daemon");
         }
         renewed.is_ok()
+    }
+
+    /// Creates streams and buckets again that the servers have lost. Never ends. Heartbeats do not wait
+    /// for this: a stream may be without an answer for long.
+    pub(crate) async fn keep_objects(&self) -> Infallible {
+        let look = async || self.objects().await?.require_all().await;
+        loop {
+            sleep(self.config.lost_after / HEARTBEATS_PER_LOST_AFTER).await;
+            let Err(error) = look().await else { continue };
+            tracing::warn!(%error, "cannot find all streams and buckets of the fleet");
+            // The second look notices which of them are new.
+            if self.restore_objects().await
+                && let Err(error) = look().await
+            {
+                tracing::warn!(%error, "cannot find the restored streams and buckets");
+            }
+        }
     }
 
     /// Creates what the servers have lost, such as a bucket that an operator has deleted. Returns false
