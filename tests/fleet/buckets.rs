@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use jig::api::v1::{FleetJobState, JobState, SubmitJobRequest};
+use jig::api::v1::{FleetJobRecord, FleetJobState, JobState, SubmitJobRequest};
 use tokio::time::sleep;
 
 use super::{
-    COUNTED_WAIT, TestFleet, all_effects, fleet_job,
+    COUNTED_WAIT, Member, TestFleet, all_effects, fleet_job,
     nats_server::NatsServer,
     plain_client::{JobMessage, MAX_FLEET_TIME, fleet_job_id},
     server_access::start_fleet_with_limited_daemons,
@@ -142,13 +142,8 @@ async fn deleted_record_of_a_running_job_is_made_again() {
 #[tokio::test]
 async fn job_whose_record_was_deleted_does_not_begin_again() {
     let mut fleet = TestFleet::start().await;
-    fleet.set_queues(&fleet.queues.replace("places = 4", "places = 1"));
-    let first = fleet.start_member().await;
-    let message = JobMessage::new("m-1", &command_job(COUNTED_WAIT));
-    fleet.client.publish(&message).await;
-    first.wait_for_effects(1).await;
+    let (first, message, claimed) = start_full_member(&mut fleet).await;
     let id = fleet_job_id("m-1");
-    let claimed = fleet.client.wait_for_state(&id, FleetJobState::Claimed).await;
     // Only the second daemon has a place for the copy. It hands it back again and again.
     let second = fleet.start_member_beside(&first).await;
     fleet.client.publish(&copy_of(&message)).await;
@@ -168,6 +163,17 @@ async fn job_whose_record_was_deleted_does_not_begin_again() {
     assert_eq!(all_effects(&[&first, &second]), ["run"]);
 }
 
+/// Starts a daemon whose only place has the job `m-1`. Returns the message of the job, and its record.
+async fn start_full_member(fleet: &mut TestFleet) -> (Member, JobMessage, FleetJobRecord) {
+    fleet.set_queues(&fleet.queues.replace("places = 4", "places = 1"));
+    let member = fleet.start_member().await;
+    let message = JobMessage::new("m-1", &command_job(COUNTED_WAIT));
+    fleet.client.publish(&message).await;
+    member.wait_for_effects(1).await;
+    let claimed = fleet.client.wait_for_state(&fleet_job_id("m-1"), FleetJobState::Claimed).await;
+    (member, message, claimed)
+}
+
 /// The message that is published when a job has run for long.
 fn copy_of(message: &JobMessage) -> JobMessage {
     let copy = message.clone().without_header("Nats-Msg-Id").header("Nats-Msg-Id", "again");
@@ -185,13 +191,8 @@ async fn delete_and_make_again(fleet: &TestFleet, bucket: &str) {
 #[tokio::test]
 async fn no_daemon_is_dead_because_its_heartbeat_was_deleted() {
     let mut fleet = TestFleet::start().await;
-    fleet.set_queues(&fleet.queues.replace("places = 4", "places = 1"));
-    let first = fleet.start_member().await;
-    let message = JobMessage::new("m-1", &command_job(COUNTED_WAIT));
-    fleet.client.publish(&message).await;
-    first.wait_for_effects(1).await;
+    let (first, message, claimed) = start_full_member(&mut fleet).await;
     let id = fleet_job_id("m-1");
-    let claimed = fleet.client.wait_for_state(&id, FleetJobState::Claimed).await;
     let second = fleet.start_member_beside(&first).await;
     fleet.client.wait_for_free_places(&[0, 1]).await;
     // Lets `lost_after` pass, 3 s: before, the second daemon takes no other one for dead.

@@ -30,6 +30,15 @@ async fn start_pair(fleet: &PostgresFleet) -> (Daemon, Daemon, String) {
 }
 
 impl PostgresFleet {
+    /// Starts a daemon, and kills it when it has ended a job. Returns the id of the job.
+    pub(super) async fn start_dead_daemon(&self) -> (Daemon, String) {
+        let mut daemon = self.start_daemon().await;
+        let known = self.server.insert("known", &command_job("true")).await;
+        self.expect_end(&known, "succeeded").await;
+        kill(&mut daemon).await;
+        (daemon, known)
+    }
+
     /// Inserts jobs that the daemon of another one has claimed, before it died and stored them.
     pub(super) async fn insert_claims_of(
         &self,
@@ -188,14 +197,18 @@ async fn any_daemon_shows_an_approval_although_its_first_report_fails() {
     assert_eq!(fleet.server.job(&id).await.attempts, 1);
 }
 
-/// Otherwise each lost claim would cost the database a statement each second.
+/// Otherwise each lost claim would cost the database a statement each second. Looks for claims that the
+/// daemon does not keep do not count.
 #[tokio::test]
 async fn lost_claims_are_not_renewed() {
     let mut fleet = PostgresFleet::start().await;
     fleet.settings = fleet.settings.replace("3s", "6s");
     let count = "CREATE SEQUENCE updates; \
         CREATE FUNCTION count_update() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS \
-            $$ BEGIN PERFORM nextval('updates'); RETURN NULL; END $$; \
+            $$ BEGIN \
+                IF current_query() NOT LIKE '%resumed_from%' THEN PERFORM nextval('updates'); END IF; \
+                RETURN NULL; \
+            END $$; \
         CREATE TRIGGER count_update BEFORE UPDATE ON jig_jobs \
             FOR EACH STATEMENT EXECUTE FUNCTION count_update()";
     let operator = fleet.server.connect("postgres").await;
@@ -217,11 +230,11 @@ async fn lost_claims_are_not_renewed() {
     let supersede = "UPDATE jig_jobs SET claimed_by = 'other', claimed_start = 'other', \
         claimed_at = now(), attempts = 2, lease_until = now() + interval '1 hour'";
     assert_eq!(operator.execute(supersede, &[]).await.unwrap(), 4);
-    // The daemon looks for dead ones, and for claims of its own, each second at most.
+    // The daemon looks for dead ones less than once a second.
     eventually_within(Duration::from_secs(30), "the daemon is silent", async || {
         let before = updates().await;
         tokio::time::sleep(Duration::from_secs(4)).await;
-        updates().await <= before + 8
+        updates().await <= before + 4
     })
     .await;
     // Its results do not count.
@@ -251,10 +264,7 @@ async fn end_that_the_server_has_lost_is_stored_again() {
 async fn locked_row_keeps_a_restarted_daemon_from_no_other_one() {
     let mut fleet = PostgresFleet::start().await;
     fleet.settings = fleet.settings.replace("3s", "6s");
-    let mut first = fleet.start_daemon().await;
-    let known = fleet.server.insert("known", &command_job("true")).await;
-    fleet.expect_end(&known, "succeeded").await;
-    kill(&mut first).await;
+    let (first, known) = fleet.start_dead_daemon().await;
     let queues = std::mem::take(&mut fleet.queues);
     let _judge = fleet.start_daemon_beside(&first).await;
     fleet.queues = queues;
@@ -284,10 +294,7 @@ async fn locked_row_keeps_a_restarted_daemon_from_no_other_one() {
 #[tokio::test]
 async fn cancelled_claims_of_a_restarted_daemon_do_not_begin() {
     let fleet = PostgresFleet::start().await;
-    let mut daemon = fleet.start_daemon().await;
-    let known = fleet.server.insert("known", &command_job("true")).await;
-    fleet.expect_end(&known, "succeeded").await;
-    kill(&mut daemon).await;
+    let (daemon, known) = fleet.start_dead_daemon().await;
 
     let names = ["m-1", "m-2", "m-3", "m-4"];
     fleet.insert_claims_of(&known, &names, &command_job("echo run >> effects")).await;

@@ -13,7 +13,7 @@ use jig::api::v1::SubmitJobRequest;
 
 use super::{
     plain_client::fleet_job_id,
-    postgres::{PostgresFleet, effects, kill},
+    postgres::{PostgresFleet, effects},
     postgres_server::PostgresServer,
 };
 use crate::jobs::command_job;
@@ -74,10 +74,7 @@ async fn large_requests_pass_a_slow_link() {
 async fn claims_with_large_requests_pass_a_slow_link() {
     let mut fleet = PostgresFleet::start().await;
     fleet.settings = fleet.settings.replace("3s", "9s");
-    let mut first = fleet.start_daemon().await;
-    let known = fleet.server.insert("known", &command_job("true")).await;
-    fleet.expect_end(&known, "succeeded").await;
-    kill(&mut first).await;
+    let (first, known) = fleet.start_dead_daemon().await;
     let queues = std::mem::take(&mut fleet.queues);
     let _judge = fleet.start_daemon_beside(&first).await;
 
