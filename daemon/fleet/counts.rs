@@ -54,7 +54,7 @@ pub(crate) struct FleetQueueState {
     index: usize,
     /// Places that have jobs, of all queues of this daemon.
     taken: watch::Sender<Vec<usize>>,
-    /// Held while a queue looks for work for free places.
+    /// Held while a queue of messages fetches some for free places.
     turn: Arc<Mutex<()>>,
     /// Metrics may outlive them.
     jobs: Weak<JobRegistry>,

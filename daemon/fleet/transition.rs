@@ -33,8 +33,8 @@ pub(super) enum ClaimDecision {
 
 /// Decides by the record that there is, and by one that was made from the message of this daemon.
 ///
-/// A job whose message is not signed has the principal of its queue. The queue may have another one since
-/// the job was claimed first, which the job keeps.
+/// A job whose message is not signed has the principal of its queue. The queue may have another one
+/// since the first claim of the job, which keeps the first one.
 pub(super) fn decide(
     found: Option<&FleetJobRecord>,
     message: &FleetJobRecord,

@@ -36,8 +36,8 @@ const UNAVAILABLE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A queue of jobs that daemons share.
 pub(crate) trait WorkSource: Send + Sync + 'static {
-    /// Returns the claims that this daemon has without running their jobs: of an earlier start, or of
-    /// an attempt whose answer was lost. For a source that does not hand them out again by itself.
+    /// Returns some of the claims that this daemon has without running their jobs: of an earlier start,
+    /// or of an attempt whose answer was lost. For a source that does not hand them out again by itself.
     fn resume(&self) -> BoxFuture<'_, Result<Vec<Box<dyn ClaimedWork>>, SourceUnavailable>> {
         Box::pin(async { Ok(Vec::new()) })
     }

@@ -254,7 +254,7 @@ impl JobClaims {
         message: &jetstream::Message,
     ) -> Result<bool, SourceUnavailable> {
         let info = message.info().map_err(SourceUnavailable::new)?;
-        // The first message of a job is not delivered again while its daemon lives.
+        // The first message of a job is hardly ever delivered again while its daemon lives.
         let message_id = single_header(message.headers.as_ref(), MESSAGE_ID_HEADER);
         if message_id == Ok(Some(&read.record.request_id)) {
             return Ok(false);

@@ -70,7 +70,8 @@ const CLAIM: &str = concat!(
 /// `$5` start, `$6` seconds of the lease. Other starts with its name are other daemons. What another
 /// session has locked must not keep the daemon from the rest.
 ///
-/// Renews all, and returns those that `$7` bytes have room for. They are in progress before the next.
+/// Takes up those that `$7` bytes have room for: they are in progress before the next. Of the others, it
+/// renews those with less than half of their lease.
 const RESUME: &str = concat!(
     "
     WITH own AS MATERIALIZED (
