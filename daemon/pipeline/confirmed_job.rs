@@ -10,10 +10,12 @@ impl Pipeline {
     pub(super) async fn run_confirmed_job(self: &Arc<Self>, handle: &JobHandle) -> JobRunEnd {
         if let Some(held) = self.held_jobs.find(&handle.snapshot().job.id) {
             tokio::select! {
-                () = held.cancelled() => {}
+                biased;
+                // Also if the hold has ended by now.
                 () = handle.cancel_token().cancelled() => {
                     return JobRunEnd::Done(JobState::Cancelled, None);
                 }
+                () = held.cancelled() => {}
                 () = self.shutdown.draining_token().cancelled_owned() => {
                     return JobRunEnd::NotStarted;
                 }
